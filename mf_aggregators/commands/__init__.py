@@ -1,0 +1,1 @@
+"""Offline commands: ``mf-factorize`` and ``mf-report``."""

@@ -1,0 +1,73 @@
+"""Package definition of mf_aggregators: distributions, dependencies, console commands."""
+
+import pathlib
+
+import setuptools
+
+_ROOT = pathlib.Path(__file__).parent
+
+
+def _version() -> str:
+    for line in (_ROOT / "mf_aggregators" / "version.py").read_text().splitlines():
+        if line.startswith("__version__"):
+            return line.split('"')[1]
+    raise RuntimeError("mf_aggregators/version.py states no __version__")
+
+
+# The mathematics, the accounting and the checkpoint commands: any current
+# Python, plain pip.
+_MATHEMATICS = [
+    "absl-py>=1.0",
+    "dp-accounting>=0.4.3",
+    "matplotlib>=3.7",
+    "numpy>=1.25",
+    "scipy>=1.9.3",
+    "tqdm>=4.64",
+]
+
+# The aggregator and the simulations. An extra, not a dependency: TFF 0.87.0
+# pins a jaxlib that the registry has dropped, so a plain pip resolve of this
+# list fails; uv.lock and requirements-tff.txt install it.
+_TFF = [
+    "dp-accounting==0.4.3",
+    "psutil>=5.9",
+    "tensorboard>=2.14,<2.15",
+    "tensorflow==2.14.1",
+    "tensorflow-federated==0.87.0",
+    "tensorflow-privacy==0.9.0",
+]
+
+setuptools.setup(
+    name="mf-aggregators",
+    version=_version(),
+    description=(
+        "Differential privacy by matrix factorization (MF-DP-FTRL, BandMF) for TensorFlow Federated"
+    ),
+    long_description=(_ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="The mf_aggregators authors",
+    license="Apache-2.0",
+    classifiers=[
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Security",
+    ],
+    packages=setuptools.find_packages(
+        include=["mf_aggregators*", "simulations*", "stackoverflow_nwp*"]
+    ),
+    package_data={"mf_aggregators": ["py.typed"]},
+    python_requires=">=3.10",
+    install_requires=_MATHEMATICS,
+    extras_require={"tff": _TFF},
+    entry_points={
+        "console_scripts": [
+            "make-text-dataset=stackoverflow_nwp.make_text_dataset:run",
+            "mf-factorize=mf_aggregators.commands.factorize:run",
+            "mf-report=mf_aggregators.commands.report:run",
+            "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
+        ]
+    },
+)

@@ -1,0 +1,1 @@
+"""Simulations of private federated training: cohorts, participation timers, training loop."""

@@ -1,0 +1,1 @@
+"""Next-word prediction on StackOverflow and on text in the same format."""
