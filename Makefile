@@ -1,0 +1,33 @@
+# Short names for what quickstart.py and the tools in .venv do.
+#   make train ARGS='--total_rounds=20'
+
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: train test setup lint format clean distclean
+
+train:  ## set up, then one federated training run
+	$(PYTHON) quickstart.py train $(ARGS)
+
+test:  ## set up, then linters, type checker and tests
+	$(PYTHON) quickstart.py test $(ARGS)
+
+setup:  ## only set up .venv, with the development tools
+	$(PYTHON) quickstart.py setup
+
+lint: setup  ## linters and type checker
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+format: setup  ## formats the code and renews the BUILD files
+	.venv/bin/python -m ruff check --fix .
+	.venv/bin/python -m ruff format .
+	.venv/bin/python tools/update_build_files.py
+
+clean:  ## removes what tools leave behind; keeps .venv and runs/
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## also removes the environment
+	rm -rf .venv .uv

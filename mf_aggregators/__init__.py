@@ -1,0 +1,48 @@
+"""Differential privacy by matrix factorization (MF-DP-FTRL, BandMF) for TensorFlow Federated.
+
+The mathematics (workloads, participation schemas, factorizations, their sensitivity,
+checkpoints, accounting) needs NumPy, SciPy and dp-accounting alone;
+``mf_dp_aggregator`` imports TensorFlow Federated when it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from mf_aggregators import (
+    accounting,
+    checkpoints,
+    factorizations,
+    guarantees,
+    participation,
+    sensitivity,
+    workloads,
+)
+from mf_aggregators.version import __version__
+
+if TYPE_CHECKING:
+    from mf_aggregators.aggregator import mf_dp_aggregator
+
+__all__ = [
+    "__version__",
+    "accounting",
+    "checkpoints",
+    "factorizations",
+    "guarantees",
+    "mf_dp_aggregator",
+    "participation",
+    "sensitivity",
+    "workloads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # TensorFlow Federated takes seconds to import, and the mathematics runs
+    # where it cannot be installed at all.
+    if name == "mf_dp_aggregator":
+        from mf_aggregators.aggregator import mf_dp_aggregator
+
+        return mf_dp_aggregator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,134 @@
+"""What all commands share: flags, exit statuses and output.
+
+A command exits with 0 when it is done, and with 2, after one line on standard error,
+for flags or input that it cannot work with. With ``--format=json`` it prints one JSON
+object on standard output and nothing else there.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from absl import flags
+
+DONE = 0
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+_HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
+
+
+class CommandError(ValueError):
+    """Flags or input that a command cannot work with; the message says what to do."""
+
+
+def run(
+    description: str,
+    define_flags: Callable[[flags.FlagValues], None],
+    main: Callable[[flags.FlagValues], int | None],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parses the command line, runs a command and turns errors into one line and a status.
+
+    Args:
+      description: What the command does, for ``--help``: the module's docstring.
+      define_flags: Defines the command's flags.
+      main: The command; may return an exit status.
+      argv: The command line with the program's name first; that of the process by
+        default.
+
+    Returns:
+      The exit status.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    program = argv[0].rsplit("/", 1)[-1] if argv else "command"
+    values = flags.FlagValues()
+    flags.DEFINE_enum(
+        "format", "text", ["text", "json"], "How to print the result.", flag_values=values
+    )
+    define_flags(values)
+    try:
+        if _HELP.intersection(argv[1:]):
+            _print_help(description, values, sys.stdout)
+            return DONE
+        rest = values(argv, known_only=False)
+        if len(rest) > 1:
+            raise CommandError(f"unexpected argument {rest[1]!r}; flags start with --.")
+        return main(values) or DONE
+    except BrokenPipeError:
+        # Whoever read our output has read enough; nothing is left to be flushed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except flags.Error as error:
+        return _refuse(program, f"{error} (--help lists the flags)")
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, TypeError) and not _is_ours(error):
+            raise
+        return _refuse(program, str(error))
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str) -> None:
+    """Prints a command's result on standard output: JSON or text, as ``--format`` says.
+
+    Args:
+      values: The parsed flags.
+      fields: The fields of the JSON object; what is not finite becomes null.
+      text: What a person reads.
+    """
+    if values.format == "json":
+        text = json.dumps({name: _json_able(value) for name, value in fields.items()})
+    print(text)
+
+
+def check_choice(condition: bool, message: str) -> None:
+    """Raises CommandError with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise CommandError(message)
+
+
+def table(rows: Sequence[tuple[str, Any]]) -> str:
+    """Returns aligned lines of names and values, floats to six digits."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {_readable(value)}" for name, value in rows)
+
+
+def _readable(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _json_able(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def _refuse(program: str, message: str) -> int:
+    # One line, whatever the message was made of.
+    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _is_ours(error: TypeError) -> bool:
+    """Whether a TypeError comes from a check of ours (a deliberate ``raise``)."""
+    return bool(error.args) and "found" in str(error.args[0])
+
+
+def _print_help(description: str, values: flags.FlagValues, stream: TextIO) -> None:
+    print(description.strip(), file=stream)
+    print("\nFlags:", file=stream)
+    for name in sorted(values):
+        flag = values[name]
+        default = "" if flag.default is None else f" (default: {flag.default})"
+        choices = getattr(flag.parser, "enum_values", None)
+        meaning = f"{'|'.join(choices)}: {flag.help}" if choices else flag.help
+        print(f"  --{name}: {meaning}{default}", file=stream)

@@ -1,0 +1,131 @@
+r"""mf-report: what a checkpoint is, how good it is, and what privacy it gives.
+
+Example:
+  mf-report --checkpoint=banded_342 --separation=342 --max_participations=6 \
+    --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
+"""
+
+import math
+import pathlib
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from mf_aggregators import accounting, checkpoints, factorizations, noise_recursions, workloads
+from mf_aggregators import participation as participations
+from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.factorizations import Factorization
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of mf-report."""
+    flags.DEFINE_string("checkpoint", None, "The checkpoint directory.", flag_values=values)
+    flags.DEFINE_string(
+        "figure", None, "A PNG file to write: error by round and the matrix.", flag_values=values
+    )
+    mechanism_flags.define_workload(values)
+    mechanism_flags.define_participation(values)
+    mechanism_flags.define_privacy(values)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Reads, computes and reports."""
+    command_line.check_choice(values.checkpoint is not None, "--checkpoint is required.")
+    command_line.check_choice(
+        values.figure is None or values.figure.endswith(".png"),
+        f"--figure must name a .png file, found {values.figure}.",
+    )
+    start = time.monotonic()
+    factorization, description = checkpoints.load_with_description(values.checkpoint)
+    schema = mechanism_flags.participation(values) or participations.from_dict(
+        description["errors"]["participation"]
+    )
+    workload_description = (
+        mechanism_flags.workload_description(values) or description["errors"]["workload"]
+    )
+    workload = workloads.from_description(workload_description, factorization.num_rounds)
+    variances = factorization.per_round_variance(workload, schema)
+    sensitivity = factorization.sensitivity(schema)
+    multiplier = mechanism_flags.noise_multiplier(values)
+    rmse = float(np.sqrt(np.mean(variances)))
+    fields: dict[str, Any] = {
+        "mechanism": factorization.mechanism,
+        "num_rounds": factorization.num_rounds,
+        "workload": workload_description["name"],
+        "participation": str(schema),
+        "sensitivity": sensitivity.value,
+        "sensitivity_is_exact": sensitivity.is_exact,
+        "sensitivity_theorem": sensitivity.theorem,
+        "total_error": float(np.sqrt(np.sum(variances))),
+        "rmse": rmse,
+        "max_error": float(np.sqrt(np.max(variances))),
+        "optimality_gap": factorization.optimality_gap,
+        "noise_state_floats_per_parameter": noise_recursions.floats_per_parameter(
+            factorization.noise_recursion()
+        ),
+        "noise_multiplier": multiplier,
+        "effective_rmse": None if multiplier is None else multiplier * rmse,
+        "zcdp_rho": None if multiplier is None else accounting.zcdp_rho(multiplier),
+        "epsilon": None if multiplier is None else accounting.epsilon(multiplier, values.delta),
+        "delta": None if multiplier is None else values.delta,
+    }
+    if values.figure is not None:
+        _draw(factorization, workload, schema, variances, pathlib.Path(values.figure))
+        fields["figure"] = values.figure
+    fields["seconds"] = time.monotonic() - start
+    text = command_line.table(list(fields.items()))
+    if multiplier is None:
+        text += "\n\n--noise_multiplier or --target_epsilon adds the privacy guarantee."
+    elif math.isfinite(accounting.epsilon(multiplier, values.delta)):
+        text += (
+            f"\n\nWhoever observes all {factorization.num_rounds} rounds learns about one client "
+            f"at most what ({fields['epsilon']:.4g}, {values.delta:g})-DP allows (zero-out "
+            f"adjacency), if every client keeps to: {schema}."
+        )
+    command_line.print_result(values, fields, text)
+
+
+def run() -> None:
+    """Entry point of the console command."""
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _draw(
+    factorization: Factorization,
+    workload: np.ndarray,
+    schema: participations.Participation,
+    variances: np.ndarray,
+    path: pathlib.Path,
+) -> None:
+    import matplotlib.figure
+
+    independent = factorizations.identity(factorization.num_rounds)
+    rounds = np.arange(1, factorization.num_rounds + 1)
+    figure = matplotlib.figure.Figure(figsize=(11, 4), layout="constrained")
+    error_axes, matrix_axes = figure.subplots(1, 2)
+    error_axes.plot(rounds, np.sqrt(variances), label=factorization.mechanism)
+    error_axes.plot(
+        rounds,
+        np.sqrt(independent.per_round_variance(workload, schema)),
+        linestyle="--",
+        label="independent noise",
+    )
+    error_axes.set(
+        xlabel="round",
+        ylabel="standard deviation of the output",
+        title=f"noise multiplier 1, {schema}",
+    )
+    error_axes.legend()
+    image = matrix_axes.imshow(
+        np.abs(factorization.strategy_matrix()) ** 0.5, cmap="magma", interpolation="antialiased"
+    )
+    matrix_axes.set(title="strategy matrix C (root of magnitudes)", xlabel="round", ylabel="row")
+    figure.colorbar(image, ax=matrix_axes)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    run()

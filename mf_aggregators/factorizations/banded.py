@@ -1,0 +1,388 @@
+"""Banded factorizations with equal column norms (BandMF Problem 2)."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+import tqdm
+
+from mf_aggregators import noise_recursions, validation
+from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations.convergence import Converged, NotConvergedWarning
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.noise_recursions import BandedNoise
+from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation, check
+from mf_aggregators.sensitivity import Sensitivity
+
+# Rows that one matrix product or triangular solve treats together.
+_BLOCK = 128
+# Evaluations between two looks at the certificate, which costs about ten of them.
+_EVALUATIONS_BETWEEN_CERTIFICATES = 25
+
+
+class BandedFactorization(Factorization):
+    """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands."""
+
+    mechanism = "banded"
+
+    def __init__(self, bands: np.ndarray, **attributes: Any) -> None:
+        """Creates the factorization.
+
+        Args:
+          bands: (n, b) with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
+            ``bands[:, 0]`` has no zero.
+          **attributes: Those of the base class.
+
+        Raises:
+          ValueError: If the array is not as said.
+        """
+        super().__init__(**attributes)
+        bands = np.array(bands, dtype=np.float64)
+        if bands.ndim != 2 or not 1 <= bands.shape[1] <= bands.shape[0]:
+            raise ValueError(
+                "bands must have a row for each round and 1 to num_rounds columns, found an "
+                f"array of shape {bands.shape}."
+            )
+        if not np.all(np.isfinite(bands)):
+            raise ValueError("bands must be finite, found NaN or infinite entries.")
+        if not np.all(bands[:, 0]):
+            raise ValueError("the strategy matrix must be non-singular, found a zero diagonal.")
+        if np.any(bands[~np.tri(bands.shape[0], bands.shape[1], dtype=bool)]):
+            raise ValueError("bands must be zero before the first column of the matrix.")
+        bands.flags.writeable = False
+        self._bands = bands
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self._bands.shape[0])
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands b."""
+        return int(self._bands.shape[1])
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C as a dense (n, n) array."""
+        return noise_recursions.matrix_from_bands(self._bands)
+
+    def noise_recursion(self) -> BandedNoise:
+        """Returns the recursion over the last ``num_bands - 1`` noise rows."""
+        return BandedNoise(self._bands)
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """Returns the sensitivity: from column norms where BandMF Thm 2 applies."""
+        most = check(participation).most_participations(self.num_rounds)
+        separated = (
+            not isinstance(participation, SingleParticipation)
+            and participation.separation >= self.num_bands
+        )
+        if most > 1 and not separated:
+            return super().sensitivity(participation)
+        squared_norms = np.zeros(self.num_rounds)
+        for t in range(self.num_bands):
+            squared_norms[: self.num_rounds - t] += np.square(self._bands[t:, t])
+        return sensitivities.from_column_norms(squared_norms, participation, self.num_bands)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the (n, b) bands of C."""
+        return {"bands": self._bands}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "BandedFactorization":
+        """Rebuilds the factorization; see the base class."""
+        if arrays["bands"].shape[:1] != (num_rounds,):
+            raise ValueError(
+                f"bands has shape {arrays['bands'].shape}, which is not that of a matrix for "
+                f"{num_rounds} rounds"
+            )
+        return cls(arrays["bands"], **attributes)
+
+
+def banded(
+    workload: Any,
+    num_bands: int,
+    equal_column_norms: bool = True,
+    participation: Participation | None = None,
+    *,
+    relative_gap: float = 1e-5,
+    max_evaluations: int = 1000,
+    show_progress: bool = False,
+) -> BandedFactorization:
+    """Computes the banded factorization of least total squared error (BandMF Problem 2).
+
+    Minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one. Every
+    such X is C^T C for exactly one lower-triangular banded C with a positive diagonal
+    and columns of norm one (BandMF Prop. 4.1), and L-BFGS runs over the entries of C
+    before their columns are scaled: the same problem, never infeasible, and solved in a
+    fraction of the steps that the entries of X take.
+
+    With equal column norms the squared sensitivity under any separation of at least
+    ``num_bands`` is the number of participations times the squared norm, whatever the
+    matrix, so one matrix is the optimum for all of them.
+
+    Args:
+      workload: A, an (n, n) lower-triangular array of full rank.
+      num_bands: The number of bands b, 1 (independent noise) to n (no limit).
+      equal_column_norms: Must be True: the columns of C have equal norms.
+      participation: The schema that the factorization is for; at least ``num_bands``
+        rounds between participations, ``MinSeparation(num_bands)`` by default.
+      relative_gap: Stop when the squared total error is certified to be within this
+        fraction of the smallest possible one.
+      max_evaluations: Give up after this many evaluations of the error.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      A factorization with columns of norm one and its certified gap. If the gap was
+      not reached, the best matrix found, with its gap and a NotConvergedWarning.
+
+    Raises:
+      ValueError: If the workload is not square, finite, lower triangular and of full
+        rank, the number of bands is out of range or above the schema's separation, or
+        unequal column norms are asked for.
+    """
+    workload = validation.lower_triangular(workload, "the workload")
+    num_rounds = workload.shape[0]
+    num_bands = validation.positive_integer(num_bands, "num_bands")
+    if num_bands > num_rounds:
+        raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
+    if not equal_column_norms:
+        raise ValueError("banded optimises matrices of equal column norms only.")
+    participation = check(MinSeparation(num_bands) if participation is None else participation)
+    if (
+        participation.most_participations(num_rounds) > 1
+        and not isinstance(participation, SingleParticipation)
+        and participation.separation < num_bands
+    ):
+        raise ValueError(
+            f"num_bands must be at most the separation of the participation schema, "
+            f"{participation.separation}, found {num_bands}: with more bands, participations of "
+            "one client overlap (BandMF Thm 2)."
+        )
+    relative_gap = validation.positive_number(relative_gap, "relative_gap")
+    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+
+    search = _Search(workload, num_bands, relative_gap, max_evaluations, show_progress)
+    try:
+        search.run()
+    except Converged:
+        pass
+    finally:
+        search.progress.close()
+    gap = search.certified_gap()
+    if gap > relative_gap:
+        warnings.warn(
+            f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
+            f"{relative_gap:.1e} asked for, after {search.evaluations} evaluations; the "
+            "factorization states its gap.",
+            NotConvergedWarning,
+            stacklevel=2,
+        )
+    return BandedFactorization(
+        search.best_bands,
+        participation=participation,
+        optimality_gap=gap,
+        parameters={
+            "num_bands": num_bands,
+            "equal_column_norms": True,
+            "relative_gap": relative_gap,
+        },
+    )
+
+
+class _Search:
+    """L-BFGS over the entries of C, with the best matrix and bound so far."""
+
+    def __init__(
+        self,
+        workload: np.ndarray,
+        num_bands: int,
+        relative_gap: float,
+        max_evaluations: int,
+        show_progress: bool,
+    ) -> None:
+        self._workload = workload
+        self._num_bands = num_bands
+        self._relative_gap = relative_gap
+        self._max_evaluations = max_evaluations
+        self.progress = tqdm.tqdm(
+            desc=f"{num_bands} bands", unit=" evaluations", disable=not show_progress
+        )
+        self.evaluations = 0
+        self._best_error = np.inf
+        self.best_bands = np.empty(0)
+        self._lower_bound = 0.0
+        self._certified_error = np.inf
+        in_band = np.tri(workload.shape[0], num_bands, dtype=bool)
+        # bands[i, t] exists for t <= i: the first rows are shorter than the band.
+        self._in_band = in_band
+
+    def run(self) -> None:
+        """Searches until the target is certified (raises Converged) or no progress is made."""
+        scipy.optimize.minimize(
+            self._log_error,
+            _square_root_bands(*self._in_band.shape)[self._in_band],
+            jac=True,
+            method="L-BFGS-B",
+            options={
+                "maxcor": 10,
+                "maxiter": self._max_evaluations,
+                "maxfun": self._max_evaluations,
+                "ftol": 1e-15,
+                "gtol": 0.0,
+            },
+        )
+
+    def certified_gap(self) -> float:
+        """Returns the relative gap of the best matrix so far."""
+        if self._certified_error > self._best_error:
+            self._certify()
+        return max(0.0, self._best_error / self._lower_bound - 1.0)
+
+    def _log_error(self, entries: np.ndarray) -> tuple[float, np.ndarray]:
+        bands = np.zeros(self._in_band.shape)
+        bands[self._in_band] = entries
+        norms = np.sqrt(_column_sums(np.square(bands)))
+        scaled = _divide_columns(bands, norms)
+        strategy = noise_recursions.matrix_from_bands(scaled)
+        # B = A C^-1 and W = A X^-1 = B C^-T; the derivative of ||B||^2 by C is
+        # -2 B^T B C^-T = -2 B^T W, of which the entries within the band are needed.
+        decoder_t = _solve_transposed(strategy, self._num_bands, self._workload.T)
+        error = float(np.sum(np.square(decoder_t)))
+        weighted_t = _solve(strategy, self._num_bands, decoder_t)
+        slope = -2.0 * _band_of_product(decoder_t, weighted_t, self._num_bands)
+        # The chain rule through the scaling of columns: the part along a column drops out.
+        along = _column_sums(slope * scaled)
+        slope -= scaled * _spread_columns(along, self._num_bands)
+        slope = _divide_columns(slope, norms)
+
+        self.evaluations += 1
+        self.progress.update()
+        if error < self._best_error:
+            self._best_error = error
+            self.best_bands = scaled
+        if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
+            self.progress.set_postfix_str(f"relative gap {self.certified_gap():.1e}")
+            if self.certified_gap() <= self._relative_gap:
+                raise Converged
+        return float(np.log(error)), slope[self._in_band] / error
+
+    def _certify(self) -> None:
+        """Raises the lower bound by the dual of Problem 2 at the best matrix.
+
+        For symmetric positive definite V with V[i, j] = 0 for 0 < |i - j| < b and any
+        feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) = tr(A^T A X^-1) + tr(V X) -
+        tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of 2 sqrt(a v) <= a / x + v x;
+        the best multiple of V gives tr((A V A^T)^1/2)^2 / tr(V). At the optimum V is
+        X^-1 A^T A X^-1, whose entries within the band vanish because the gradient does.
+        """
+        strategy = noise_recursions.matrix_from_bands(self.best_bands)
+        decoder_t = _solve_transposed(strategy, self._num_bands, self._workload.T)
+        weighted_t = _solve(strategy, self._num_bands, decoder_t)
+        dual = weighted_t @ weighted_t.T
+        diagonal = np.diagonal(dual).copy()
+        num_rounds = dual.shape[0]
+        within_band = np.tri(num_rounds, k=self._num_bands - 1, dtype=bool)
+        within_band &= within_band.T
+        dual[within_band] = 0.0
+        share = 1.0
+        while share > 1e-3:
+            np.fill_diagonal(dual, diagonal)
+            try:
+                scipy.linalg.cholesky(dual, check_finite=False)
+                break
+            except np.linalg.LinAlgError:
+                share *= 0.5
+                dual *= 0.5
+        else:
+            dual = np.diag(diagonal)
+        spectrum = np.linalg.eigvalsh(self._workload @ dual @ self._workload.T)
+        root_sum = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))))
+        self._lower_bound = max(self._lower_bound, root_sum**2 / float(np.sum(diagonal)))
+        self._certified_error = self._best_error
+
+
+def _square_root_bands(num_rounds: int, num_bands: int) -> np.ndarray:
+    """Bands of the Toeplitz square root of the prefix sum: 1, 1/2, 3/8, ..."""
+    lags = np.arange(1, num_bands)
+    coefficients = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
+    return np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
+
+
+def _column_sums(bands: np.ndarray) -> np.ndarray:
+    """Sums over the rows of a matrix given by its bands, for each column."""
+    num_rounds, num_bands = bands.shape
+    sums = np.zeros(num_rounds)
+    for t in range(num_bands):
+        sums[: num_rounds - t] += bands[t:, t]
+    return sums
+
+
+def _spread_columns(values: np.ndarray, num_bands: int) -> np.ndarray:
+    """Bands of the matrix whose column j holds values[j] within the band."""
+    bands = np.zeros((values.shape[0], num_bands))
+    for t in range(num_bands):
+        bands[t:, t] = values[: values.shape[0] - t]
+    return bands
+
+
+def _divide_columns(bands: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+    return bands * _spread_columns(1.0 / divisors, bands.shape[1])
+
+
+def _solve_transposed(strategy: np.ndarray, num_bands: int, upper: np.ndarray) -> np.ndarray:
+    """Returns C^-T M for a banded lower-triangular C and an upper-triangular M."""
+    num_rounds = strategy.shape[0]
+    solution = np.zeros_like(upper, order="C")
+    for start in range((num_rounds - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
+        stop = min(start + _BLOCK, num_rounds)
+        reach = min(stop + num_bands - 1, num_rounds)
+        # Row i of the solution, like row i of M, is zero before column i.
+        right_side = upper[start:stop, start:].copy()
+        right_side[:, stop - start :] -= (
+            strategy[stop:reach, start:stop].T @ solution[stop:reach, stop:]
+        )
+        solution[start:stop, start:] = scipy.linalg.solve_triangular(
+            strategy[start:stop, start:stop],
+            right_side,
+            lower=True,
+            trans="T",
+            check_finite=False,
+        )
+    return solution
+
+
+def _solve(strategy: np.ndarray, num_bands: int, right_side: np.ndarray) -> np.ndarray:
+    """Returns C^-1 M for a banded lower-triangular C."""
+    num_rounds = strategy.shape[0]
+    solution = np.empty_like(right_side)
+    for start in range(0, num_rounds, _BLOCK):
+        stop = min(start + _BLOCK, num_rounds)
+        reach = max(0, start - num_bands + 1)
+        block = right_side[start:stop] - strategy[start:stop, reach:start] @ solution[reach:start]
+        solution[start:stop] = scipy.linalg.solve_triangular(
+            strategy[start:stop, start:stop], block, lower=True, check_finite=False
+        )
+    return solution
+
+
+def _band_of_product(left: np.ndarray, right: np.ndarray, num_bands: int) -> np.ndarray:
+    """Returns the bands of L R^T on and below the diagonal, for an upper-triangular L."""
+    num_rounds = left.shape[0]
+    bands = np.zeros((num_rounds, num_bands))
+    for start in range(0, num_rounds, _BLOCK):
+        stop = min(start + _BLOCK, num_rounds)
+        first = max(0, start - num_bands + 1)
+        block = left[start:stop, start:] @ right[first:stop, start:].T
+        rows = np.arange(start, stop)[:, np.newaxis]
+        lags = np.arange(num_bands)
+        columns = rows - lags
+        inside = columns >= 0
+        taken = block[rows - start, np.maximum(columns, first) - first]
+        bands[start:stop] = np.where(inside, taken, 0.0)
+    return bands

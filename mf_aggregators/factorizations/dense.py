@@ -1,0 +1,58 @@
+"""Factorizations with a dense lower-triangular strategy matrix."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from mf_aggregators import validation
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.noise_recursions import DenseNoise
+
+
+class DenseFactorization(Factorization):
+    """Any lower-triangular, invertible strategy matrix."""
+
+    mechanism = "optimal"
+
+    def __init__(self, strategy_matrix: np.ndarray, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        matrix = validation.lower_triangular(strategy_matrix, "the strategy matrix")
+        self._strategy_matrix = matrix.copy()
+        self._strategy_matrix.flags.writeable = False
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self._strategy_matrix.shape[0])
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C, read-only."""
+        return self._strategy_matrix
+
+    def noise_recursion(self) -> DenseNoise:
+        """Returns the recursion over all earlier rows of Z."""
+        inverse = scipy.linalg.solve_triangular(
+            self._strategy_matrix, np.eye(self.num_rounds), lower=True, check_finite=False
+        )
+        return DenseNoise(np.tril(inverse))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the lower triangle of C, row by row."""
+        return {"lower_triangle": self._strategy_matrix[np.tril_indices(self.num_rounds)]}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "DenseFactorization":
+        """Rebuilds the factorization; see the base class."""
+        triangle = arrays["lower_triangle"]
+        if triangle.shape != (num_rounds * (num_rounds + 1) // 2,):
+            raise ValueError(
+                f"lower_triangle has shape {triangle.shape}, which is not that of a matrix for "
+                f"{num_rounds} rounds"
+            )
+        matrix = np.zeros((num_rounds, num_rounds))
+        matrix[np.tril_indices(num_rounds)] = triangle
+        return cls(matrix, **attributes)

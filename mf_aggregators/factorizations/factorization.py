@@ -1,0 +1,169 @@
+"""The interface that every factorization A = BC shares."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.linalg
+
+from mf_aggregators import noise_recursions, validation
+from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.noise_recursions import NoiseRecursion
+from mf_aggregators.participation import Participation
+from mf_aggregators.sensitivity import Sensitivity
+
+
+class Factorization(abc.ABC):
+    """A strategy matrix C with its structure; the decoder of a workload A is B = A C^-1.
+
+    A factorization is immutable. Its errors are stated at sensitivity 1 and noise
+    multiplier 1: the variance of output i is sens(C)^2 ||row i of B||^2, so that a
+    scaling of C changes none of them.
+
+    Attributes:
+      mechanism: The mechanism's name, as ``mf-factorize --mechanism`` spells it.
+      participation: The schema that the factorization was optimised for, or None
+        where no optimisation took place.
+      optimality_gap: A certified bound on how far the squared total error is above
+        the smallest possible one in the mechanism's class, relative to that; None
+        where nothing is certified.
+      parameters: What the mechanism was made with, for reports and checkpoints.
+    """
+
+    mechanism: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        participation: Participation | None = None,
+        optimality_gap: float | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._participation = participation
+        self._optimality_gap = optimality_gap
+        self._parameters = dict(parameters or {})
+
+    @property
+    def participation(self) -> Participation | None:
+        """The schema that the factorization was optimised for, if any."""
+        return self._participation
+
+    @property
+    def optimality_gap(self) -> float | None:
+        """The certified relative gap of the squared total error, if any."""
+        return self._optimality_gap
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """A copy of the parameters the mechanism was made with."""
+        return dict(self._parameters)
+
+    @property
+    @abc.abstractmethod
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+
+    @abc.abstractmethod
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C as a dense (n, n) float64 array, for inspection."""
+
+    @abc.abstractmethod
+    def noise_recursion(self) -> NoiseRecursion:
+        """Returns how the noise rows [C^-1 Z] follow from one another."""
+
+    @abc.abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the float64 arrays that a checkpoint stores: what the structure needs, no more.
+
+        The class takes them back, under the same names, in :meth:`from_arrays`.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "Factorization":
+        """Rebuilds a factorization of ``num_rounds`` rounds from what :meth:`arrays` returned.
+
+        Args:
+          num_rounds: n.
+          arrays: The arrays by name.
+          **attributes: ``participation``, ``optimality_gap`` and ``parameters``.
+
+        Returns:
+          The factorization.
+
+        Raises:
+          ValueError: If an array is missing or does not have the structure that the
+            mechanism promises.
+        """
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns C^-1 as a dense (n, n) float64 array, for inspection."""
+        return noise_recursions.noising_matrix(self.noise_recursion())
+
+    def decoder_matrix(self, workload: Any) -> np.ndarray:
+        """Returns B with A = BC.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+
+        Returns:
+          B = A C^-1, an (n, n) float64 lower-triangular array.
+
+        Raises:
+          ValueError: If the workload is not square, finite and lower triangular,
+            or not for n rounds.
+        """
+        workload = self._checked(workload)
+        # C^T B^T = A^T: a triangular solve is more accurate than a product with C^-1.
+        transposed = scipy.linalg.solve_triangular(
+            self.strategy_matrix(), workload.T, lower=True, trans="T", check_finite=False
+        )
+        return np.tril(transposed.T)
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """Returns the sensitivity of C under a schema: see ``mf_aggregators.sensitivity``."""
+        return sensitivities.compute(self.strategy_matrix(), participation)
+
+    def per_round_variance(self, workload: Any, participation: Participation) -> np.ndarray:
+        """Returns sens(C)^2 ||row i of B||^2 for each round i: shape (n,), float64.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          participation: The schema under which C has sensitivity sens(C).
+
+        Returns:
+          The variances at sensitivity 1 and noise multiplier 1.
+
+        Raises:
+          ValueError: As :meth:`decoder_matrix` does.
+        """
+        decoder = self.decoder_matrix(workload)
+        squared_rows = np.einsum("ij,ij->i", decoder, decoder)
+        return self.sensitivity(participation).value ** 2 * squared_rows
+
+    def total_error(self, workload: Any, participation: Participation) -> float:
+        """Returns the root of the summed variances: the papers' sqrt(L), sens(C) ||B||_F."""
+        return float(np.sqrt(np.sum(self.per_round_variance(workload, participation))))
+
+    def rmse(self, workload: Any, participation: Participation) -> float:
+        """Returns the root of the mean variance over rounds."""
+        return float(np.sqrt(np.mean(self.per_round_variance(workload, participation))))
+
+    def max_error(self, workload: Any, participation: Participation) -> float:
+        """Returns the root of the largest variance of any round."""
+        return float(np.sqrt(np.max(self.per_round_variance(workload, participation))))
+
+    def _checked(self, workload: Any) -> np.ndarray:
+        matrix = validation.lower_triangular(workload, "the workload")
+        if matrix.shape[0] != self.num_rounds:
+            raise ValueError(
+                f"the workload is for {matrix.shape[0]} rounds, and the factorization for "
+                f"{self.num_rounds}."
+            )
+        return matrix
+
+    def __repr__(self) -> str:
+        return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"

@@ -1,0 +1,59 @@
+"""The identity factorization: independent noise in every round, as DP-SGD adds it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.noise_recursions import IndependentNoise
+
+
+class IdentityFactorization(Factorization):
+    """C = I and B = A: the noise of different rounds is independent."""
+
+    mechanism = "identity"
+
+    def __init__(self, num_rounds: int, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return self._num_rounds
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns the (n, n) identity."""
+        return np.eye(self._num_rounds)
+
+    def noise_recursion(self) -> IndependentNoise:
+        """Returns the recursion without memory."""
+        return IndependentNoise(self._num_rounds)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns no arrays: the number of rounds says it all."""
+        return {}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "IdentityFactorization":
+        """Rebuilds the factorization; see the base class."""
+        return cls(num_rounds, **attributes)
+
+
+def identity(num_rounds: int) -> IdentityFactorization:
+    """Returns the identity factorization, the noise of DP-SGD and DP-FedAvg.
+
+    Args:
+      num_rounds: The number of rounds n, at least 1.
+
+    Returns:
+      The factorization C = I.
+
+    Raises:
+      ValueError: If ``num_rounds`` is not a positive integer.
+    """
+    return IdentityFactorization(num_rounds)

@@ -1,0 +1,227 @@
+"""The factorization of least total squared error, with a certificate.
+
+With X = C^T C the problem is: minimise tr(A^T A X^-1) over positive definite X with
+diagonal one (Denisov et al. Eq. 4). Its solution belongs to the fixed point of
+``phi(v) = diag(sqrt(V^1/2 A^T A V^1/2))``, V = diag(v) (Thm 3.2), and every v > 0
+gives a lower bound on the smallest error (Eq. 8). That bound is a concave function of
+v whose gradient, phi(v) / v - 1, vanishes at the fixed point, so the fixed point is
+found as its maximum: iterating phi is gradient ascent of fixed step, and L-BFGS from
+the same evaluations needs a third of them, fewer still for momentum workloads.
+"""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+import tqdm
+
+from mf_aggregators import validation
+from mf_aggregators.factorizations.convergence import Converged, NotConvergedWarning
+from mf_aggregators.factorizations.dense import DenseFactorization
+from mf_aggregators.factorizations.gram import lower_triangular_factor
+from mf_aggregators.participation import Participation, SingleParticipation, check
+
+# How far log(v) may move from the start: keeps exp() finite in a line search.
+_LARGEST_CHANGE_OF_LOG = 12.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Evaluation:
+    """phi at one v, and what follows from the same eigendecomposition."""
+
+    v: np.ndarray
+    phi: np.ndarray
+    eigenvectors: np.ndarray
+    root_eigenvalues: np.ndarray
+
+    @property
+    def lower_bound(self) -> float:
+        """Eq. 8 at the best multiple of v.
+
+        tr(V (2 X(v) - I)) = 2 sum(phi) - sum(v); for s v it is 2 sqrt(s) sum(phi) -
+        s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
+        """
+        return float(np.sum(self.phi) ** 2 / np.sum(self.v))
+
+    @property
+    def distance_from_feasible(self) -> float:
+        """Mean squared deviation of diag X(v) = phi / v from one: of the order of the gap."""
+        ratios = self.phi / self.v * (np.sum(self.v) / np.sum(self.phi))
+        return float(np.sum(self.v * (ratios - 1.0) ** 2) / np.sum(self.v))
+
+
+def optimal(
+    workload: Any,
+    participation: Participation | None = None,
+    *,
+    relative_gap: float = 1e-6,
+    max_evaluations: int = 300,
+    show_progress: bool = False,
+) -> DenseFactorization:
+    """Computes the factorization of least total squared error under single participation.
+
+    Args:
+      workload: A, an (n, n) lower-triangular array of full rank.
+      participation: The schema to optimise for; SingleParticipation, the default.
+      relative_gap: Stop when the squared total error is certified to be within this
+        fraction of the smallest possible one.
+      max_evaluations: Give up after this many eigendecompositions.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      A factorization with columns of norm one and the certified gap as its
+      ``optimality_gap``. If the gap was not reached, the best found, with its gap
+      and a NotConvergedWarning.
+
+    Raises:
+      ValueError: If the workload is not square, finite, lower triangular and of full
+        rank, or the schema lets a client take part more than once.
+    """
+    workload = validation.lower_triangular(workload, "the workload")
+    participation = check(SingleParticipation() if participation is None else participation)
+    num_rounds = workload.shape[0]
+    if participation.most_participations(num_rounds) > 1:
+        raise ValueError(
+            f"optimal solves for single participation, found {participation}; for clients that "
+            "return, use banded with at most as many bands as the separation."
+        )
+    relative_gap = validation.positive_number(relative_gap, "relative_gap")
+    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+
+    search = _Search(workload, relative_gap, max_evaluations, show_progress)
+    try:
+        search.run()
+    except Converged:
+        pass
+    finally:
+        search.progress.close()
+    gap = search.certified_gap()
+    if not search.strategy_matrix.size:
+        raise ValueError(
+            "the workload is too ill-conditioned to be factorized in double precision: its "
+            "smallest singular value is lost in the rounding of its largest."
+        )
+    if gap > relative_gap:
+        warnings.warn(
+            f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
+            f"{relative_gap:.1e} asked for, after {search.evaluations} evaluations; the "
+            "factorization states its gap.",
+            NotConvergedWarning,
+            stacklevel=2,
+        )
+    return DenseFactorization(
+        search.strategy_matrix,
+        participation=participation,
+        optimality_gap=gap,
+        parameters={"relative_gap": relative_gap},
+    )
+
+
+class _Search:
+    """Maximises the lower bound of Eq. 8 and keeps the best certified matrix."""
+
+    def __init__(
+        self, workload: np.ndarray, relative_gap: float, max_evaluations: int, show_progress: bool
+    ) -> None:
+        self._workload = workload
+        self._gram = workload.T @ workload
+        self._relative_gap = relative_gap
+        self._max_evaluations = max_evaluations
+        self.progress = tqdm.tqdm(
+            desc="fixed point", unit=" evaluations", disable=not show_progress
+        )
+        self.evaluations = 0
+        self._lower_bound = 0.0
+        self._squared_error = np.inf
+        self._closest: _Evaluation | None = None
+        self.strategy_matrix = np.empty(0)
+
+    def run(self) -> None:
+        """Searches until the target is certified (raises Converged) or no progress is made."""
+        start = np.log(self._evaluate(np.sqrt(np.diagonal(self._gram))).phi)
+        # In y = sqrt(v) log(v) the bound's Hessian at the fixed point has a condition
+        # number that does not depend on the spread of v.
+        scale = np.exp(0.5 * (start - np.max(start)))
+
+        def negative_log_bound(y: np.ndarray) -> tuple[float, np.ndarray]:
+            evaluation = self._evaluate(np.exp(y / scale))
+            sum_phi, sum_v = np.sum(evaluation.phi), np.sum(evaluation.v)
+            gradient = (evaluation.phi / sum_phi - evaluation.v / sum_v) / scale
+            return -np.log(evaluation.lower_bound), -gradient
+
+        scipy.optimize.minimize(
+            negative_log_bound,
+            start * scale,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=np.stack(
+                [
+                    (start - _LARGEST_CHANGE_OF_LOG) * scale,
+                    (start + _LARGEST_CHANGE_OF_LOG) * scale,
+                ],
+                axis=1,
+            ),
+            options={
+                "maxcor": 30,
+                "maxiter": self._max_evaluations,
+                "maxfun": self._max_evaluations,
+                "ftol": 1e-16,
+                "gtol": 0.0,
+            },
+        )
+
+    def certified_gap(self) -> float:
+        """Returns the relative gap of the best matrix so far, certifying one if there is none."""
+        if not np.isfinite(self._squared_error) or self._current_gap() > self._relative_gap:
+            assert self._closest is not None
+            self._certify(self._closest)
+        return self._current_gap()
+
+    def _current_gap(self) -> float:
+        return max(0.0, self._squared_error / self._lower_bound - 1.0)
+
+    def _evaluate(self, v: np.ndarray) -> _Evaluation:
+        root_v = np.sqrt(v)
+        eigenvalues, eigenvectors = np.linalg.eigh(self._gram * root_v * root_v[:, np.newaxis])
+        # A full-rank workload has positive eigenvalues; rounding may move the smallest below.
+        floor = np.finfo(np.float64).eps * eigenvalues[-1]
+        root_eigenvalues = np.sqrt(np.maximum(eigenvalues, floor))
+        phi = np.square(eigenvectors) @ root_eigenvalues
+        evaluation = _Evaluation(v, phi, eigenvectors, root_eigenvalues)
+        self.evaluations += 1
+        self._lower_bound = max(self._lower_bound, evaluation.lower_bound)
+        distance = evaluation.distance_from_feasible
+        if self._closest is None or distance < self._closest.distance_from_feasible:
+            self._closest = evaluation
+        self.progress.update()
+        # Certifying costs a factorization of its own, so it waits until it may succeed.
+        if distance <= 4.0 * self._relative_gap:
+            self._certify(evaluation)
+            self.progress.set_postfix_str(f"relative gap {self._current_gap():.1e}")
+            if self._current_gap() <= self._relative_gap:
+                raise Converged
+        return evaluation
+
+    def _certify(self, evaluation: _Evaluation) -> None:
+        """Keeps C of X(v) (Eq. 6), its columns scaled to norm one, if its error is the best.
+
+        The error is that of the matrix itself, by a triangular solve, so that no error of
+        the eigendecomposition enters the certificate.
+        """
+        half = evaluation.eigenvectors * np.sqrt(evaluation.root_eigenvalues)
+        half /= np.sqrt(evaluation.v)[:, np.newaxis]
+        try:
+            strategy = lower_triangular_factor(half @ half.T)
+        except np.linalg.LinAlgError:
+            return
+        strategy /= np.linalg.norm(strategy, axis=0)
+        decoder = scipy.linalg.solve_triangular(
+            strategy, self._workload.T, lower=True, trans="T", check_finite=False
+        )
+        squared_error = float(np.sum(np.square(decoder)))
+        if squared_error < self._squared_error:
+            self._squared_error = squared_error
+            self.strategy_matrix = strategy

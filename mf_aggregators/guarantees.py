@@ -1,0 +1,220 @@
+"""The privacy guarantee of a run: what was planned, and what really happened gives.
+
+A plan names a participation schema, and the noise is scaled to the sensitivity of C
+under it. What a finished run guarantees follows from the participations that took
+place: their smallest separation and largest number per client define a schema of
+their own, and the same noise is measured against the sensitivity under that one. A run
+that kept its plan earns at least the planned guarantee; one that broke it earns less,
+and is given what it earned.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mf_aggregators import accounting, sensitivity, validation
+from mf_aggregators import participation as participations
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import MinSeparation, Participation
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """A differential privacy guarantee under zero-out adjacency, for each client.
+
+    Attributes:
+      participation: The participation schema that it assumes or that took place.
+      num_rounds: The number of rounds whose noisy sums were released.
+      sensitivity: Of C under the schema, at unit clipping.
+      sensitivity_is_exact: False if the sensitivity is an upper bound.
+      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
+      zcdp_rho: rho of zero-concentrated DP; infinity without noise.
+      epsilon: Of (epsilon, delta)-DP; infinity without noise.
+      delta: The delta that epsilon is for.
+    """
+
+    participation: Participation
+    num_rounds: int
+    sensitivity: float
+    sensitivity_is_exact: bool
+    noise_multiplier: float
+    zcdp_rho: float
+    epsilon: float
+    delta: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
+        return {
+            "participation": participations.to_dict(self.participation),
+            "num_rounds": self.num_rounds,
+            "sensitivity": self.sensitivity,
+            "sensitivity_is_exact": self.sensitivity_is_exact,
+            "noise_multiplier": _finite_or_none(self.noise_multiplier),
+            "zcdp_rho": _finite_or_none(self.zcdp_rho),
+            "epsilon": _finite_or_none(self.epsilon),
+            "delta": self.delta,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RealisedParticipation:
+    """What took place, over all clients.
+
+    Attributes:
+      num_rounds: The number of rounds that were released.
+      num_clients: How many clients took part at all.
+      separation: The smallest distance |i - j| between two participations of one
+        client; None if none took part twice.
+      max_participations: The largest number of participations of one client.
+    """
+
+    num_rounds: int
+    num_clients: int
+    separation: int | None
+    max_participations: int
+
+    def schema(self) -> Participation:
+        """Returns the narrowest schema of this separation and number of participations."""
+        if self.separation is None:
+            return participations.SingleParticipation()
+        return MinSeparation(self.separation, self.max_participations)
+
+
+def realised_participation(
+    rounds_of_clients: Iterable[Sequence[int]], num_rounds: int
+) -> RealisedParticipation:
+    """Measures the participations that took place.
+
+    Args:
+      rounds_of_clients: For each client, the rounds that it took part in, from 0,
+        increasing.
+      num_rounds: The number of rounds that were released.
+
+    Returns:
+      The smallest separation and the largest count.
+
+    Raises:
+      ValueError: If a client's rounds are not increasing or not among the rounds
+        that were released: such a record cannot be trusted.
+    """
+    num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
+    separation: int | None = None
+    most, num_clients = 0, 0
+    for rounds in rounds_of_clients:
+        if not len(rounds):
+            continue
+        num_clients += 1
+        most = max(most, len(rounds))
+        if rounds[0] < 0 or rounds[-1] >= num_rounds:
+            raise ValueError(
+                f"a client took part in rounds {rounds[0]} to {rounds[-1]}, and {num_rounds} "
+                "rounds were released: the record of participations is broken."
+            )
+        for earlier, later in itertools.pairwise(rounds):
+            if later <= earlier:
+                raise ValueError(
+                    f"a client took part in round {earlier} and then in round {later}: the "
+                    "record of participations is broken."
+                )
+            distance = int(later) - int(earlier)
+            separation = distance if separation is None else min(separation, distance)
+    return RealisedParticipation(num_rounds, num_clients, separation, most)
+
+
+def planned(
+    factorization: Factorization,
+    participation: Participation,
+    noise_multiplier: float,
+    delta: float,
+) -> Guarantee:
+    """Returns the guarantee of a run that keeps its participation schema.
+
+    Args:
+      factorization: What makes the noise.
+      participation: The schema that the run will enforce.
+      noise_multiplier: Relative to the sensitivity under that schema; zero for none.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The guarantee for all rounds of the factorization.
+
+    Raises:
+      ValueError: If the noise multiplier or delta is out of its range.
+    """
+    bound = factorization.sensitivity(participation)
+    return Guarantee(
+        participation=participation,
+        num_rounds=factorization.num_rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=noise_multiplier,
+        zcdp_rho=accounting.zcdp_rho(noise_multiplier),
+        epsilon=accounting.epsilon(noise_multiplier, delta),
+        delta=delta,
+    )
+
+
+def realised(
+    plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
+) -> Guarantee:
+    """Returns the guarantee that follows from the participations that took place.
+
+    Rows of C after the last released round were never released, so the sensitivity is
+    that of the leading part of C.
+
+    Args:
+      plan: What :func:`planned` returned for the run; it fixes the noise.
+      factorization: What made the noise.
+      took_place: What happened.
+
+    Returns:
+      The guarantee for the rounds that were released; epsilon 0 if there were none.
+
+    Raises:
+      ValueError: If more rounds were released than the factorization has.
+    """
+    rounds = took_place.num_rounds
+    if rounds > factorization.num_rounds:
+        raise ValueError(
+            f"{rounds} rounds were released, and the factorization is for "
+            f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
+        )
+    schema = took_place.schema()
+    if took_place.max_participations == 0:
+        bound = sensitivity.Sensitivity(0.0, is_exact=True, theorem="no participation")
+        multiplier = math.inf
+    else:
+        bound = sensitivity.compute(factorization.strategy_matrix()[:rounds, :rounds], schema)
+        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+    private = plan.noise_multiplier > 0.0
+    nothing = math.isinf(multiplier)
+    return Guarantee(
+        participation=schema,
+        num_rounds=rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=multiplier,
+        zcdp_rho=0.0 if nothing else accounting.zcdp_rho(multiplier) if private else math.inf,
+        epsilon=0.0 if nothing else accounting.epsilon(multiplier, plan.delta),
+        delta=plan.delta,
+    )
+
+
+def keeps_plan(plan: Participation, took_place: RealisedParticipation) -> bool:
+    """Returns whether the participations that took place are allowed by a schema."""
+    most = took_place.max_participations
+    if most <= 1 or took_place.separation is None:
+        return True
+    if isinstance(plan, participations.SingleParticipation):
+        return False
+    if isinstance(plan, participations.FixedEpochOrder):
+        # The smallest separation alone does not show that all are equal to it.
+        return False
+    allowed = plan.max_participations
+    return took_place.separation >= plan.separation and (allowed is None or most <= allowed)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,155 @@
+"""Participation schemas: in which sets of rounds one client may take part.
+
+All schemas use one convention (BandMF, Def. 1): a separation of b means that any
+two participations i, j of one client satisfy ``|i - j| >= b``, so that b = 1 is no
+limit. Earlier DP-FTRL texts count the rounds strictly between two participations,
+which is b - 1.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from mf_aggregators import validation
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleParticipation:
+    """Each client takes part in at most one round."""
+
+    def most_participations(self, num_rounds: int) -> int:
+        """Returns the most rounds of ``num_rounds`` that one client can take part in: 1."""
+        validation.positive_integer(num_rounds, "num_rounds")
+        return 1
+
+    def __str__(self) -> str:
+        return "at most one participation"
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedEpochOrder:
+    """(k, b)-participation: at most k participations, adjacent ones exactly b rounds apart.
+
+    The schema of a data centre that goes through its data in one fixed order, once
+    an epoch (Choquette-Choo et al., Multi-epoch MF; BandMF Sec. 2).
+
+    Attributes:
+      epochs: The most participations k, at least 1.
+      separation: The rounds b between adjacent participations, at least 1.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
+    """
+
+    epochs: int
+    separation: int
+
+    def __post_init__(self) -> None:
+        validation.positive_integer(self.epochs, "epochs")
+        validation.positive_integer(self.separation, "separation")
+
+    def most_participations(self, num_rounds: int) -> int:
+        """Returns the most rounds of ``num_rounds`` that one client can take part in."""
+        return _most_that_fit(num_rounds, self.separation, self.epochs)
+
+    def __str__(self) -> str:
+        return (
+            f"at most {self.epochs} participations, adjacent ones exactly "
+            f"{self.separation} rounds apart"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparation:
+    """b-min-sep-participation: any two participations at least b rounds apart (BandMF, Def. 1).
+
+    The schema that a timer on each device enforces.
+
+    Attributes:
+      separation: The least number of rounds b between two participations, at least
+        1; 1 is no limit.
+      max_participations: The most participations k of one client; None for as many
+        as fit into the rounds.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
+    """
+
+    separation: int
+    max_participations: int | None = None
+
+    def __post_init__(self) -> None:
+        validation.positive_integer(self.separation, "separation")
+        if self.max_participations is not None:
+            validation.positive_integer(self.max_participations, "max_participations")
+
+    def most_participations(self, num_rounds: int) -> int:
+        """Returns the most rounds of ``num_rounds`` that one client can take part in."""
+        return _most_that_fit(num_rounds, self.separation, self.max_participations)
+
+    def __str__(self) -> str:
+        limit = (
+            "participations"
+            if self.max_participations is None
+            else f"at most {self.max_participations} participations"
+        )
+        return f"{limit} at least {self.separation} rounds apart"
+
+
+Participation: TypeAlias = SingleParticipation | FixedEpochOrder | MinSeparation
+
+_NAMES = {
+    "single": SingleParticipation,
+    "fixed_epoch": FixedEpochOrder,
+    "min_sep": MinSeparation,
+}
+
+
+def check(participation: Any) -> Participation:
+    """Returns ``participation``, or raises TypeError unless it is one of the three schemas."""
+    if not isinstance(participation, tuple(_NAMES.values())):
+        raise TypeError(
+            "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
+            f"of mf_aggregators.participation, found {participation!r}."
+        )
+    return participation
+
+
+def to_dict(participation: Participation) -> dict[str, Any]:
+    """Returns a JSON-able description: ``schema`` and the schema's attributes."""
+    check(participation)
+    name = next(name for name, schema in _NAMES.items() if isinstance(participation, schema))
+    return {"schema": name, **dataclasses.asdict(participation)}
+
+
+def from_dict(description: Mapping[str, Any]) -> Participation:
+    """Returns the schema that :func:`to_dict` described.
+
+    Args:
+      description: A mapping with ``schema`` (``single``, ``fixed_epoch`` or
+        ``min_sep``) and that schema's attributes.
+
+    Returns:
+      The schema.
+
+    Raises:
+      ValueError: If the description names no schema, or its attributes are not
+        those of the schema.
+    """
+    attributes = dict(description)
+    name = attributes.pop("schema", None)
+    if name not in _NAMES:
+        raise ValueError(
+            f"a participation schema must be one of {', '.join(_NAMES)}, found {name!r}."
+        )
+    try:
+        return _NAMES[name](**attributes)
+    except TypeError as error:
+        raise ValueError(f"participation schema {name}: {error}.") from None
+
+
+def _most_that_fit(num_rounds: int, separation: int, limit: int | None) -> int:
+    validation.positive_integer(num_rounds, "num_rounds")
+    fitting = math.ceil(num_rounds / separation)
+    return fitting if limit is None else min(fitting, limit)

@@ -1,0 +1,327 @@
+"""L2 sensitivity of a strategy matrix C under a participation schema.
+
+The sensitivity is the largest change, in Frobenius norm, of C x when one client's
+contributions, of L2 norm at most one each, are replaced by zero in every round of
+one participation pattern of the schema (zero-out adjacency; BandMF Eq. 2). It is
+for contributions of any dimension.
+
+With X = C^T C and a pattern pi, the sum of |X[i, j]| over i, j in pi bounds the
+square of that change (BandMF Prop. E.1) and is reached where contributions of equal
+direction and suitable signs make every term non-negative. Which of the statements
+below applies is decided from the matrix itself:
+
+* single participation: the largest column norm, always exact;
+* (k, b)-participation: every pattern is enumerated (BandMF Eq. 5);
+* min-separation b with a b-banded X: columns of one pattern are orthogonal, so a
+  dynamic program over squared column norms is exact (BandMF Thm 2, Alg. 5);
+* min-separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4).
+
+Squares are carried throughout and one square root is taken at the very end.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    check,
+)
+
+# Rows of X treated at a time by the upper bound: bounds its memory at n x k x this.
+_ROWS_AT_A_TIME = 128
+
+
+class Sensitivity(float):
+    """A sensitivity: a float that knows whether it is exact or an upper bound.
+
+    Attributes:
+      value: The sensitivity, a plain float.
+      is_exact: True if the value is reached by some neighbouring pair of inputs,
+        False if it is an upper bound.
+      theorem: The statement that gives the value.
+    """
+
+    is_exact: bool
+    theorem: str
+
+    def __new__(cls, value: float, *, is_exact: bool, theorem: str) -> "Sensitivity":
+        """Creates a sensitivity of ``value``."""
+        self = super().__new__(cls, value)
+        self.is_exact = is_exact
+        self.theorem = theorem
+        return self
+
+    @property
+    def value(self) -> float:
+        """The sensitivity as a plain float."""
+        return float(self)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
+        return (float(self),), {"is_exact": self.is_exact, "theorem": self.theorem}
+
+    def __repr__(self) -> str:
+        return f"Sensitivity({float(self)!r}, is_exact={self.is_exact}, theorem={self.theorem!r})"
+
+
+def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
+    """Computes the sensitivity of a strategy matrix under a participation schema.
+
+    Args:
+      strategy_matrix: C, an array of shape (m, n) for n rounds; m = n for square
+        factorizations, larger for trees.
+      participation: The schema.
+
+    Returns:
+      The sensitivity under unit clipping and zero-out adjacency.
+
+    Raises:
+      ValueError: If C is not a finite two-dimensional array with a column for
+        each round.
+      TypeError: If ``participation`` is not a participation schema.
+    """
+    check(participation)
+    strategy = np.asarray(strategy_matrix, dtype=np.float64)
+    if strategy.ndim != 2 or 0 in strategy.shape:
+        raise ValueError(
+            f"the strategy matrix must be two-dimensional, found an array of shape "
+            f"{strategy.shape}."
+        )
+    if not np.all(np.isfinite(strategy)):
+        raise ValueError("the strategy matrix must be finite, found NaN or infinite entries.")
+    squared_norms = np.einsum("ij,ij->j", strategy, strategy)
+    if participation.most_participations(strategy.shape[1]) == 1:
+        # Also every schema under which no client can return, whatever its name.
+        return from_column_norms(squared_norms, SingleParticipation(), num_bands=None)
+    if isinstance(participation, MinSeparation):
+        num_bands = _lower_bands(strategy)
+        if num_bands is not None and num_bands <= participation.separation:
+            return from_column_norms(squared_norms, participation, num_bands=num_bands)
+    gram = strategy.T @ strategy
+    # The Gram product may turn an exactly zero product into a rounding error; the
+    # diagonal is taken from the same sums as everywhere else.
+    np.fill_diagonal(gram, squared_norms)
+    return from_gram_matrix(gram, participation)
+
+
+def from_column_norms(
+    squared_column_norms: Any, participation: Participation, num_bands: int | None
+) -> Sensitivity:
+    """Computes a sensitivity from squared column norms, where those determine it.
+
+    This serves structured mechanisms, which need no dense matrix for it.
+
+    Args:
+      squared_column_norms: The n squared column norms of C.
+      participation: SingleParticipation, or a MinSeparation or FixedEpochOrder whose
+        separation is at least ``num_bands``.
+      num_bands: The number of bands of C: C[i, j] = 0 for i - j >= num_bands. None
+        where it does not matter, that is where nobody participates twice.
+
+    Returns:
+      The exact sensitivity.
+
+    Raises:
+      ValueError: If the columns of one pattern need not be orthogonal, so that the
+        norms alone give no exact value (the hypothesis of BandMF Thm 2).
+    """
+    squared_norms = np.asarray(squared_column_norms, dtype=np.float64)
+    num_rounds = squared_norms.shape[0]
+    most = participation.most_participations(num_rounds)
+    if most == 1:
+        return Sensitivity(
+            float(np.sqrt(np.max(squared_norms))),
+            is_exact=True,
+            theorem="largest column norm (Denisov et al. Thm 4.1)",
+        )
+    assert not isinstance(participation, SingleParticipation)
+    if num_bands is None or num_bands > participation.separation:
+        raise ValueError(
+            f"column norms give no exact sensitivity under {participation} for a matrix of "
+            f"{num_bands} bands: at most {participation.separation} bands would be needed "
+            "(BandMF Thm 2)."
+        )
+    if isinstance(participation, MinSeparation):
+        squared = float(
+            _largest_pattern_sums(squared_norms[np.newaxis], participation.separation, most)[0]
+        )
+        return Sensitivity(
+            float(np.sqrt(squared)), is_exact=True, theorem="banded matrix (BandMF Thm 2, Alg. 5)"
+        )
+    squared = max(
+        float(np.sum(squared_norms[start :: participation.separation][:most]))
+        for start in _maximal_starts(num_rounds, participation.separation, most)
+    )
+    return Sensitivity(
+        float(np.sqrt(squared)), is_exact=True, theorem="enumeration of patterns (BandMF Eq. 5)"
+    )
+
+
+def from_gram_matrix(gram_matrix: Any, participation: Participation) -> Sensitivity:
+    """Computes a sensitivity from X = C^T C.
+
+    Args:
+      gram_matrix: X, an (n, n) symmetric positive semi-definite array.
+      participation: The schema.
+
+    Returns:
+      The sensitivity, exact or an upper bound as the module's text says.
+
+    Raises:
+      ValueError: If X is not square and finite.
+    """
+    gram = validation.square_matrix(gram_matrix, "the Gram matrix")
+    num_rounds = gram.shape[0]
+    most = participation.most_participations(num_rounds)
+    if most == 1:
+        return from_column_norms(np.diagonal(gram), SingleParticipation(), num_bands=None)
+    if isinstance(participation, FixedEpochOrder):
+        return _enumerated(gram, participation.separation, most)
+    assert isinstance(participation, MinSeparation)
+    if _gram_bands(gram) <= participation.separation:
+        return from_column_norms(
+            np.diagonal(gram), participation, num_bands=participation.separation
+        )
+    return _min_separation_bound(gram, participation.separation, most)
+
+
+def _enumerated(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
+    """BandMF Eq. 5 over the maximal patterns of (k, b)-participation."""
+    best, best_pattern = -1.0, gram[:0, :0]
+    for start in _maximal_starts(gram.shape[0], separation, most):
+        stop = start + separation * most
+        pattern = gram[start:stop:separation, start:stop:separation]
+        total = float(np.sum(np.abs(pattern)))
+        if total > best:
+            best, best_pattern = total, pattern
+    return Sensitivity(
+        float(np.sqrt(best)),
+        is_exact=_is_reached(best_pattern),
+        theorem="enumeration of patterns (BandMF Eq. 5)",
+    )
+
+
+def _min_separation_bound(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
+    """BandMF Thm 3: an upper bound for any X, the smaller of two.
+
+    The sum over a pattern pi of |X[i, j]| is the sum over i in pi of r_i(pi), the sum
+    of row i over pi. Algorithm 4 bounds r_i(pi) by its maximum over all patterns; here
+    the maximum runs over the patterns that contain i, which is no larger and is a bound
+    for the same reason. The square of the largest sum of column norms over a pattern
+    is a bound by the triangle inequality.
+    """
+    num_rounds = gram.shape[0]
+    row_bounds = np.empty(num_rounds)
+    for first in range(0, num_rounds, _ROWS_AT_A_TIME):
+        rows = np.arange(first, min(first + _ROWS_AT_A_TIME, num_rounds))
+        row_bounds[rows] = _row_sums_through_diagonal(np.abs(gram[rows]), rows, separation, most)
+    squared = _largest_pattern_sums(row_bounds[np.newaxis], separation, most)[0]
+    norms = np.sqrt(np.diagonal(gram))
+    by_norms = _largest_pattern_sums(norms[np.newaxis], separation, most)[0]
+    return Sensitivity(
+        float(min(np.sqrt(squared), by_norms)),
+        is_exact=False,
+        theorem="upper bound for any matrix (BandMF Thm 3)",
+    )
+
+
+def _row_sums_through_diagonal(
+    magnitudes: np.ndarray, rows: np.ndarray, separation: int, most: int
+) -> np.ndarray:
+    """For each row i, the largest sum of its entries over a pattern that contains i."""
+    count, num_rounds = magnitudes.shape
+    within = np.arange(count)
+    after = _suffix_tables(magnitudes, separation, most - 1)
+    before = _suffix_tables(magnitudes[:, ::-1], separation, most - 1)
+    following = after[:, np.minimum(rows + separation, num_rounds), within]
+    preceding = before[:, np.minimum(num_rounds - 1 - rows + separation, num_rounds), within]
+    # A pattern through i has m participations after it and most - 1 - m before it.
+    return magnitudes[within, rows] + np.max(following + preceding[::-1], axis=0)
+
+
+def _largest_pattern_sums(vectors: np.ndarray, separation: int, most: int) -> np.ndarray:
+    """BandMF Alg. 3: the largest sum of non-negative entries over a min-separation pattern.
+
+    Args:
+      vectors: (m, n) non-negative entries, one problem per row.
+      separation: b.
+      most: The most entries of a pattern, at least 1.
+
+    Returns:
+      The m largest sums over at most ``most`` entries at least b apart.
+    """
+    return _suffix_tables(vectors, separation, most)[most, 0]
+
+
+def _suffix_tables(vectors: np.ndarray, separation: int, most: int) -> np.ndarray:
+    """Returns F[m, i, p]: the largest sum over at most m entries, all at or after i, of problem p.
+
+    "At most" and not "exactly": F[m, i] >= F[m - 1, i] holds by induction, because every
+    level starts from zeros and taking nothing is always allowed.
+    """
+    count, num_rounds = vectors.shape
+    tables = np.zeros((most + 1, num_rounds + 1, count))
+    columns = np.ascontiguousarray(vectors.T)
+    for participations in range(1, most + 1):
+        fewer, table = tables[participations - 1], tables[participations]
+        for i in range(num_rounds - 1, -1, -1):
+            taken = columns[i] + fewer[min(i + separation, num_rounds)]
+            np.maximum(taken, table[i + 1], out=table[i])
+    return tables
+
+
+def _maximal_starts(num_rounds: int, separation: int, most: int) -> range:
+    """First rounds of the (k, b)-participation patterns that no other pattern contains.
+
+    A pattern that starts at round b or later and has no room for all its participations
+    lies within the one that starts b rounds earlier.
+    """
+    full = num_rounds - (most - 1) * separation
+    return range(max(full, min(separation, num_rounds)))
+
+
+def _is_reached(pattern: np.ndarray) -> bool:
+    """Whether sum |X[i, j]| is reached: signs s exist with s_i s_j X[i, j] >= 0 for all i, j.
+
+    Then contributions s_i u, with one unit vector u, change C x by exactly the bound.
+    Signs are spread along the non-zero entries from each connected group's first round.
+    """
+    count = pattern.shape[0]
+    signs = np.zeros(count)
+    for first in range(count):
+        if signs[first] != 0:
+            continue
+        signs[first] = 1.0
+        waiting = [first]
+        while waiting:
+            i = waiting.pop()
+            implied = signs[i] * np.sign(pattern[i])
+            fresh = np.flatnonzero((implied != 0) & (signs == 0))
+            signs[fresh] = implied[fresh]
+            waiting.extend(int(j) for j in fresh)
+    return bool(np.all(signs[:, np.newaxis] * pattern * signs >= 0))
+
+
+def _lower_bands(strategy: np.ndarray) -> int | None:
+    """The least b with C[i, j] = 0 wherever i - j >= b, or None unless C is lower triangular.
+
+    Only a lower- (or upper-) triangular C of b bands has a b-banded C^T C: a symmetric
+    one has up to 2 b - 1 bands.
+    """
+    if strategy.shape[0] != strategy.shape[1]:
+        return None
+    rows, columns = np.nonzero(strategy)
+    lags = rows - columns
+    if np.any(lags < 0):
+        return None
+    return int(np.max(lags, initial=0)) + 1
+
+
+def _gram_bands(gram: np.ndarray) -> int:
+    """The least b with X[i, j] = 0 wherever |i - j| >= b."""
+    rows, columns = np.nonzero(gram)
+    return int(np.max(np.abs(rows - columns), initial=0)) + 1

@@ -1,0 +1,279 @@
+"""The frame around the packages: quickstart.py, .ci/run, requirements-tff.txt, README.md."""
+
+import ast
+import hashlib
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import types
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def _load_quickstart() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "quickstart.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def quickstart(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """quickstart.py, working in an empty folder and never running pip."""
+    module = _load_quickstart()
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module, "pip_download", lambda folder: None)
+    return module
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "quickstart.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# requirements-tff.txt
+
+
+def _locked() -> set[tuple[str, str]]:
+    """(name, version) of all that uv.lock installs for the project with its extra tff."""
+    entry = re.compile(r'{ name = "([^"]+)"(?:, version = "([^"]+)")?')
+    needs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    todo: list[tuple[str, str]] = []
+    for block in (ROOT / "uv.lock").read_text(encoding="utf-8").split("[[package]]\n")[1:]:
+        name = re.findall(r'^name = "(.+)"', block)[0]
+        assert "extra = [" not in block, "this test does not follow extras of dependencies"
+        lists = re.findall(r"^(dependencies|tff) = \[\n(.*?)^\]", block, re.DOTALL | re.MULTILINE)
+        found = [dependency for _, text in lists for dependency in entry.findall(text)]
+        if name == "mf-aggregators":
+            todo = found
+        else:
+            version = re.findall(r'^version = "(.+)"', block, re.MULTILINE)[0]
+            needs[name, version] = found
+    reached: set[tuple[str, str]] = set()
+    while todo:
+        name, version = todo.pop()
+        for package in needs:
+            if package[0] == name and version in ("", package[1]) and package not in reached:
+                reached.add(package)
+                todo += needs[package]
+    return reached
+
+
+def test_requirements_are_in_step_with_the_lock() -> None:
+    lines = (ROOT / "requirements-tff.txt").read_text(encoding="utf-8").splitlines()
+    pins = [re.match(r"([\w.-]+)==([\w.]+) ;", line) for line in lines if line[:1] != "#"]
+
+    assert all(pins)
+    listed = {(pin.group(1), pin.group(2)) for pin in pins if pin}
+    assert ("tensorflow-federated", "0.87.0") in listed
+    assert listed == _locked(), "export it again, its head says how"
+
+
+# quickstart.py
+
+
+def test_quickstart_is_written_for_python_3_8() -> None:
+    ast.parse((ROOT / "quickstart.py").read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("arguments", [[], ["tran"], ["setup", "now"]])
+def test_a_wrong_command_ends_with_one_line(arguments: list[str]) -> None:
+    done = _run(*arguments)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("quickstart: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_names_the_commands() -> None:
+    done = _run("--help")
+
+    assert done.returncode == 0
+    for command in ("train", "test", "setup"):
+        assert f"quickstart.py {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "libc"),
+    [
+        ("Darwin", "arm64", None),
+        ("Linux", "aarch64", "glibc 2.36"),
+        ("Linux", "x86_64", None),
+        ("Linux", "x86_64", "glibc 2.28"),
+    ],
+)
+def test_machines_without_tff_are_refused(
+    quickstart: types.ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    system: str,
+    machine: str,
+    libc: str | None,
+) -> None:
+    uname = types.SimpleNamespace(sysname=system, machine=machine)
+    monkeypatch.setattr(quickstart.os, "uname", lambda: uname)
+    monkeypatch.setattr(quickstart.os, "confstr", lambda name: libc)
+
+    with pytest.raises(SystemExit) as ended:
+        quickstart.main(["train"])
+
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_full_disk_is_refused(
+    quickstart: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = types.SimpleNamespace(free=2e9)
+    monkeypatch.setattr(quickstart.shutil, "disk_usage", lambda path: usage)
+
+    with pytest.raises(quickstart.SetupError, match=r"3\.5 GB .* has 2\.0 GB"):
+        quickstart.check_disk()
+
+    (quickstart.VENV / "lib/python3.11/site-packages/tensorflow_federated").mkdir(parents=True)
+    quickstart.check_disk()
+
+
+def _publish_wheel(quickstart: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Puts a wheel with a small script for uv where the lock in quickstart.ROOT points to."""
+    wheel = quickstart.ROOT / "index/packages" / quickstart.UV_WHEEL_PATH
+    wheel.parent.mkdir(parents=True)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        script = f"#!/bin/sh\necho uv {quickstart.UV_VERSION}\n"
+        archive.writestr(f"uv-{quickstart.UV_VERSION}.data/scripts/uv", script)
+    lock = f'    {{ url = "file://{quickstart.ROOT}/index/packages/aa/six.whl", hash = "" }},\n'
+    (quickstart.ROOT / "uv.lock").write_text(lock)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setattr(quickstart, "UV_WHEEL_SHA256", digest)
+    return wheel
+
+
+def test_uv_is_downloaded_once_where_there_is_no_pip(
+    quickstart: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = _publish_wheel(quickstart, monkeypatch)
+
+    uv = quickstart.fetch_uv()
+
+    assert uv == str(quickstart.ROOT / ".uv" / quickstart.UV_VERSION / "uv")
+    assert quickstart.uv_version(uv) == (0, 13, 8)
+    assert os.listdir(os.path.dirname(uv)) == ["uv"]
+    wheel.unlink()
+    assert quickstart.fetch_uv() == uv
+
+
+def test_another_file_than_the_pinned_one_is_refused(
+    quickstart: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = _publish_wheel(quickstart, monkeypatch)
+    with wheel.open("ab") as file:
+        file.write(b"altered")
+
+    with pytest.raises(quickstart.SetupError, match="not the file that is pinned"):
+        quickstart.fetch_uv()
+
+
+def test_no_download_is_said_in_one_line(
+    quickstart: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _publish_wheel(quickstart, monkeypatch).unlink()
+
+    with pytest.raises(quickstart.SetupError, match="cannot download uv"):
+        quickstart.fetch_uv()
+
+
+@pytest.mark.parametrize(("version", "used"), [("0.13.9", True), ("0.8.0", True), ("0.7.9", False)])
+def test_uv_on_path_is_used_where_it_reads_the_lock(
+    quickstart: types.ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    version: str,
+    used: bool,
+) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text(f"#!/bin/sh\necho 'uv {version} (x86_64)'\n")
+    uv.chmod(0o755)
+    monkeypatch.setattr(quickstart.shutil, "which", lambda name: str(uv))
+    monkeypatch.setattr(quickstart, "fetch_uv", lambda: "ours")
+
+    assert quickstart.find_uv() == (str(uv) if used else "ours")
+
+
+def test_a_worker_left_behind_by_the_tests_is_ended(
+    quickstart: types.ModuleType, tmp_path: pathlib.Path
+) -> None:
+    worker = tmp_path / "worker_binary"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", worker)
+    ours = subprocess.Popen([str(worker), "60"], env={"MARK": "1.5"})
+    other = subprocess.Popen([str(worker), "60"], env={"MARK": "2.5"})
+    try:
+        quickstart._end_workers("MARK=1.5")
+
+        assert ours.wait(timeout=10) < 0
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+# README.md and .ci/run
+
+
+def _quick_start() -> list[list[str]]:
+    """The lines of the bash blocks in README.md's section Quick start."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = re.search(r"^## Quick start\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section is not None
+    blocks = re.findall(r"^```bash\n(.*?)^```", section.group(1), re.DOTALL | re.MULTILINE)
+    return [block.splitlines() for block in blocks]
+
+
+def test_readme_starts_with_two_commands() -> None:
+    first, second = _quick_start()[:2]
+
+    assert len(first) == len(second) == 1
+    assert first[0].split()[:3] == ["python3", "quickstart.py", "train"]
+    assert second[0].split()[:3] == ["python3", "quickstart.py", "test"]
+
+
+def _ci_run(folder: pathlib.Path, readme: str) -> subprocess.CompletedProcess[str]:
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
+    (folder / "README.md").write_text(readme)
+    return subprocess.run([folder / ".ci/run"], capture_output=True, text=True, check=False)
+
+
+def test_ci_runs_the_second_command_of_the_readme(tmp_path: pathlib.Path) -> None:
+    done = _ci_run(
+        tmp_path,
+        "# x\n## Before\n```bash\nexit 7\n```\n## Quick start\n```bash\nexit 8\n```\ntext\n"
+        '```bash\necho "CI is $CI in $PWD"; exit 9\n```\n## After\n```bash\nexit 10\n```\n',
+    )
+
+    assert done.returncode == 9
+    assert done.stdout == f"CI is true in {tmp_path}\n"
+
+
+def test_ci_refuses_a_readme_without_the_command(tmp_path: pathlib.Path) -> None:
+    done = _ci_run(
+        tmp_path, "## Quick start\n```bash\nexit 8\n```\n## After\n```bash\nexit 9\n```\n"
+    )
+
+    assert done.returncode == 2
+    assert "no second bash block" in done.stderr
