@@ -1,0 +1,106 @@
+"""The aggregator that brings matrix-factorization noise into ``tff.learning``."""
+
+import os
+from typing import Any
+
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+from mf_aggregators import checkpoints, validation
+from mf_aggregators.dp_query import MatrixFactorizationSumQuery
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import Participation, check
+
+
+class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
+    """A ``tff.aggregators`` factory: clipped mean plus the correlated noise of the round.
+
+    Attributes of interest to a run that states its guarantee: ``factorization``,
+    ``participation`` and ``noise_multiplier``.
+    """
+
+    def __init__(
+        self,
+        factorization: Factorization,
+        participation: Participation,
+        noise_multiplier: float,
+        clip_norm: float,
+        clients_per_round: float,
+        seed: int | None,
+    ) -> None:
+        self.factorization = factorization
+        self.participation = participation
+        self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        self._clip_norm = validation.positive_number(clip_norm, "clip_norm")
+        self._clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
+        self._seed = seed
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """Returns the process for updates of a type; see the base class.
+
+        Raises:
+          TypeError: If the type holds a tensor that is not floating point.
+          ValueError: If the noise state would be too large for TFF's processes.
+        """
+        sensitivity = self.factorization.sensitivity(self.participation).value
+        query = MatrixFactorizationSumQuery(
+            self.factorization.noise_recursion(),
+            tff.types.type_to_tf_tensor_specs(value_type),
+            l2_norm_clip=self._clip_norm,
+            noise_stddev=self.noise_multiplier * self._clip_norm * sensitivity,
+            seed=self._seed,
+        )
+        mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
+        return tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
+
+
+def mf_dp_aggregator(
+    factorization: Factorization | str | os.PathLike[str],
+    *,
+    participation: Participation,
+    noise_multiplier: float,
+    clip_norm: float,
+    clients_per_round: float,
+    seed: int | None = None,
+) -> MatrixFactorizationFactory:
+    """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
+
+    In round i the aggregate is (sum of the clients' clipped updates + row i of
+    ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. It holds for
+    at most ``factorization.num_rounds`` rounds; a further one fails.
+
+    Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
+    or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to
+    ``build_weighted_fed_avg``: clients count equally in both, because a weighted mean
+    has no bounded sensitivity.
+
+    Args:
+      factorization: A factorization, or the directory of its checkpoint.
+      participation: The schema that the run enforces; the noise is scaled to the
+        sensitivity of C under it.
+      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity);
+        ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise.
+      clip_norm: The L2 norm to which each client's whole update is clipped.
+      clients_per_round: What the noisy sum is divided by: the cohort size, fixed in
+        advance. A smaller cohort gives a smaller aggregate, not a weaker guarantee.
+      seed: For tests only: an integer that all noise follows from, with a warning. None
+        draws a fresh secret from the operating system.
+
+    Returns:
+      A ``tff.aggregators.UnweightedAggregationFactory``.
+
+    Raises:
+      CheckpointError: If the checkpoint cannot be read.
+      TypeError: If an argument has the wrong type.
+      ValueError: If a number is out of its range.
+    """
+    if not isinstance(factorization, Factorization):
+        if not isinstance(factorization, (str, os.PathLike)):
+            raise TypeError(
+                "factorization must be a Factorization or the directory of a checkpoint, found "
+                f"{factorization!r}."
+            )
+        factorization = checkpoints.load(factorization)
+    return MatrixFactorizationFactory(
+        factorization, check(participation), noise_multiplier, clip_norm, clients_per_round, seed
+    )

@@ -1,0 +1,195 @@
+"""A tensorflow-privacy DPQuery that adds the noise of a matrix factorization to sums."""
+
+import collections
+import hashlib
+import os
+import warnings
+from typing import Any, NamedTuple
+
+import dp_accounting
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from mf_aggregators import tensor_noise, validation
+from mf_aggregators.noise_recursions import IndependentNoise, NoiseRecursion
+
+
+class FixedSeedWarning(UserWarning):
+    """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
+
+
+class GlobalState(NamedTuple):
+    """The state of a MatrixFactorizationSumQuery between rounds.
+
+    Attributes:
+      l2_norm_clip: float32 scalar: the clip norm.
+      noise: The state of the noise stream.
+    """
+
+    l2_norm_clip: Any
+    noise: tensor_noise.NoiseState
+
+
+class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
+    """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
+
+    Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors; a
+    record with a NaN or infinite entry counts as zero, so that no single record can
+    move the sum by more than the clip norm (MF-DP-FTRL: BandMF Alg. 1).
+
+    The query is pure: its state says which round is next, and a round that is run again
+    from the same state adds the same noise. It therefore must not be run again on other
+    records, since the difference of the two sums would be free of noise.
+    """
+
+    def __init__(
+        self,
+        recursion: NoiseRecursion,
+        specs: Any,
+        *,
+        l2_norm_clip: float,
+        noise_stddev: float,
+        seed: int | None = None,
+    ) -> None:
+        """Creates the query.
+
+        Args:
+          recursion: How the rows of C^-1 Z follow from one another.
+          specs: A structure of tf.TensorSpec: the records' floating-point tensors, of
+            known shapes.
+          l2_norm_clip: The clip norm, above zero.
+          noise_stddev: The standard deviation of Z: noise multiplier x clip norm x
+            sensitivity of C. Zero adds no noise.
+          seed: For tests only: an integer that all noise follows from. None draws 128
+            bits from the operating system.
+
+        Raises:
+          TypeError: If a tensor is not floating point.
+          ValueError: If a shape is not known, a number is out of its range, or the state
+            would be too large to be passed between TFF's processes.
+        """
+        self._l2_norm_clip = validation.positive_number(l2_norm_clip, "l2_norm_clip")
+        self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
+        # Without noise, rounds are still counted.
+        if self._noise_stddev == 0.0:
+            recursion = IndependentNoise(recursion.num_rounds)
+        self._recursion = recursion
+        self._specs = [_checked(spec) for spec in tf.nest.flatten(specs)]
+        size = tensor_noise.state_bytes(recursion, self._specs)
+        if size > tensor_noise.LARGEST_STATE_IN_BYTES:
+            raise ValueError(
+                f"the noise of earlier rounds would need {size / 2**30:.1f} GiB of server state, "
+                f"and at most {tensor_noise.LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be passed "
+                "between TFF's processes: use fewer bands or a smaller model."
+            )
+        if seed is not None:
+            warnings.warn(
+                "a fixed seed makes the noise predictable: use it in tests only.",
+                FixedSeedWarning,
+                stacklevel=2,
+            )
+        self._fixed_seed = seed
+        self._entropy = os.urandom(16) if seed is None else _digest(seed)
+
+    def initial_global_state(self) -> GlobalState:
+        """Returns the state before the first round, with a fresh seed unless it is fixed."""
+        seed = tf.constant(tensor_noise.seed_from_bytes(self._entropy))
+        if self._fixed_seed is None:
+            # The secret comes from the operating system, when the query is made. A graph
+            # may start several runs, and no two may share their noise: each start adds
+            # what the graph can draw by itself.
+            full_range = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
+            microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
+            seed = tf.bitwise.bitwise_xor(seed, full_range + microseconds)
+        return GlobalState(
+            l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
+            noise=tensor_noise.initial_state(self._recursion, self._specs, seed),
+        )
+
+    def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
+        """Returns the clip norm, which clients need."""
+        return global_state.l2_norm_clip
+
+    def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
+        """Clips one client's record; a record that is not finite becomes zero."""
+        return clip_by_global_norm(record, params)
+
+    def get_noised_result(
+        self, sample_state: Any, global_state: GlobalState
+    ) -> tuple[Any, GlobalState, dp_accounting.DpEvent]:
+        """Returns the sum plus the round's noise, the next state and a DpEvent.
+
+        The guarantee is one of all rounds together, so a single round's event is not
+        supported for composition; see ``mf_aggregators.guarantees``.
+        """
+        noise_state = global_state.noise
+        noise, next_noise_state = tensor_noise.next_row(self._recursion, noise_state, self._specs)
+        flat = tf.nest.flatten(sample_state)
+        if self._noise_stddev == 0.0:
+            # Depends on the round's check, as the noise would.
+            with tf.control_dependencies([next_noise_state.round_index]):
+                noised = [tf.identity(value) for value in flat]
+        else:
+            noised = [
+                value + tf.cast(tf.cast(self._noise_stddev, row.dtype) * row, value.dtype)
+                for value, row in zip(flat, noise, strict=True)
+            ]
+        result = tf.nest.pack_sequence_as(sample_state, noised)
+        next_state = GlobalState(global_state.l2_norm_clip, next_noise_state)
+        return result, next_state, dp_accounting.UnsupportedDpEvent()
+
+    def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
+        """Returns the number of rounds that have been released; never the seed or noise."""
+        return collections.OrderedDict(rounds_released=global_state.noise.round_index)
+
+
+def clip_by_global_norm(record: Any, clip_norm: tf.Tensor) -> Any:
+    """Scales a structure of tensors to an L2 norm of at most ``clip_norm``, over all of them.
+
+    The norm is taken after division by the largest magnitude, so that it neither
+    overflows nor underflows; a record within the norm passes unchanged, bit for bit.
+
+    Args:
+      record: A structure of floating-point tensors.
+      clip_norm: A scalar.
+
+    Returns:
+      The structure; all zeros if any entry is NaN or infinite.
+    """
+    flat = tf.nest.flatten(record)
+    wide = [tf.cast(tensor, tf.float64) for tensor in flat if tensor.shape.num_elements() != 0]
+    if not wide:
+        return record
+    largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(tensor)) for tensor in wide]))
+    is_finite = tf.reduce_all(
+        tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in wide])
+    )
+    unit = tf.where(is_finite & (largest > 0.0), largest, 1.0)
+    squares = tf.add_n([tf.reduce_sum(tf.square(tensor / unit)) for tensor in wide])
+    norm_in_units = tf.sqrt(squares)
+    limit = tf.cast(clip_norm, tf.float64)
+    within = unit * norm_in_units <= limit
+
+    def clip(tensor: tf.Tensor) -> tf.Tensor:
+        scaled = tf.cast(tensor, tf.float64) / unit * (limit / tf.maximum(norm_in_units, 1.0))
+        clipped = tf.where(within, tensor, tf.cast(scaled, tensor.dtype))
+        return tf.where(is_finite, clipped, tf.zeros_like(tensor))
+
+    return tf.nest.pack_sequence_as(record, [clip(tensor) for tensor in flat])
+
+
+def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:
+    if not spec.dtype.is_floating:
+        raise TypeError(
+            "only floating-point tensors can be clipped and noised, found a tensor of "
+            f"{spec.dtype.name} and shape {spec.shape}: leave it out, or convert it to float32."
+        )
+    if not spec.shape.is_fully_defined():
+        raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
+    return spec
+
+
+def _digest(seed: int) -> bytes:
+    """128 bits that depend on all digits of an integer of any size."""
+    seed = validation.integer_at_least(seed, 0, "seed")
+    return hashlib.sha256(f"mf_aggregators seed {seed}".encode()).digest()[:16]
