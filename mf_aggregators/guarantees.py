@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
@@ -83,7 +85,7 @@ class RealisedParticipation:
 
 
 def realised_participation(
-    rounds_of_clients: Iterable[Sequence[int]], num_rounds: int
+    rounds_of_clients: Iterable[Sequence[int] | np.ndarray], num_rounds: int
 ) -> RealisedParticipation:
     """Measures the participations that took place.
 

@@ -1,0 +1,111 @@
+"""The ledger of a run: who took part in which round, as it really happened."""
+
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+
+from simulations import atomic_files, participation_timers
+from simulations.participation_timers import TimerState
+
+
+class LedgerError(ValueError):
+    """A ledger file that cannot be read; the message names the file and the reason."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ParticipationLedger:
+    """The clients of a population and the cohort of every round so far.
+
+    Attributes:
+      client_ids: The population, in the order that cohorts' indices refer to.
+      cohorts: For each round, the (cohort_size,) int64 indices of its clients.
+    """
+
+    client_ids: tuple[str, ...]
+    cohorts: tuple[np.ndarray, ...] = ()
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds so far."""
+        return len(self.cohorts)
+
+    def with_round(self, cohort: np.ndarray) -> "ParticipationLedger":
+        """Returns the ledger with one more round."""
+        return ParticipationLedger(self.client_ids, (*self.cohorts, np.asarray(cohort, np.int64)))
+
+    def first_rounds(self, num_rounds: int) -> "ParticipationLedger":
+        """Returns the ledger as it stood after its first ``num_rounds`` rounds."""
+        return ParticipationLedger(self.client_ids, self.cohorts[:num_rounds])
+
+    def timers(self) -> TimerState:
+        """Returns what the devices remember after the rounds so far."""
+        state = participation_timers.initial(len(self.client_ids))
+        for round_index, cohort in enumerate(self.cohorts):
+            state = participation_timers.record(state, cohort, round_index)
+        return state
+
+    def rounds_of_clients(self) -> list[np.ndarray]:
+        """Returns for each client the increasing rounds, from 0, that it took part in."""
+        offsets, rounds = self._by_client()
+        return [rounds[offsets[i] : offsets[i + 1]] for i in range(len(self.client_ids))]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the ledger as an ``.npz`` file, whole or not at all.
+
+        The file holds ``client_ids``, and for client i its rounds, from 0, as
+        ``rounds[offsets[i]:offsets[i + 1]]``; ``num_rounds`` is the number of rounds.
+
+        Args:
+          path: The file.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        offsets, rounds = self._by_client()
+        with atomic_files.writing(path) as file:
+            np.savez_compressed(
+                file,
+                client_ids=np.array(self.client_ids, dtype=np.str_),
+                offsets=offsets,
+                rounds=rounds,
+                num_rounds=np.array(self.num_rounds),
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":
+        """Reads what :meth:`save` wrote.
+
+        Args:
+          path: The file.
+
+        Returns:
+          The ledger.
+
+        Raises:
+          LedgerError: If the file is missing or broken.
+        """
+        try:
+            with np.load(pathlib.Path(path), allow_pickle=False) as archive:
+                client_ids = tuple(str(client) for client in archive["client_ids"])
+                offsets, rounds = archive["offsets"], archive["rounds"]
+                num_rounds = int(archive["num_rounds"])
+        except Exception as error:
+            # NumPy's reader raises many types for a damaged archive.
+            raise LedgerError(f"{path} cannot be read as a ledger: {error}.") from error
+        clients = np.repeat(np.arange(len(client_ids)), np.diff(offsets))
+        if len(clients) != len(rounds) or np.any((rounds < 0) | (rounds >= num_rounds)):
+            raise LedgerError(f"{path} is broken: its rounds and clients do not fit together.")
+        cohorts = tuple(
+            np.sort(clients[rounds == round_index]) for round_index in range(num_rounds)
+        )
+        return cls(client_ids, cohorts)
+
+    def _by_client(self) -> tuple[np.ndarray, np.ndarray]:
+        sizes = [len(cohort) for cohort in self.cohorts]
+        clients = np.concatenate([np.empty(0, np.int64), *self.cohorts])
+        rounds = np.repeat(np.arange(self.num_rounds), sizes)
+        order = np.lexsort((rounds, clients))
+        counts = np.bincount(clients, minlength=len(self.client_ids))
+        return np.concatenate([[0], np.cumsum(counts)]), rounds[order]

@@ -1,0 +1,98 @@
+"""Quiet logs and a clean end for programs that run TensorFlow Federated.
+
+TFF starts a ``worker_binary`` process whose only clean-up is a finaliser that often
+never runs: it would outlive Python, and keep pipes open that the program writes to.
+"""
+
+import atexit
+import contextlib
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+
+import psutil
+
+_WORKER = "worker_binary"
+_SECONDS_TO_END = 5.0
+
+
+def prepare_environment() -> None:
+    """Silences TensorFlow, its worker, gRPC and XLA: call before TensorFlow is imported.
+
+    What the user has set already is left as it is, so that TF_CPP_MIN_LOG_LEVEL=0 brings
+    the messages back.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # A simulation of many small clients gains nothing from a GPU, and the search for one
+    # prints a page.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def end_workers() -> None:
+    """Ends the TFF worker processes that this process started."""
+    workers = [child for child in psutil.Process().children() if _name(child) == _WORKER]
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.terminate()
+    _, alive = psutil.wait_procs(workers, timeout=_SECONDS_TO_END)
+    for worker in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
+def end_workers_at_exit() -> None:
+    """Makes sure that no worker outlives this process, also when it is ended by SIGTERM."""
+    atexit.register(end_workers)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+
+
+class StopRequest:
+    """Whether the user has asked for an orderly stop."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+
+@contextlib.contextmanager
+def stop_requests(message: str) -> Iterator[StopRequest]:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the round under way.
+
+    A second one interrupts at once, by KeyboardInterrupt.
+
+    Args:
+      message: What to print on standard error at the first one.
+
+    Yields:
+      The request, unset until a signal arrives.
+    """
+    request = StopRequest()
+
+    def handle(signal_number: int, frame: FrameType | None) -> None:
+        if request.is_set:
+            raise KeyboardInterrupt
+        request.is_set = True
+        # A signal handler may interrupt a write to sys.stderr: this goes past its buffer.
+        os.write(2, f"\n{message}\n".encode())
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit_on_signal(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal_number)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,206 @@
+"""The rounds of a federated run: cohorts under timers, one process, resumable state.
+
+What makes a run resumable without a second use of any noise row: a round is a function
+of the saved state before it, the run's seed and the ledger, all of which are on disk
+before the round's result is shown to anyone. A round that is cut off is run again with
+the same cohort, the same data and the same noise, and so releases the same aggregate.
+"""
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+
+from mf_aggregators.participation import Participation
+from simulations import cohorts, participation_timers
+from simulations.participation_ledger import LedgerError, ParticipationLedger
+from simulations.quiet import StopRequest
+
+# The newest states that are kept: one more than needed, should the newest be damaged.
+_STATES_KEPT = 2
+_STATE_PREFIX = "round_"
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedRun:
+    """What defines the rounds of a run.
+
+    Attributes:
+      process: The learning process.
+      initial_state: Its state before the first round.
+      participation: The schema that the timers enforce.
+      num_rounds: The number of rounds.
+      clients_per_round: The cohort size.
+      client_ids: The population.
+      client_dataset: From a client's id and a round, from 0, to its data set in that
+        round; a function of the two alone.
+      seed: Of the cohorts.
+    """
+
+    process: tff.learning.templates.LearningProcess
+    initial_state: Any
+    participation: Participation
+    num_rounds: int
+    clients_per_round: int
+    client_ids: tuple[str, ...]
+    client_dataset: Callable[[str, int], Any]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """A finished round, saved already.
+
+    Attributes:
+      index: The round, from 0.
+      state: The process's state after it.
+      metrics: The process's metrics.
+      ledger: The ledger with this round.
+      num_eligible: How many clients might have joined.
+      seconds: How long the round took.
+    """
+
+    index: int
+    state: Any
+    metrics: Mapping[str, Any]
+    ledger: ParticipationLedger
+    num_eligible: int
+    seconds: float
+
+
+class StateStore:
+    """States and ledger of a run on disk: TFF's program-state manager and one ledger file."""
+
+    def __init__(
+        self, directory: str | os.PathLike[str], ledger_path: str | os.PathLike[str]
+    ) -> None:
+        """Creates the store.
+
+        Args:
+          directory: Where states go; created if missing.
+          ledger_path: The ledger's file.
+        """
+        self._manager = tff.program.FileProgramStateManager(
+            root_dir=os.fspath(directory),
+            prefix=_STATE_PREFIX,
+            keep_total=_STATES_KEPT,
+            keep_first=False,
+        )
+        self._ledger_path = pathlib.Path(ledger_path)
+
+    def save(self, state: Any, ledger: ParticipationLedger) -> None:
+        """Saves the state after ``ledger.num_rounds`` rounds, the ledger first."""
+        ledger.save(self._ledger_path)
+        asyncio.run(self._manager.save(state, ledger.num_rounds))
+
+    def load(
+        self, initial_state: Any, client_ids: tuple[str, ...]
+    ) -> tuple[Any, ParticipationLedger] | None:
+        """Returns the newest state and the ledger as of that state, or None for a new run.
+
+        Args:
+          initial_state: A state of the same structure.
+          client_ids: The population.
+
+        Returns:
+          The state and the ledger.
+
+        Raises:
+          LedgerError: If the ledger is broken, shorter than the state, or of another
+            population: who took part cannot be known, and no further round is safe.
+        """
+        versions = asyncio.run(self._manager.get_versions())
+        if not versions:
+            return None
+        state = asyncio.run(self._manager.load(versions[-1], initial_state))
+        ledger = ParticipationLedger.load(self._ledger_path)
+        if ledger.client_ids != client_ids or ledger.num_rounds < versions[-1]:
+            raise LedgerError(
+                f"{self._ledger_path} does not belong to the saved state: the run cannot go on "
+                "without breaking its participation schema. Start a new run."
+            )
+        # A round whose state was not saved did not take place.
+        return state, ledger.first_rounds(versions[-1])
+
+
+def start(run: FederatedRun, store: StateStore) -> tuple[Any, ParticipationLedger]:
+    """Returns the state and ledger to go on from: saved ones, or the first of a new run.
+
+    The first state is saved before any round, because it holds the seed of the noise: a
+    run that is cut off in its first round must not draw other noise for it.
+
+    Args:
+      run: The run.
+      store: Its states.
+
+    Returns:
+      The state, and the ledger of the rounds that it comes after.
+
+    Raises:
+      LedgerError: If what is saved cannot be gone on from.
+    """
+    saved = store.load(run.initial_state, run.client_ids)
+    if saved is not None:
+        return saved
+    ledger = ParticipationLedger(run.client_ids)
+    store.save(run.initial_state, ledger)
+    return run.initial_state, ledger
+
+
+def rounds(
+    run: FederatedRun,
+    store: StateStore,
+    state: Any,
+    ledger: ParticipationLedger,
+    stop: StopRequest,
+) -> Iterator[Round]:
+    """Runs and saves the rounds that are left.
+
+    Args:
+      run: The run.
+      store: Where states go.
+      state: What :func:`start` returned.
+      ledger: What :func:`start` returned.
+      stop: Checked between rounds.
+
+    Yields:
+      Each round, once its state and the ledger are on disk.
+
+    Raises:
+      TooFewEligibleClientsError: If the timers leave too few clients for a cohort. The
+        rounds before it stand.
+      KeyboardInterrupt: If a round failed because a stop was requested: the signal may
+        have reached TFF's worker as well.
+    """
+    timers = ledger.timers()
+    for index in range(ledger.num_rounds, run.num_rounds):
+        if stop.is_set:
+            return
+        begin = time.monotonic()
+        eligible = participation_timers.eligible(timers, run.participation, index)
+        cohort = cohorts.draw(eligible, run.clients_per_round, run.seed, index)
+        data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
+        try:
+            output = run.process.next(state, data)
+        except Exception:
+            if stop.is_set:
+                raise KeyboardInterrupt from None
+            raise
+        state = output.state
+        timers = participation_timers.record(timers, cohort, index)
+        ledger = ledger.with_round(cohort)
+        store.save(state, ledger)
+        yield Round(
+            index=index,
+            state=state,
+            metrics=output.metrics,
+            ledger=ledger,
+            num_eligible=int(np.count_nonzero(eligible)),
+            seconds=time.monotonic() - begin,
+        )

@@ -1,0 +1,251 @@
+"""The data sets of the next-word-prediction task, by name or by path.
+
+`docstrings` is made of the installed packages' docstrings and needs no download, `stackoverflow`
+is TFF's download, and a path names any file in the same format (`make-text-dataset` makes one).
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
+
+_LOGGER = logging.getLogger(__name__)
+
+DOCSTRINGS = "docstrings"
+STACKOVERFLOW = "stackoverflow"
+_STACKOVERFLOW_FILE = "stackoverflow.sqlite"
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedText:
+    """A data set of federated text with its three splits.
+
+    Attributes:
+        name: "docstrings", "stackoverflow" or the path that was given.
+        path: The SQLite file.
+        splits: The counts of "train", "heldout" and "test".
+        cache_dir: Where downloads that belong to it are kept.
+    """
+
+    name: str
+    path: pathlib.Path
+    splits: Mapping[str, federated_text.SplitCounts]
+    cache_dir: pathlib.Path
+
+    def word_counts(self) -> dict[str, int]:
+        """Counts the training clients that use each word, from a cache if there is one.
+
+        Returns:
+            The counts, most frequent word first.
+
+        Raises:
+            ValueError: StackOverflow's counts, which are downloaded, cannot be.
+        """
+        if self.name == STACKOVERFLOW:
+            return vocabulary.load_word_counts(
+                self.path, lambda _: _download_stackoverflow_word_counts(self.cache_dir)
+            )
+        return vocabulary.load_word_counts(self.path)
+
+    def vocabulary(self, size: int) -> tuple[str, ...]:
+        """Takes the words that most training clients use.
+
+        Args:
+            size: How many.
+
+        Returns:
+            The words, most frequent first.
+
+        Raises:
+            ValueError: The size is not positive, or the text has fewer words.
+        """
+        return vocabulary.most_frequent(self.word_counts(), size)
+
+    def client_tokens(
+        self,
+        split: str,
+        words: Sequence[str],
+        sequence_length: int = token_arrays.DEFAULT_SEQUENCE_LENGTH,
+    ) -> token_arrays.ClientTokens:
+        """Opens the tokenized sentences of a split's clients.
+
+        Args:
+            split: "train", "heldout" or "test".
+            words: The vocabulary, most frequent word first.
+            sequence_length: The number of words to keep of a sentence.
+
+        Returns:
+            The clients' tokens: in memory, or read when asked for if the split is too large.
+        """
+        return token_arrays.open_client_tokens(self.path, split, words, sequence_length)
+
+    def client_data(self, split: str) -> Any:
+        """Opens a split as TFF's own type, for TFF's own pipelines.
+
+        Args:
+            split: "train", "heldout" or "test".
+
+        Returns:
+            A `tff.simulation.datasets.ClientData` of StackOverflow's six fields.
+        """
+        import tensorflow as tf
+        import tensorflow_federated as tff
+
+        fields = {
+            name: tf.io.FixedLenFeature((), tf.int64 if name == "score" else tf.string)
+            for name in ("creation_date", "score", "tags", "title", "tokens", "type")
+        }
+
+        def parse(dataset: Any) -> Any:
+            return dataset.map(
+                lambda proto: tf.io.parse_single_example(proto, fields),
+                num_parallel_calls=tf.data.AUTOTUNE,
+            )
+
+        return tff.simulation.datasets.SqlClientData(str(self.path), split).preprocess(parse)
+
+
+def default_cache_dir() -> pathlib.Path:
+    """Names the directory in which data sets are kept.
+
+    Returns:
+        `mf_aggregators` in the user's cache directory: `$XDG_CACHE_HOME`, or `~/.cache`.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    root = pathlib.Path(base) if os.path.isabs(base) else pathlib.Path.home() / ".cache"
+    return root / "mf_aggregators"
+
+
+def load(
+    dataset: str = DOCSTRINGS,
+    cache_dir: str | os.PathLike[str] | None = None,
+    min_train_clients: int = 1,
+    show_progress: bool = True,
+) -> FederatedText:
+    """Loads a data set, making or downloading it the first time.
+
+    Args:
+        dataset: "docstrings", "stackoverflow" or the path of a SQLite file. The file must have the
+            splits "train", "heldout" and "test"; make-text-dataset splits one that has not.
+        cache_dir: Where data sets are kept; `default_cache_dir()` if None.
+        min_train_clients: How many training clients the caller needs.
+        show_progress: Whether to draw a progress bar on standard error while making a data set.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: There is no such data set, its file is not what it should be, or it has too few
+            training clients. The message is one line that says what to do.
+    """
+    directory = pathlib.Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+    if dataset == DOCSTRINGS:
+        path = _docstrings_file(directory, show_progress)
+    elif dataset == STACKOVERFLOW:
+        path = _stackoverflow_file(directory)
+    elif not dataset or not (os.sep in dataset or pathlib.PurePath(dataset).suffix):
+        raise ValueError(
+            f"There is no data set {dataset!r}: give {DOCSTRINGS}, {STACKOVERFLOW} or the path of a"
+            " .sqlite file."
+        )
+    else:
+        path = pathlib.Path(dataset).expanduser().absolute()
+    federated_text.check_format(path)
+    splits = federated_text.count_splits(path)
+    for split in federated_text.SPLITS:
+        if split not in splits or not splits[split].examples:
+            raise ValueError(
+                f"{path} has no clients in a split {split!r}, only in"
+                f" {', '.join(map(repr, splits)) or 'none'}: make-text-dataset --input={path}"
+                " --output=FILE.sqlite makes a file with its clients split anew."
+            )
+    if splits[federated_text.TRAIN].clients < min_train_clients:
+        raise ValueError(
+            f"{path} has {splits[federated_text.TRAIN].clients} training clients, fewer than the"
+            f" {min_train_clients} needed: ask for fewer clients a round or use more text."
+        )
+    return FederatedText(dataset, path, splits, directory)
+
+
+def build_docstrings(
+    path: pathlib.Path,
+    packages: Sequence[docstrings.Package] | None = None,
+    show_progress: bool = True,
+) -> docstrings.BuildCounts:
+    """Writes the data set of the installed packages' docstrings.
+
+    Args:
+        path: The file, replaced in one step if it is there.
+        packages: The packages to read; those that this project needs if None.
+        show_progress: Whether to draw a progress bar on standard error.
+
+    Returns:
+        What was read and what was kept.
+
+    Raises:
+        ValueError: The packages have no docstrings.
+        OSError: The file cannot be written.
+    """
+    counts = docstrings.BuildCounts()
+    if packages is None:
+        packages = docstrings.find_packages()
+    federated_text.write(path, docstrings.examples(packages, counts, show_progress=show_progress))
+    return counts
+
+
+def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Path:
+    """Gives the docstrings' file of this environment's packages, made if it is not there."""
+    packages = docstrings.find_packages()
+    path = directory / f"{DOCSTRINGS}-{docstrings.fingerprint(packages)}.sqlite"
+    if not path.exists():
+        _LOGGER.info("Making the docstrings data set, once for these packages: %s", path)
+        try:
+            build_docstrings(path, packages, show_progress)
+        except OSError as error:
+            raise ValueError(
+                f"The docstrings data set cannot be written to {directory} ({error}): choose"
+                " another cache directory."
+            ) from error
+    return path
+
+
+def _stackoverflow_file(directory: pathlib.Path) -> pathlib.Path:
+    """Gives StackOverflow's file, downloaded by TFF if it is not there."""
+    path = directory / _STACKOVERFLOW_FILE
+    if path.exists():
+        return path
+    from tensorflow_federated.python.simulation.datasets import stackoverflow
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # TFF's loader takes any file of this name for a complete one, and writes the download
+        # under that very name. Elsewhere, an interrupted one is not found again.
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=directory) as temporary:
+            stackoverflow.load_data(cache_dir=temporary)
+            os.replace(pathlib.Path(temporary) / _STACKOVERFLOW_FILE, path)
+    except Exception as error:
+        raise ValueError(_download_failure("The StackOverflow data", error)) from error
+    return path
+
+
+def _download_stackoverflow_word_counts(directory: pathlib.Path) -> dict[str, int]:
+    from tensorflow_federated.python.simulation.datasets import stackoverflow
+
+    try:
+        return dict(stackoverflow.load_word_counts(cache_dir=str(directory)))
+    except Exception as error:
+        raise ValueError(_download_failure("StackOverflow's word counts", error)) from error
+
+
+def _download_failure(what: str, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"{what} could not be downloaded ({reason}): check the network, or use"
+        f" --dataset={DOCSTRINGS} or a .sqlite file."
+    )

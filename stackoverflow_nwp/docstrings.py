@@ -1,0 +1,320 @@
+"""Sentences of the docstrings of installed packages, one client per module.
+
+The packages are those that TensorFlow Federated and this project's other direct requirements
+need at run time, in the versions installed: what a lock file pins. Development tools, the
+standard library and this project's own packages never count, nor does the order in which a file
+system lists files, so that the sentences depend only on the lock file and the Python version.
+Sources are parsed and never imported.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import importlib.metadata
+import pathlib
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+
+import tqdm
+
+from stackoverflow_nwp import text_cleaning
+from stackoverflow_nwp.federated_text import Example, split_of_client
+
+# What this project needs at run time; everything else follows from these packages' metadata.
+ROOT_PACKAGES = (
+    "absl-py",
+    "dp-accounting",
+    "matplotlib",
+    "numpy",
+    "psutil",
+    "scipy",
+    "tensorboard",
+    "tensorflow",
+    "tensorflow-federated",
+    "tensorflow-privacy",
+    "tqdm",
+)
+
+MIN_SENTENCES_PER_CLIENT = 10
+# A handful of modules with thousands of generated sentences would outweigh all others.
+MAX_SENTENCES_PER_CLIENT = 512
+
+# Part of the cache key: to be raised by whoever changes which sentences come out.
+CLEANING_VERSION = 1
+
+# StackOverflow has a date and a score for each post. Docstrings have neither.
+CREATION_DATE = "1970-01-01 00:00:00 UTC"
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """An installed distribution and its Python sources.
+
+    Attributes:
+        name: Its normalised name, as a lock file spells it.
+        version: Its installed version.
+        modules: Its modules' dotted names with their source files, sorted by name.
+    """
+
+    name: str
+    version: str
+    modules: tuple[tuple[str, pathlib.Path], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """A sentence of a docstring.
+
+    Attributes:
+        tokens: Its tokens, joined by spaces.
+        qualified_name: The class or function whose docstring it is from, "" for the module's.
+        is_function: Whether that is a function or method.
+    """
+
+    tokens: str
+    qualified_name: str
+    is_function: bool
+
+
+@dataclasses.dataclass
+class BuildCounts:
+    """What a build has read and kept so far.
+
+    Attributes:
+        modules: Modules parsed.
+        unreadable_modules: Modules whose source is not valid Python.
+        sentences: Sentences found, duplicates included.
+        unique_sentences: Sentences left once duplicates are removed.
+        kept_sentences: Sentences of the clients kept, within the limit of each client.
+        kept_clients: Clients with enough sentences.
+    """
+
+    modules: int = 0
+    unreadable_modules: int = 0
+    sentences: int = 0
+    unique_sentences: int = 0
+    kept_sentences: int = 0
+    kept_clients: int = 0
+
+
+def normalized_name(name: str) -> str:
+    """Spells a package's name as indexes and lock files do.
+
+    Args:
+        name: A name as written in a requirement.
+
+    Returns:
+        The name in lower case, with runs of ".", "-" and "_" replaced by "-".
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def find_packages(
+    search_path: Sequence[str] | None = None,
+    root_packages: Sequence[str] = ROOT_PACKAGES,
+    lock_file: pathlib.Path | None = None,
+) -> tuple[Package, ...]:
+    """Finds the root packages and all that they require, as installed.
+
+    A requirement that is not installed (one that the lock overrides away) is passed over.
+
+    Args:
+        search_path: Directories of installed distributions; `sys.path` if None.
+        root_packages: Names of the packages to start from.
+        lock_file: A `uv.lock`. Packages that it does not name are left out, as if they were not
+            installed. By default the one in the root of this project's checkout, if there.
+
+    Returns:
+        The packages found, sorted by name.
+    """
+    lock_file = lock_file or pathlib.Path(__file__).resolve().parent.parent / "uv.lock"
+    locked_names = _locked_names(lock_file)
+    installed: dict[str, importlib.metadata.Distribution] = {}
+    directories = list(sys.path if search_path is None else search_path)
+    for distribution in importlib.metadata.distributions(path=directories):
+        name = distribution.metadata["Name"]
+        # The first on the search path is the one that an import would find.
+        if name and (locked_names is None or normalized_name(name) in locked_names):
+            installed.setdefault(normalized_name(name), distribution)
+    found: set[tuple[str, str]] = set()
+    queue = [(normalized_name(name), "") for name in root_packages]
+    while queue:
+        name, extra = queue.pop()
+        if (name, extra) in found or name not in installed:
+            continue
+        found.add((name, extra))
+        queue.extend(_requirements(installed[name], extra))
+    return tuple(
+        Package(name, installed[name].version, _modules(installed[name]))
+        for name in sorted({name for name, _ in found})
+    )
+
+
+def fingerprint(packages: Sequence[Package]) -> str:
+    """Identifies the sentences that `examples` makes of some packages.
+
+    Args:
+        packages: What `find_packages` returned.
+
+    Returns:
+        Twelve hexadecimal digits that depend on the packages' names and versions, on the Python
+        version, whose grammar reads the sources, and on this module's rules.
+    """
+    lines = [f"{package.name}=={package.version}" for package in packages]
+    lines.append(f"python {sys.version_info.major}.{sys.version_info.minor}")
+    lines.append(
+        f"{CLEANING_VERSION} {MIN_SENTENCES_PER_CLIENT} {MAX_SENTENCES_PER_CLIENT}"
+        f" {text_cleaning.MIN_WORDS} {text_cleaning.MAX_TOKENS}"
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def sentences_of_module(source: bytes) -> list[Sentence]:
+    """Collects the sentences of a module's docstrings.
+
+    Args:
+        source: The module's source code.
+
+    Returns:
+        The sentences of its own docstring and of those of its classes and functions, nested ones
+        included, in the order of the source.
+
+    Raises:
+        SyntaxError: The source is not valid Python.
+        ValueError: The source holds null bytes.
+    """
+    with warnings.catch_warnings():
+        # Sources with invalid escape sequences warn as they are compiled.
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    sentences: list[Sentence] = []
+    _collect(tree, "", sentences)
+    return sentences
+
+
+def examples(
+    packages: Sequence[Package],
+    counts: BuildCounts | None = None,
+    min_sentences: int = MIN_SENTENCES_PER_CLIENT,
+    max_sentences: int = MAX_SENTENCES_PER_CLIENT,
+    show_progress: bool = True,
+) -> Iterator[Example]:
+    """Yields the sentences of some packages, one client per module.
+
+    Modules come in the order of their names, and a sentence stays with the first that has it.
+
+    Args:
+        packages: What `find_packages` returned.
+        counts: Counts to add to, for a report.
+        min_sentences: Modules with fewer sentences of their own are left out.
+        max_sentences: Of modules with more, the first so many are kept.
+        show_progress: Whether to draw a progress bar on standard error.
+
+    Yields:
+        One example per sentence. `tags` is the package's name, `title` the class or function whose
+        docstring it is from (the module where it is the module's), `post_type` is "answer" for
+        functions and methods and "question" for modules and classes, and the score is 0.
+    """
+    counts = counts if counts is not None else BuildCounts()
+    sources: dict[str, tuple[pathlib.Path, str]] = {}
+    for package in packages:
+        for module, path in package.modules:
+            sources.setdefault(module, (path, package.name))
+    seen: set[str] = set()
+    progress = tqdm.tqdm(
+        sorted(sources), desc="Reading docstrings", unit="module", disable=not show_progress
+    )
+    for module in progress:
+        path, package_name = sources[module]
+        counts.modules += 1
+        try:
+            sentences = sentences_of_module(path.read_bytes())
+        except (SyntaxError, ValueError, RecursionError):
+            counts.unreadable_modules += 1
+            continue
+        counts.sentences += len(sentences)
+        unique = []
+        for sentence in sentences:
+            if sentence.tokens not in seen:
+                seen.add(sentence.tokens)
+                unique.append(sentence)
+        counts.unique_sentences += len(unique)
+        if len(unique) < min_sentences:
+            continue
+        kept = unique[:max_sentences]
+        counts.kept_clients += 1
+        counts.kept_sentences += len(kept)
+        split = split_of_client(module)
+        for sentence in kept:
+            yield Example(
+                client_id=module,
+                split=split,
+                tokens=sentence.tokens,
+                creation_date=CREATION_DATE,
+                score=0,
+                tags=package_name,
+                title=sentence.qualified_name or module,
+                post_type="answer" if sentence.is_function else "question",
+            )
+
+
+def _locked_names(lock_file: pathlib.Path) -> frozenset[str] | None:
+    """Reads the package names of a uv.lock, None where there is none."""
+    try:
+        text = lock_file.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    # tomllib is not part of Python 3.10. The lock's layout is fixed: each package is a table
+    # whose first key is its name.
+    names = re.findall(r'^\[\[package\]\]\nname = "([^"]+)"', text, re.MULTILINE)
+    return frozenset(normalized_name(name) for name in names)
+
+
+def _requirements(
+    distribution: importlib.metadata.Distribution, extra: str
+) -> Iterator[tuple[str, str]]:
+    """Yields the names, with their extras, that a distribution requires here."""
+    # A requirement of matplotlib, and so in every environment that this module is for.
+    from packaging import requirements
+
+    for text in distribution.requires or ():
+        requirement = requirements.Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            name = normalized_name(requirement.name)
+            yield name, ""
+            for required_extra in sorted(requirement.extras):
+                yield name, required_extra
+
+
+def _modules(
+    distribution: importlib.metadata.Distribution,
+) -> tuple[tuple[str, pathlib.Path], ...]:
+    """Lists the Python modules that a distribution installed, from its own record."""
+    modules = {}
+    for file in distribution.files or ():
+        # Scripts lie outside, as "../../../bin/...", and some packages bring templates.
+        if file.suffix != ".py" or not all(part.isidentifier() for part in file.parts[:-1]):
+            continue
+        parts = file.parts[:-1] if file.stem == "__init__" else (*file.parts[:-1], file.stem)
+        path = pathlib.Path(str(distribution.locate_file(file)))
+        if parts and parts[-1].isidentifier() and path.is_file():
+            modules[".".join(parts)] = path
+    return tuple(sorted(modules.items()))
+
+
+def _collect(node: ast.AST, prefix: str, sentences: list[Sentence]) -> None:
+    """Appends the sentences of a node's docstring, then those of the nodes within."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node, clean=False)
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for tokens in text_cleaning.sentences_of_docstring(docstring) if docstring else ():
+            sentences.append(Sentence(" ".join(tokens), prefix, is_function))
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{prefix}.{child.name}" if prefix else child.name
+            _collect(child, name, sentences)
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            # Definitions inside "if", "try" and so on.
+            _collect(child, prefix, sentences)

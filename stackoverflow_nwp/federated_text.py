@@ -1,0 +1,432 @@
+"""Federated text in the file format of TFF's StackOverflow data.
+
+A SQLite file with one row per example (a serialized `tf.train.Example` of StackOverflow's six
+fields) and one row per client and split, which `tff.simulation.datasets.SqlClientData` reads.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+
+# The names in StackOverflow's own file.
+TRAIN = "train"
+HELDOUT = "heldout"
+TEST = "test"
+SPLITS = (TRAIN, HELDOUT, TEST)
+
+_SCHEMA = """
+CREATE TABLE examples (
+    split_name TEXT NOT NULL,
+    client_id TEXT NOT NULL,
+    serialized_example_proto BLOB NOT NULL);
+CREATE TABLE client_metadata (
+    client_id TEXT NOT NULL,
+    split_name TEXT NOT NULL,
+    num_examples INTEGER NOT NULL);
+"""
+# Created once all rows are in, which is faster. TFF asks for a client at a time.
+_INDEXES = """
+CREATE INDEX idx_examples_client_id ON examples (client_id);
+CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
+"""
+_ROWS_PER_INSERT = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One sentence of one client, with the fields of StackOverflow's data.
+
+    Attributes:
+        client_id: Whose sentence it is. No single quotes: TFF puts it into an SQL text as it is.
+        split: The split that it belongs to.
+        tokens: Its tokens, separated by single spaces.
+        creation_date: When it was written.
+        score: The score of its post.
+        tags: The tags of its post, separated by "|".
+        title: The title of its post.
+        post_type: "question" or "answer".
+    """
+
+    client_id: str
+    split: str
+    tokens: str
+    creation_date: str = "1970-01-01 00:00:00 UTC"
+    score: int = 0
+    tags: str = ""
+    title: str = ""
+    post_type: str = "question"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitCounts:
+    """How much one split holds.
+
+    Attributes:
+        clients: Number of clients.
+        examples: Number of examples.
+    """
+
+    clients: int
+    examples: int
+
+
+def split_of_client(
+    client_id: str, heldout_fraction: float = 0.1, test_fraction: float = 0.1
+) -> str:
+    """Assigns a client to a split by a hash of its name alone.
+
+    Args:
+        client_id: The client.
+        heldout_fraction: The share of clients for validation.
+        test_fraction: The share of clients for the test.
+
+    Returns:
+        "train", "heldout" or "test". The choice for one client never depends on the others.
+    """
+    position = _position(client_id)
+    if position < test_fraction:
+        return TEST
+    if position < test_fraction + heldout_fraction:
+        return HELDOUT
+    return TRAIN
+
+
+def split_clients(client_ids: Iterable[str]) -> dict[str, str]:
+    """Assigns clients to splits so that none is empty.
+
+    Args:
+        client_ids: The clients, at least three different ones.
+
+    Returns:
+        The split of each: that of `split_of_client`, except that the clients first in the order of
+        their hashes fill a split which that leaves empty.
+
+    Raises:
+        ValueError: There are fewer than three clients.
+    """
+    in_order = sorted(set(client_ids), key=_position)
+    if len(in_order) < len(SPLITS):
+        raise ValueError(
+            "Three clients are needed at least, one each for training, validation and the test,"
+            f" and there are {len(in_order)}."
+        )
+    splits = {client: split_of_client(client) for client in in_order}
+    for split in SPLITS:
+        if split not in splits.values():
+            sizes = collections.Counter(splits.values())
+            largest = max(SPLITS, key=lambda other: sizes[other])
+            splits[next(client for client in in_order if splits[client] == largest)] = split
+    return splits
+
+
+def serialize(example: Example) -> bytes:
+    """Encodes an example as StackOverflow's file does.
+
+    Args:
+        example: The example.
+
+    Returns:
+        A serialized `tf.train.Example`. Equal examples give equal bytes.
+    """
+    # Loading TensorFlow takes seconds, which readers of the rest need not wait for.
+    import tensorflow as tf
+
+    message = tf.train.Example()
+    feature = message.features.feature
+    for name, text in (
+        ("creation_date", example.creation_date),
+        ("tags", example.tags),
+        ("title", example.title),
+        ("tokens", example.tokens),
+        ("type", example.post_type),
+    ):
+        feature[name].bytes_list.value.append(text.encode("utf-8"))
+    feature["score"].int64_list.value.append(example.score)
+    encoded: bytes = message.SerializeToString(deterministic=True)
+    return encoded
+
+
+def _position(client_id: str) -> float:
+    """Maps a client's name to a number in [0, 1) that looks uniformly random."""
+    digest = hashlib.sha256(client_id.encode("utf-8")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+@contextlib.contextmanager
+def replaced_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives a temporary file that takes a path's place once it is complete.
+
+    Args:
+        path: The file to write or replace. Its directory is created if it is missing.
+
+    Yields:
+        A path beside it to write to. It replaces `path` in one step when the context ends, and
+        is removed if that ends by an exception, so that nobody sees a half-written file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(descriptor)
+    temporary = pathlib.Path(name)
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        # mkstemp allows nobody else to read; a data set has no secrets.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCounts]:
+    """Writes examples to a file that TFF's `SqlClientData` reads.
+
+    Args:
+        path: The file, replaced in one step if it is there.
+        examples: The examples, in the order that each client's are to have.
+
+    Returns:
+        The counts of each split that occurs.
+
+    Raises:
+        ValueError: There are no examples, or a client's name is empty or holds a single quote or
+            a null character.
+    """
+    numbers: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def rows() -> Iterator[tuple[str, str, bytes]]:
+        for example in examples:
+            if not example.client_id or "'" in example.client_id or "\0" in example.client_id:
+                raise ValueError(
+                    f"The client name {example.client_id!r} is empty or holds a single quote or a"
+                    " null character, which TFF cannot look up: rename the client."
+                )
+            numbers[example.client_id, example.split] += 1
+            yield example.split, example.client_id, serialize(example)
+
+    with replaced_file(path) as temporary:
+        connection = sqlite3.connect(temporary)
+        try:
+            # The file is not seen before it is complete, so a journal protects nothing.
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.executescript(_SCHEMA)
+            connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows())
+            if not numbers:
+                raise ValueError("There are no examples to write.")
+            connection.executemany(
+                "INSERT INTO client_metadata VALUES (?, ?, ?)",
+                ((client, split, number) for (client, split), number in sorted(numbers.items())),
+            )
+            connection.commit()
+            connection.executescript(_INDEXES)
+        finally:
+            connection.close()
+    splits = sorted({split for _, split in numbers})
+    return {
+        split: SplitCounts(
+            clients=sum(1 for _, other in numbers if other == split),
+            examples=sum(number for (_, other), number in numbers.items() if other == split),
+        )
+        for split in splits
+    }
+
+
+def tokens_of_proto(serialized: bytes) -> str:
+    """Reads the tokens of a serialized example.
+
+    Args:
+        serialized: What `serialize` returned, or any other example of StackOverflow's format.
+
+    Returns:
+        The tokens, separated by single spaces.
+
+    Raises:
+        ValueError: The bytes are no such example.
+    """
+    import tensorflow as tf
+    from google.protobuf import message  # type: ignore[import-untyped]
+
+    try:
+        values = tf.train.Example.FromString(serialized).features.feature["tokens"].bytes_list.value
+        return str(values[0], "utf-8", "replace")
+    except (message.DecodeError, IndexError) as error:
+        raise ValueError("An example holds no `tokens`.") from error
+
+
+def parse(client_id: str, split: str, serialized: bytes) -> Example:
+    """Decodes an example; fields other than `tokens` may be missing.
+
+    Args:
+        client_id: The client whose example it is.
+        split: The split that it belongs to.
+        serialized: A serialized `tf.train.Example`.
+
+    Returns:
+        The example.
+
+    Raises:
+        ValueError: The bytes are no example with `tokens`.
+    """
+    import tensorflow as tf
+
+    tokens = tokens_of_proto(serialized)
+    feature = tf.train.Example.FromString(serialized).features.feature
+
+    def text(name: str) -> str:
+        values = feature[name].bytes_list.value
+        return str(values[0], "utf-8", "replace") if values else ""
+
+    score = feature["score"].int64_list.value
+    return Example(
+        client_id=client_id,
+        split=split,
+        tokens=tokens,
+        creation_date=text("creation_date"),
+        score=score[0] if score else 0,
+        tags=text("tags"),
+        title=text("title"),
+        post_type=text("type"),
+    )
+
+
+def read_only(path: pathlib.Path) -> sqlite3.Connection:
+    """Opens a SQLite file without the right to change or create it.
+
+    Args:
+        path: The file.
+
+    Returns:
+        A connection, for the caller to close.
+    """
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def clients_of_split(path: pathlib.Path, split: str) -> tuple[str, ...]:
+    """Lists the clients of a split.
+
+    Args:
+        path: A SQLite file of federated text.
+        split: The split's name.
+
+    Returns:
+        The names, sorted, which is the order of TFF's `client_ids`.
+    """
+    with contextlib.closing(read_only(path)) as connection:
+        rows = connection.execute(
+            "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", (split,)
+        )
+        return tuple(sorted(client for (client,) in rows))
+
+
+def count_splits(path: pathlib.Path) -> dict[str, SplitCounts]:
+    """Counts the clients and examples of each split, from the clients' table alone.
+
+    Args:
+        path: A SQLite file of federated text.
+
+    Returns:
+        The counts of each split, by name.
+    """
+    with contextlib.closing(read_only(path)) as connection:
+        rows = connection.execute(
+            "SELECT split_name, COUNT(DISTINCT client_id), SUM(num_examples) FROM client_metadata"
+            " GROUP BY split_name ORDER BY split_name"
+        )
+        return {split: SplitCounts(clients, examples) for split, clients, examples in rows}
+
+
+def read_tokens(path: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
+    """Reads all sentences of a split.
+
+    Args:
+        path: A SQLite file of federated text.
+        split: The split's name.
+
+    Yields:
+        A client and the tokens of one of its examples, in the order of the file.
+    """
+    with contextlib.closing(read_only(path)) as connection:
+        rows = connection.execute(
+            "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
+            " ORDER BY rowid",
+            (split,),
+        )
+        for client, serialized in rows:
+            yield client, tokens_of_proto(serialized)
+
+
+def read_examples(path: pathlib.Path) -> Iterator[Example]:
+    """Reads all examples of all splits.
+
+    Args:
+        path: A SQLite file of federated text.
+
+    Yields:
+        The examples, in the order of the file.
+    """
+    with contextlib.closing(read_only(path)) as connection:
+        rows = connection.execute(
+            "SELECT client_id, split_name, serialized_example_proto FROM examples ORDER BY rowid"
+        )
+        for client, split, serialized in rows:
+            yield parse(client, split, serialized)
+
+
+def check_format(path: pathlib.Path) -> None:
+    """Checks that a file holds federated text, without reading all of it.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: The file is missing, no SQLite database, cut short, or has other tables.
+    """
+    remedy = "make one with make-text-dataset"
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}: check the path, or {remedy}.")
+    with open(path, "rb") as file:
+        header = file.read(100)
+    if not header.startswith(b"SQLite format 3\0") or len(header) < 100:
+        raise ValueError(f"{path} is not a SQLite file: {remedy}.")
+    page_size = int.from_bytes(header[16:18], "big")
+    pages = int.from_bytes(header[28:32], "big")
+    # A page size of 1 stands for 65536; the number of pages counts if the two versions agree.
+    expected_size = (65536 if page_size == 1 else page_size) * pages
+    if header[24:28] == header[92:96] and path.stat().st_size < expected_size:
+        raise ValueError(
+            f"{path} is cut short, {path.stat().st_size} of {expected_size} bytes: remove it and"
+            " fetch or make it again."
+        )
+    required = {
+        "examples": {"split_name", "client_id", "serialized_example_proto"},
+        "client_metadata": {"client_id", "split_name", "num_examples"},
+    }
+    try:
+        with contextlib.closing(read_only(path)) as connection:
+            for table, columns in required.items():
+                found = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                if not found:
+                    raise ValueError(f"{path} has no table {table!r}: {remedy}.")
+                if not columns <= found:
+                    missing = ", ".join(sorted(columns - found))
+                    raise ValueError(f"{path}: table {table!r} has no {missing}: {remedy}.")
+            row = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} cannot be read as a SQLite file ({error}): {remedy}.") from error
+    if row is None:
+        raise ValueError(f"{path} holds no examples: {remedy}.")
+    try:
+        tokens_of_proto(bytes(row[0]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: its examples are no StackOverflow examples with `tokens`: {remedy}."
+        ) from error

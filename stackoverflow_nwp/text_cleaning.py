@@ -1,0 +1,357 @@
+"""Turns docstrings and plain text into sentences of StackOverflow's token format.
+
+TFF's StackOverflow data holds one sentence an example, prepared so: lower case, HTML symbols
+unescaped, non-ascii symbols removed, punctuation separated into tokens of its own except
+apostrophes and hyphens, white space collapsed, and every URL replaced by one special token.
+`tokenize` does the same to any sentence. `sentences_of_text` splits prose into sentences, and
+`sentences_of_docstring` first finds the prose of a docstring: it knows reStructuredText, Markdown,
+and the Google and NumPy section styles well enough to leave out code, tables, formulas, type
+declarations and headings.
+"""
+
+import html
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+
+URL_TOKEN = "<URL>"
+
+# A sentence must have as many words, and as large a share of its tokens must be words; headings
+# and remnants of code have less.
+MIN_WORDS = 3
+_MIN_WORD_SHARE = 0.65
+# Longer "sentences" are lists of names that lost their line breaks.
+MAX_TOKENS = 120
+
+_URL = re.compile(
+    r"(?:\b(?:https?|ftp)://|\bwww\.)[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]", re.IGNORECASE
+)
+_TOKEN = re.compile(r"<URL>|[A-Za-z0-9]+(?:['-]+[A-Za-z0-9]+)*|[!-/:-@\[-`{-~]")
+_WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*\Z")
+_HTML_TAG = re.compile(r"</?[a-zA-Z][a-zA-Z0-9]*(?:\s[^<>]*)?/?>")
+_UNICODE_PUNCTUATION = str.maketrans(
+    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"}
+)
+
+# Words whose full stop ends no sentence.
+_ABBREVIATIONS = re.compile(
+    r"(?:al|approx|cf|ch|dept|dr|e\.g|eg|eqs?|esp|etc|figs?|i\.e|ie|incl|mr|mrs|ms|nos|pp?|prof"
+    r"|refs?|resp|sec|st|viz|vol|vs|w\.r\.t|wrt)\Z",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[`*<]*[A-Z0-9])")
+
+# Sections whose lines are names, not prose.
+_DROPPED_SECTIONS = re.compile(
+    r"(?:authors?|bibliography|citation|copyright|inherited members|license|methods|references?"
+    r"|routine listings|see also)\Z"
+)
+_FIELD = re.compile(r":(?P<kind>[a-zA-Z]+)(?:\s+[^:]*)?:(?:\s+|\Z)")
+_DROPPED_FIELDS = frozenset(("type", "rtype", "vartype", "meta", "copyright", "license"))
+_DIRECTIVE = re.compile(r"\.\.\s+(?:\|[^|]*\|\s*)?(?P<name>[a-zA-Z_:-]+?)::")
+_PROSE_DIRECTIVES = re.compile(
+    r"(?:admonition|attention|caution|danger|deprecated|hint|important|note|rubric|seealso|tip"
+    r"|topic|versionadded|versionchanged|warning)\Z"
+)
+_BULLET = re.compile(r"(?:[-*+\u2022]|\(?[0-9]{1,2}[.)]|\(?[a-z]\))\s+")
+_UNDERLINE = re.compile(r"([=\-~^\"'`#*+_:.])\1{2,}\s*\Z")
+_TABLE = re.compile(r"\+[-=+]{3,}|\|.*\||.*\S\s{3,}\S.*\s{3,}\S")
+_TABLE_BORDER = re.compile(r"(?:[=-]{2,}\s+)+[=-]{2,}\s*\Z")
+_GOOGLE_PARAMETER = re.compile(
+    r"(?P<name>[`*]*[A-Za-z_][\w.*`,/\[\]-]*(?:,\s[`*]*\w+`?)*)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?"
+    r"\s*:\s+(?P<rest>\S.*)"
+)
+_NUMPY_PARAMETER = re.compile(r"[`*]*[A-Za-z_][\w.*`]*(?:\s*,\s*[`*]*\w+`*)*\s*:(?:\s.*)?\Z")
+_GOOGLE_SECTION = re.compile(r"[A-Z][A-Za-z]*(?:\s[A-Za-z]+){0,3}:\Z")
+_FORMULA = re.compile(r"\\[A-Za-z(\[{]|\$\$|\$[^$]+\$|\^\{|_\{|\{[^}]*\}|[=<>!]=|->|=>")
+
+_INLINE_MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"!\[[^\]]*\]\([^)]*\)"), " "),  # an image
+    (re.compile(r"\[([^\]]+)\]\(([^)\s]+)[^)]*\)"), r"\1"),  # a Markdown link
+    (re.compile(r"\[([^\]]+)\]\[[^\]]*\]"), r"\1"),
+    (re.compile(r"\s*\[[#*]?[A-Za-z0-9_+-]*\]_"), ""),  # a citation
+    (re.compile(r"\s*\[[0-9]{1,2}(?:,\s*[0-9]{1,2})*\]"), ""),
+    # A role and a reStructuredText link, either with a target of its own.
+    (re.compile(r":[a-zA-Z][\w:+.-]*:`[~!]?\.?([^`<]+?)\s*(?:<[^`>]*>)?`"), r"\1"),
+    (re.compile(r"`([^`<]+?)\s*<[^`>]*>`_*"), r"\1"),
+    (re.compile(r"`+([^`]*)`+_*"), r"\1"),
+    (re.compile(r"\*{1,2}([^\s*](?:[^*]*[^\s*])?)\*{1,2}"), r"\1"),
+    (re.compile(r"(?<![\w])_([^\s_][^_]*)_(?![\w])"), r"\1"),
+    (re.compile(r"\|([A-Za-z_][\w ]*)\|_?"), r"\1"),  # a substitution
+    (re.compile(r"@(?:end_)?compatibility(?:\([a-zA-Z]*\))?"), " "),  # TensorFlow's own
+)
+
+
+def tokenize(sentence: str) -> tuple[str, ...]:
+    """Splits one sentence into tokens as the StackOverflow data is.
+
+    Args:
+        sentence: Text of one sentence.
+
+    Returns:
+        Its tokens: lower-case ascii words, which keep inner apostrophes and hyphens, single
+        punctuation characters, and `URL_TOKEN` for each URL. None holds white space.
+    """
+    text = html.unescape(sentence).translate(_UNICODE_PUNCTUATION)
+    # The token is lower-cased as all else would be, were it inserted before.
+    pieces = _URL.split(text)
+    lowered = f" {URL_TOKEN} ".join(piece.lower().replace("<url>", URL_TOKEN) for piece in pieces)
+    return tuple(_TOKEN.findall(lowered.encode("ascii", "ignore").decode("ascii")))
+
+
+def count_words(tokens: Sequence[str]) -> int:
+    """Counts the tokens that are words.
+
+    Args:
+        tokens: Tokens of a sentence.
+
+    Returns:
+        How many of them are made of letters (with inner apostrophes and hyphens).
+    """
+    return sum(1 for token in tokens if _WORD.match(token))
+
+
+def is_prose(tokens: Sequence[str]) -> bool:
+    """Tells a sentence from a heading, a list of symbols and a remnant of code.
+
+    Args:
+        tokens: Tokens of a candidate.
+
+    Returns:
+        Whether it has `MIN_WORDS` words or more, most of its tokens are words, most of those
+        longer than one letter, and it is not overly long.
+    """
+    if len(tokens) > MAX_TOKENS:
+        return False
+    words = [token for token in tokens if _WORD.match(token)]
+    long_words = sum(1 for word in words if len(word) > 1)
+    return (
+        len(words) >= MIN_WORDS
+        and long_words >= 2
+        and len(words) >= _MIN_WORD_SHARE * len(tokens)
+        and long_words >= 0.7 * len(words)
+    )
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """Splits a paragraph at its full stops, question and exclamation marks.
+
+    Args:
+        paragraph: Prose without structure; line breaks count as spaces.
+
+    Returns:
+        Its sentences, white space collapsed. A mark ends a sentence where white space and a
+        capital or a digit follow and it is not part of an abbreviation.
+    """
+    text = " ".join(paragraph.split())
+    sentences = []
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        last_word = text[start : match.start()].rsplit(" ", 1)[-1].lstrip("([\"'`").rstrip(".")
+        if text[match.start() - 1] == "." and (
+            _ABBREVIATIONS.match(last_word) or (len(last_word) == 1 and last_word.isupper())
+        ):
+            continue
+        sentences.append(text[start : match.end()].strip())
+        start = match.end()
+    remainder = text[start:].strip()
+    if remainder:
+        sentences.append(remainder)
+    return sentences
+
+
+def sentences_of_text(text: str) -> list[tuple[str, ...]]:
+    """Splits plain text into tokenized sentences.
+
+    Args:
+        text: Prose; blank lines separate paragraphs.
+
+    Returns:
+        The tokens of each sentence that has any, in order.
+    """
+    sentences = (
+        tokenize(sentence)
+        for paragraph in re.split(r"\n\s*\n", text)
+        for sentence in split_sentences(paragraph)
+    )
+    return [tokens for tokens in sentences if tokens]
+
+
+def sentences_of_docstring(docstring: str) -> list[tuple[str, ...]]:
+    """Finds the sentences of a docstring's prose.
+
+    Args:
+        docstring: A docstring as it stands in the source.
+
+    Returns:
+        The tokens of its sentences, in order, without code, tables, formulas, type declarations
+        and headings (see `is_prose`).
+    """
+    sentences = []
+    for paragraph in _paragraphs(inspect.cleandoc(docstring)):
+        for sentence in split_sentences(_without_markup(paragraph)):
+            if _FORMULA.search(sentence):
+                continue
+            tokens = tokenize(sentence)
+            if is_prose(tokens):
+                sentences.append(tokens)
+    return sentences
+
+
+def _without_markup(paragraph: str) -> str:
+    """Removes inline mark-up and keeps the words that it marks."""
+    text = html.unescape(paragraph)
+    for pattern, replacement in _INLINE_MARKUP:
+        text = pattern.sub(replacement, text)
+    return _HTML_TAG.sub(" ", text)
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yields the paragraphs of a docstring's prose, without its code and tables.
+
+    A line belongs to the paragraph above unless a blank line, a bullet, a parameter name, a
+    directive or a smaller indentation starts anew.
+    """
+    lines = _without_fences(text.expandtabs().splitlines())
+    lines = _without_literal_blocks(lines)
+    lines = _without_headings(lines)
+    paragraph: list[str] = []
+    previous_indentation = 0
+    for line in lines:
+        stripped = line.strip()
+        indentation = _indentation(line)
+        is_break = bool(not stripped or _TABLE.match(stripped) or _GOOGLE_SECTION.match(stripped))
+        bullet = None if is_break else _BULLET.match(stripped)
+        content = stripped[bullet.end() :] if bullet else stripped
+        is_start = bullet is not None
+        if not is_break:
+            field = _FIELD.match(content)
+            google = _GOOGLE_PARAMETER.match(content)
+            numpy = _NUMPY_PARAMETER.match(content)
+            if field:
+                is_start = True
+                is_break = field["kind"].lower() in _DROPPED_FIELDS
+                content = content[field.end() :]
+            elif google and _is_parameter_name(google["name"], content):
+                is_start = True
+                # "x : array_like, shape (n,)" declares a type; the NumPy style puts a space
+                # before the colon, the Google style does not.
+                if numpy and re.match(r"[^:]*\s:", content):
+                    is_break = True
+                else:
+                    content = google["rest"]
+            elif numpy and indentation <= previous_indentation:
+                is_break = True
+        # A smaller indentation begins a new item, except after the summary line.
+        if (is_break or is_start or indentation < previous_indentation) and paragraph:
+            yield " ".join(paragraph)
+            paragraph = []
+        if not is_break and content:
+            paragraph.append(content)
+        if stripped:
+            previous_indentation = indentation + (bullet.end() if bullet else 0)
+            if is_start and not bullet:
+                previous_indentation = indentation
+    if paragraph:
+        yield " ".join(paragraph)
+
+
+def _is_parameter_name(name: str, content: str) -> bool:
+    """Tells "axis: The axis to sum over" from a sentence with a colon, "Note: this is slow"."""
+    single = "," not in name and " " not in name
+    return single or re.match(r"[`*]*\w+[`*]*(?:,\s*[`*]*\w+[`*]*)*\s*[:(]", content) is not None
+
+
+def _without_fences(lines: list[str]) -> list[str]:
+    """Replaces Markdown's fenced code, doctest blocks and tables by blank lines."""
+    kept = []
+    fence: str | None = None
+    in_block = False
+    for line in lines:
+        stripped = line.strip()
+        if fence is not None:
+            if stripped.startswith(fence):
+                fence = None
+            kept.append("")
+        elif stripped.startswith(("```", "~~~")) and stripped.count("```") != 2:
+            fence = stripped[:3]
+            kept.append("")
+        elif (
+            stripped.startswith((">>>", "In ["))
+            or _TABLE_BORDER.match(stripped)
+            or (in_block and stripped)
+        ):
+            # What follows up to a blank line is the output, or the table's rows.
+            in_block = True
+            kept.append("")
+        else:
+            in_block = False
+            kept.append(line)
+    return kept
+
+
+def _without_literal_blocks(lines: list[str]) -> list[str]:
+    """Removes indented code after "::", and directives with their content unless it is prose."""
+    kept = []
+    # Lines deeper than this are the content of something dropped.
+    dropped_above: int | None = None
+    for line in lines:
+        stripped = line.strip()
+        if not stripped:
+            kept.append("")
+            continue
+        indentation = _indentation(line)
+        if dropped_above is not None:
+            if indentation > dropped_above:
+                kept.append("")
+                continue
+            dropped_above = None
+        directive = _DIRECTIVE.match(stripped)
+        if directive:
+            if _PROSE_DIRECTIVES.match(directive["name"].lower()):
+                argument = stripped[directive.end() :].strip()
+                # "versionadded:: 1.4" has a number there.
+                is_text = len(argument.split()) > 2
+                kept.append(" " * indentation + argument if is_text else "")
+            else:
+                dropped_above = indentation
+                kept.append("")
+        elif stripped.startswith(".. ") or stripped == "..":
+            dropped_above = indentation
+            kept.append("")
+        elif stripped.endswith("::"):
+            dropped_above = indentation
+            kept.append(line.rstrip()[:-1])
+        else:
+            kept.append(line)
+    return kept
+
+
+def _without_headings(lines: list[str]) -> list[str]:
+    """Removes underlined headings, and whole sections whose content is not prose."""
+    kept: list[str] = []
+    # The indentation of the heading of a section that is left out.
+    dropped_at: int | None = None
+    for position, line in enumerate(lines):
+        stripped = line.strip()
+        following = lines[position + 1].strip() if position + 1 < len(lines) else ""
+        is_heading = bool(stripped) and (
+            (bool(_UNDERLINE.match(following)) and len(stripped) < 80)
+            or stripped.startswith("#")
+            or (_GOOGLE_SECTION.match(stripped) is not None)
+        )
+        if is_heading and not _UNDERLINE.match(stripped):
+            name = stripped.strip("#: ").lower()
+            dropped_at = _indentation(line) if _DROPPED_SECTIONS.match(name) else None
+            kept.append("")
+        elif _UNDERLINE.match(stripped) or (
+            dropped_at is not None and stripped and _indentation(line) >= dropped_at
+        ):
+            kept.append("")
+        else:
+            kept.append(line)
+    return kept

@@ -1,0 +1,402 @@
+"""Sentences as rows of token ids, equal to those of TFF's next-word-prediction preprocessing.
+
+TFF's pipeline builds a lookup table for every client in every round. Here text is tokenized once
+and the arrays are cached (`EagerClientTokens`), or, for data too large for that, a client is
+tokenized when it is asked for (`LazyClientTokens`). Both give the same rows.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+import zipfile
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tqdm
+
+from stackoverflow_nwp import federated_text
+from stackoverflow_nwp import vocabulary as vocabulary_lib
+
+_LOGGER = logging.getLogger(__name__)
+
+# The longest sentence of the papers' experiments, TFF's default.
+DEFAULT_SEQUENCE_LENGTH = 20
+# Beyond so many examples tokenizing all of them takes more than a few minutes.
+MAX_EAGER_EXAMPLES = 5_000_000
+_CACHE_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of what is not a word of the vocabulary, as TFF numbers them.
+
+    Attributes:
+        padding: Fills rows up to their length.
+        out_of_vocabulary: Stands for every unknown word.
+        beginning_of_sentence: The first token of each row.
+        end_of_sentence: Follows the last word of a sentence that was not cut.
+    """
+
+    padding: int
+    out_of_vocabulary: int
+    beginning_of_sentence: int
+    end_of_sentence: int
+
+    @classmethod
+    def of_vocabulary(cls, vocabulary_size: int) -> "SpecialTokens":
+        """Numbers the special tokens for a vocabulary with one bucket of unknown words.
+
+        Args:
+            vocabulary_size: The number of words, which have the ids from 1 to it.
+
+        Returns:
+            The ids.
+        """
+        return cls(0, vocabulary_size + 1, vocabulary_size + 2, vocabulary_size + 3)
+
+
+class ClientTokens(Protocol):
+    """The tokenized sentences of the clients of one split."""
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """The clients' names, sorted."""
+
+    @property
+    def sequence_length(self) -> int:
+        """The number of tokens to predict in a row, which has one token more."""
+
+    def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
+        """Gives a client's sentences.
+
+        Args:
+            client_id: One of `client_ids`.
+            max_sentences: How many sentences to give at most, the first ones; None for all.
+
+        Returns:
+            An int32 array with one row of `sequence_length + 1` token ids per sentence.
+
+        Raises:
+            KeyError: There is no such client.
+        """
+
+
+class SentenceTokenizer:
+    """Maps a sentence to ids exactly as TFF's `build_to_ids_fn` followed by padding does.
+
+    Attributes:
+        sequence_length: The number of words kept of a sentence.
+        special_tokens: The ids of what is not a word.
+    """
+
+    def __init__(
+        self, vocabulary: Sequence[str], sequence_length: int = DEFAULT_SEQUENCE_LENGTH
+    ) -> None:
+        """Numbers the words from 1 in their order.
+
+        Args:
+            vocabulary: The words.
+            sequence_length: The number of words to keep of a sentence.
+
+        Raises:
+            ValueError: The vocabulary is empty or has a word twice, or the length is not positive.
+        """
+        if not vocabulary or len(set(vocabulary)) != len(vocabulary):
+            raise ValueError("The vocabulary must hold at least one word, and none twice.")
+        if sequence_length < 1:
+            raise ValueError(f"The sequence length must be positive, not {sequence_length}.")
+        self.sequence_length = sequence_length
+        self.special_tokens = SpecialTokens.of_vocabulary(len(vocabulary))
+        self._ids = {word: number for number, word in enumerate(vocabulary, start=1)}
+
+    def row(self, tokens: str) -> list[int]:
+        """Maps a sentence to its row.
+
+        Args:
+            tokens: The sentence's tokens, separated by single spaces.
+
+        Returns:
+            `sequence_length + 1` ids: beginning of sentence, words, end of sentence unless the
+            words fill the row, padding.
+        """
+        special = self.special_tokens
+        # TFF splits at each single space: two in a row have an empty, unknown word between them,
+        # and an empty sentence consists of one.
+        words = tokens.split(" ", self.sequence_length)[: self.sequence_length]
+        ids = [special.beginning_of_sentence]
+        ids += [self._ids.get(word, special.out_of_vocabulary) for word in words]
+        if len(words) < self.sequence_length:
+            ids.append(special.end_of_sentence)
+            ids += [special.padding] * (self.sequence_length - len(words) - 1)
+        return ids
+
+    def rows(self, sentences: Sequence[str]) -> np.ndarray:
+        """Maps sentences to an array.
+
+        Args:
+            sentences: The space-separated tokens of each.
+
+        Returns:
+            An int32 array with a row per sentence.
+        """
+        rows = [self.row(sentence) for sentence in sentences]
+        return np.array(rows, dtype=np.int32).reshape(len(rows), self.sequence_length + 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenArrays:
+    """All sentences of a split, client after client.
+
+    Attributes:
+        client_ids: The clients' names, sorted.
+        offsets: Client i has the rows from `offsets[i]` up to `offsets[i + 1]`.
+        tokens: One row of token ids per sentence.
+    """
+
+    client_ids: tuple[str, ...]
+    offsets: np.ndarray
+    tokens: np.ndarray
+
+
+class EagerClientTokens:
+    """Clients' tokens out of arrays in memory."""
+
+    def __init__(self, arrays: TokenArrays) -> None:
+        """Indexes the clients.
+
+        Args:
+            arrays: The sentences of a split.
+        """
+        self.arrays = arrays
+        self._positions = {client: i for i, client in enumerate(arrays.client_ids)}
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """The clients' names, sorted."""
+        return self.arrays.client_ids
+
+    @property
+    def sequence_length(self) -> int:
+        """The number of tokens to predict in a row, which has one token more."""
+        return int(self.arrays.tokens.shape[1]) - 1
+
+    def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
+        """Gives a client's sentences.
+
+        Args:
+            client_id: One of `client_ids`.
+            max_sentences: How many sentences to give at most, the first ones; None for all.
+
+        Returns:
+            A read-only view with one row per sentence.
+
+        Raises:
+            KeyError: There is no such client.
+        """
+        position = self._positions[client_id]
+        start, stop = (int(offset) for offset in self.arrays.offsets[position : position + 2])
+        if max_sentences is not None:
+            stop = min(stop, start + max_sentences)
+        view = self.arrays.tokens[start:stop]
+        view.flags.writeable = False
+        return view
+
+
+class LazyClientTokens:
+    """Clients' tokens out of a SQLite file, one query for each client asked for."""
+
+    def __init__(self, path: pathlib.Path, split: str, tokenizer: SentenceTokenizer) -> None:
+        """Lists the clients of the split.
+
+        Args:
+            path: A SQLite file of federated text.
+            split: The split's name.
+            tokenizer: What maps sentences to rows.
+        """
+        self._path = path
+        self._split = split
+        self._tokenizer = tokenizer
+        self._client_ids = federated_text.clients_of_split(path, split)
+        self._known = frozenset(self._client_ids)
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """The clients' names, sorted."""
+        return self._client_ids
+
+    @property
+    def sequence_length(self) -> int:
+        """The number of tokens to predict in a row, which has one token more."""
+        return self._tokenizer.sequence_length
+
+    def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
+        """Reads and tokenizes a client's sentences.
+
+        Args:
+            client_id: One of `client_ids`.
+            max_sentences: How many sentences to give at most, the first ones; None for all.
+
+        Returns:
+            An array with one row per sentence.
+
+        Raises:
+            KeyError: There is no such client.
+        """
+        if client_id not in self._known:
+            raise KeyError(client_id)
+        with contextlib.closing(federated_text.read_only(self._path)) as connection:
+            rows = connection.execute(
+                "SELECT serialized_example_proto FROM examples"
+                " WHERE client_id = ? AND split_name = ? ORDER BY rowid LIMIT ?",
+                (client_id, self._split, -1 if max_sentences is None else max_sentences),
+            )
+            return self._tokenizer.rows(
+                [federated_text.tokens_of_proto(serialized) for (serialized,) in rows]
+            )
+
+
+def tokenize_split(
+    path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, show_progress: bool = True
+) -> TokenArrays:
+    """Tokenizes all sentences of a split.
+
+    Args:
+        path: A SQLite file of federated text.
+        split: The split's name.
+        tokenizer: What maps sentences to rows.
+        show_progress: Whether to draw a progress bar on standard error.
+
+    Returns:
+        The sentences of its clients, each client's in the order of the file.
+    """
+    rows_of_client: dict[str, list[list[int]]] = collections.defaultdict(list)
+    sentences = tqdm.tqdm(
+        federated_text.read_tokens(path, split),
+        desc=f"Tokenizing {split}",
+        unit="sentence",
+        disable=not show_progress,
+    )
+    for client, tokens in sentences:
+        rows_of_client[client].append(tokenizer.row(tokens))
+    client_ids = federated_text.clients_of_split(path, split)
+    lengths = [len(rows_of_client.get(client, ())) for client in client_ids]
+    rows = [row for client in client_ids for row in rows_of_client.get(client, ())]
+    return TokenArrays(
+        client_ids=client_ids,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        tokens=np.array(rows, dtype=np.int32).reshape(-1, tokenizer.sequence_length + 1),
+    )
+
+
+def load_token_arrays(
+    path: pathlib.Path,
+    split: str,
+    vocabulary: Sequence[str],
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    show_progress: bool = True,
+) -> TokenArrays:
+    """Tokenizes a split, or reads the arrays that an earlier call left beside the file.
+
+    Args:
+        path: A SQLite file of federated text.
+        split: The split's name.
+        vocabulary: The words, most frequent first.
+        sequence_length: The number of words to keep of a sentence.
+        show_progress: Whether to draw a progress bar on standard error.
+
+    Returns:
+        The arrays. A cached copy is used only if it is whole and was made from this very file
+        (its size and modification time), split, vocabulary and length.
+    """
+    tokenizer = SentenceTokenizer(vocabulary, sequence_length)
+    status = path.stat()
+    key = json.dumps(
+        {
+            "format": _CACHE_FORMAT,
+            "split": split,
+            "vocabulary": vocabulary_lib.fingerprint(vocabulary),
+            "sequence_length": sequence_length,
+            "size": status.st_size,
+            "modified": status.st_mtime_ns,
+        },
+        sort_keys=True,
+    )
+    # One file per purpose, so that alternating between two vocabularies rebuilds neither.
+    digest = hashlib.sha256(
+        f"{split} {sequence_length} {vocabulary_lib.fingerprint(vocabulary)}".encode()
+    ).hexdigest()[:12]
+    cache = path.with_name(f"{path.stem}.tokens-{digest}.npz")
+    arrays = _read_cache(cache, key, sequence_length)
+    if arrays is not None:
+        return arrays
+    arrays = tokenize_split(path, split, tokenizer, show_progress)
+    try:
+        with federated_text.replaced_file(cache) as temporary, open(temporary, "wb") as file:
+            np.savez(
+                file,
+                key=np.array(key),
+                client_ids=np.array(arrays.client_ids, dtype=np.str_),
+                offsets=arrays.offsets,
+                tokens=arrays.tokens,
+            )
+    except OSError as error:
+        _LOGGER.warning("Could not cache the tokens in %s: %s", cache, error)
+    return arrays
+
+
+def open_client_tokens(
+    path: pathlib.Path,
+    split: str,
+    vocabulary: Sequence[str],
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    max_eager_examples: int = MAX_EAGER_EXAMPLES,
+    show_progress: bool = True,
+) -> ClientTokens:
+    """Opens the tokens of a split's clients, in memory or not according to its size.
+
+    Args:
+        path: A SQLite file of federated text.
+        split: The split's name.
+        vocabulary: The words, most frequent first.
+        sequence_length: The number of words to keep of a sentence.
+        max_eager_examples: A split with more examples than this is read a client at a time.
+        show_progress: Whether to draw a progress bar on standard error.
+
+    Returns:
+        The clients' tokens.
+
+    Raises:
+        ValueError: The file has no such split.
+    """
+    counts = federated_text.count_splits(path)
+    if split not in counts:
+        raise ValueError(f"{path} has no split {split!r}, only {', '.join(sorted(counts))}.")
+    if counts[split].examples > max_eager_examples:
+        return LazyClientTokens(path, split, SentenceTokenizer(vocabulary, sequence_length))
+    return EagerClientTokens(
+        load_token_arrays(path, split, vocabulary, sequence_length, show_progress)
+    )
+
+
+def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> TokenArrays | None:
+    """Reads cached arrays, None if they are missing, broken or made for another key."""
+    try:
+        with np.load(cache, allow_pickle=False) as file:
+            if str(file["key"]) != key:
+                return None
+            contents: dict[str, Any] = {name: file[name] for name in file.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    client_ids = tuple(str(client) for client in contents["client_ids"])
+    offsets, tokens = contents["offsets"], contents["tokens"]
+    whole = (
+        offsets.shape == (len(client_ids) + 1,)
+        and tokens.shape == (int(offsets[-1]), sequence_length + 1)
+        and tokens.dtype == np.int32
+    )
+    return TokenArrays(client_ids, offsets, tokens) if whole else None

@@ -1,0 +1,155 @@
+"""Tests of datasets: what a name or a path loads, and how the wrong ones are refused."""
+
+import collections
+import pathlib
+from typing import Any
+
+import pytest
+from small_text import small_examples
+
+from stackoverflow_nwp import datasets, docstrings, federated_text
+from stackoverflow_nwp.federated_text import Example
+
+
+@pytest.fixture
+def small_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "small.sqlite"
+    federated_text.write(path, small_examples())
+    return path
+
+
+def test_path(small_file: pathlib.Path) -> None:
+    text = datasets.load(str(small_file))
+    assert text.path == small_file
+    assert {name: counts.clients for name, counts in text.splits.items()} == {
+        "train": 6,
+        "heldout": 2,
+        "test": 4,
+    }
+    words = text.vocabulary(3)
+    assert list(text.word_counts())[:3] == list(words)
+    tokens = text.client_tokens("test", words, 4)
+    assert tokens.client_ids == tuple(text.client_data("test").client_ids)
+    assert tokens.tokens_of("train.client0").shape == (1, 5)
+
+
+def test_client_data_parses_all_fields(small_file: pathlib.Path) -> None:
+    data = datasets.load(str(small_file)).client_data("heldout")
+    dataset = data.create_tf_dataset_for_client("heldout.client1")
+    example = next(iter(dataset.as_numpy_iterator()))
+    assert sorted(example) == ["creation_date", "score", "tags", "title", "tokens", "type"]
+    assert example["score"] == 1
+
+
+def _fake_packages(directory: pathlib.Path) -> tuple[docstrings.Package, ...]:
+    modules = []
+    for number in range(30):
+        path = directory / f"module{number}.py"
+        text = " ".join(f"The part {number} of {word} is here." for word in "abcdefghijkl")
+        path.write_text(f'"""{text}"""\n')
+        modules.append((f"package.module{number}", path))
+    return (docstrings.Package("package", "1", tuple(modules)),)
+
+
+def test_docstrings_are_built_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = _fake_packages(tmp_path)
+    monkeypatch.setattr(docstrings, "find_packages", lambda: packages)
+    cache = tmp_path / "cache"
+    text = datasets.load("docstrings", cache, show_progress=False)
+    assert text.path == cache / f"docstrings-{docstrings.fingerprint(packages)}.sqlite"
+    assert sum(counts.examples for counts in text.splits.values()) == 30 * 12
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(docstrings, "examples", refuse)
+    assert datasets.load("docstrings", cache) == text
+
+
+def test_a_cache_that_cannot_be_written_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docstrings, "find_packages", lambda: _fake_packages(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="another cache directory"):
+        datasets.load("docstrings", tmp_path / "file", show_progress=False)
+
+
+def test_default_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
+    assert datasets.default_cache_dir() == pathlib.Path("/some/cache/mf_aggregators")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert datasets.default_cache_dir() == pathlib.Path("/home/someone/.cache/mf_aggregators")
+
+
+def test_stackoverflow(
+    tmp_path: pathlib.Path, small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorflow_federated.python.simulation.datasets import download, stackoverflow
+
+    fetched: list[str] = []
+
+    def fetch(origin: str, filename: str) -> None:
+        fetched.append(origin)
+        pathlib.Path(filename).write_bytes(small_file.read_bytes()[: None if whole else -4096])
+
+    def word_counts(cache_dir: str | None = None) -> dict[str, int]:
+        fetched.append(f"word counts in {cache_dir}")
+        return collections.OrderedDict(the=6, cat=5)
+
+    # TFF's own loader runs; only what reaches the network is replaced.
+    monkeypatch.setattr(download, "_fetch_lzma_file", fetch)
+    monkeypatch.setattr(stackoverflow, "load_word_counts", word_counts)
+    cache = tmp_path / "cache"
+    whole = False
+    with pytest.raises(ValueError, match="StackOverflow"):
+        datasets.load("stackoverflow", cache)
+    for file in cache.iterdir():
+        file.unlink()
+    whole = True
+    text = datasets.load("stackoverflow", cache)
+    assert text.path == cache / "stackoverflow.sqlite"
+    assert [file.name for file in cache.iterdir()] == ["stackoverflow.sqlite"]
+    assert datasets.load("stackoverflow", cache) == text
+    assert len(fetched) == 2
+    assert "stackoverflow.sqlite.lzma" in fetched[1]
+    assert text.vocabulary(1) == ("the",)
+    assert text.vocabulary(2) == ("the", "cat")
+    assert fetched[2:] == [f"word counts in {cache}"]
+
+
+def test_a_download_that_fails_leaves_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorflow_federated.python.simulation.datasets import download
+
+    def fetch(origin: str, filename: str) -> None:
+        pathlib.Path(filename).write_bytes(b"half")
+        raise OSError("no\nroute")
+
+    monkeypatch.setattr(download, "_fetch_lzma_file", fetch)
+    with pytest.raises(ValueError, match=r"could not be downloaded \(no route\)") as caught:
+        datasets.load("stackoverflow", tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_data_set_is_refused(small_file: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    for name in ("", "docstring"):
+        with pytest.raises(ValueError, match="no data set"):
+            datasets.load(name)
+    with pytest.raises(ValueError, match="no file"):
+        datasets.load(str(tmp_path / "none.sqlite"))
+    with pytest.raises(ValueError, match="6 training clients, fewer than the 7"):
+        datasets.load(str(small_file), min_train_clients=7)
+    for missing in federated_text.SPLITS:
+        path = tmp_path / f"no-{missing}.sqlite"
+        kept = [example for example in small_examples() if example.split != missing]
+        federated_text.write(path, kept)
+        with pytest.raises(ValueError, match=f"no clients in a split '{missing}'.*--input"):
+            datasets.load(str(path))
+    path = tmp_path / "default.sqlite"
+    federated_text.write(path, [Example("a", "default_split", "x")])
+    with pytest.raises(ValueError, match="only in 'default_split'"):
+        datasets.load(str(path))

@@ -1,0 +1,203 @@
+"""Tests of docstrings, on a small tree in the place of site-packages."""
+
+import pathlib
+import sqlite3
+from collections.abc import Sequence
+
+import pytest
+
+from stackoverflow_nwp import datasets, docstrings, federated_text
+
+_NUMBERS = (
+    *("one", "two", "three", "four", "five", "six"),
+    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
+)
+
+
+def _sentences(topic: str, number: int = 12) -> str:
+    return " ".join(f"The {topic} has {word} good parts." for word in _NUMBERS[:number])
+
+
+def _install(
+    site_packages: pathlib.Path,
+    name: str,
+    version: str,
+    modules: dict[str, str],
+    requires: Sequence[str] = (),
+) -> None:
+    """Writes a distribution as an installer does."""
+    metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    info = site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\n" + "\n".join(metadata) + "\n")
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in (*modules, "../../bin/run.py")))
+    for path, source in modules.items():
+        file = site_packages / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+
+
+@pytest.fixture
+def site_packages(tmp_path: pathlib.Path) -> pathlib.Path:
+    directory = tmp_path / "site-packages"
+    _install(
+        directory,
+        "Root.Package",
+        "1.0",
+        {
+            "root/__init__.py": f'"""{_sentences("root")}"""\n',
+            "root/thing.py": (
+                f'class Thing:\n    """{_sentences("thing")}"""\n'
+                '    def use(self):\n        """Uses the thing for good. The root has one good'
+                ' parts."""\n'
+                'if True:\n    async def inner():\n        """Waits for the other one."""\n'
+            ),
+            "root/few.py": f'"""{_sentences("few", 9)}"""\n',
+            "root/broken.py": "def (:\n",
+            "root/copy.py": f'"""{_sentences("root")}"""\n',
+        },
+        ["needed>=1", "absent", "optional; extra == 'more'", "with-extra[fast]"],
+    )
+    _install(directory, "needed", "2.0", {"needed.py": f'"""{_sentences("need")}"""\n'})
+    _install(directory, "optional", "1", {"optional.py": f'"""{_sentences("option")}"""\n'})
+    _install(
+        directory,
+        "with-extra",
+        "3",
+        {"with_extra.py": f'"""{_sentences("extra")}"""\n'},
+        ["faster; extra == 'fast'", "never; python_version < '3'", "root_package"],
+    )
+    _install(directory, "faster", "4", {"faster.py": f'"""{_sentences("speed")}"""\n'})
+    _install(directory, "dev-tool", "5", {"dev_tool.py": f'"""{_sentences("tool")}"""\n'})
+    return directory
+
+
+def _find(
+    site_packages: pathlib.Path, lock_file: pathlib.Path | None = None
+) -> tuple[docstrings.Package, ...]:
+    return docstrings.find_packages(
+        [str(site_packages)], ["root-package"], lock_file or site_packages / "no-such-lock"
+    )
+
+
+def test_packages_are_what_the_roots_require(site_packages: pathlib.Path) -> None:
+    packages = _find(site_packages)
+    assert [(package.name, package.version) for package in packages] == [
+        ("faster", "4"),
+        ("needed", "2.0"),
+        ("root-package", "1.0"),
+        ("with-extra", "3"),
+    ]
+    assert [module for module, _ in packages[2].modules] == [
+        "root",
+        "root.broken",
+        "root.copy",
+        "root.few",
+        "root.thing",
+    ]
+
+
+def test_packages_that_the_lock_does_not_name_do_not_count(site_packages: pathlib.Path) -> None:
+    lock = site_packages / "uv.lock"
+    lock.write_text(
+        'version = 1\n\n[[package]]\nname = "root-package"\nversion = "1.0"\n\n'
+        '[[package]]\nname = "needed"\nversion = "2.0"\n'
+        'dependencies = [\n    { name = "faster" }\n]\n'
+    )
+    assert [package.name for package in _find(site_packages, lock)] == ["needed", "root-package"]
+
+
+def test_examples(site_packages: pathlib.Path) -> None:
+    counts = docstrings.BuildCounts()
+    examples = list(docstrings.examples(_find(site_packages), counts, show_progress=False))
+    by_client: dict[str, list[federated_text.Example]] = {}
+    for example in examples:
+        by_client.setdefault(example.client_id, []).append(example)
+    # root.copy only repeats, root.few has too few, root.broken is not Python.
+    assert {client: len(own) for client, own in by_client.items()} == {
+        "faster": 12,
+        "needed": 12,
+        "root": 12,
+        "root.thing": 14,
+        "with_extra": 12,
+    }
+    assert counts == docstrings.BuildCounts(
+        modules=8,
+        unreadable_modules=1,
+        # root.copy repeats all of root's, and a method one of them.
+        sentences=5 * 12 + 12 + 3 + 9,
+        unique_sentences=5 * 12 + 2 + 9,
+        kept_sentences=62,
+        kept_clients=5,
+    )
+    texts = [example.tokens for example in examples]
+    assert len(set(texts)) == len(texts)
+    method, function = by_client["root.thing"][12:]
+    assert (method.tokens, method.title, method.post_type, method.tags) == (
+        "uses the thing for good .",
+        "Thing.use",
+        "answer",
+        "root-package",
+    )
+    assert (function.tokens, function.title) == ("waits for the other one .", "inner")
+    assert by_client["root"][0].title == "root"
+    assert by_client["root"][0].post_type == "question"
+
+
+def test_limit_of_sentences(site_packages: pathlib.Path) -> None:
+    examples = list(
+        docstrings.examples(_find(site_packages), max_sentences=11, show_progress=False)
+    )
+    assert len(examples) == 5 * 11
+
+
+def _rows(path: pathlib.Path) -> list[list[tuple[object, ...]]]:
+    with federated_text.read_only(path) as connection:
+        tables = [
+            list(connection.execute(f"SELECT * FROM {table} ORDER BY rowid"))
+            for table in ("examples", "client_metadata")
+        ]
+    connection.close()
+    return tables
+
+
+def test_builds_are_equal(
+    site_packages: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first.sqlite", tmp_path / "second.sqlite"
+    datasets.build_docstrings(first, _find(site_packages), show_progress=False)
+    # Another order of the file system and a new development tool change nothing.
+    _install(site_packages, "another-tool", "1", {"another.py": f'"""{_sentences("another")}"""'})
+    for record in site_packages.glob("*.dist-info/RECORD"):
+        record.write_text("".join(reversed(record.read_text().splitlines(keepends=True))))
+    datasets.build_docstrings(second, _find(site_packages), show_progress=False)
+    assert _rows(first) == _rows(second)
+    assert sum(counts.examples for counts in federated_text.count_splits(first).values()) == 62
+
+
+def test_fingerprint_follows_versions(site_packages: pathlib.Path) -> None:
+    before = docstrings.fingerprint(_find(site_packages))
+    assert before == docstrings.fingerprint(_find(site_packages))
+    info = site_packages / "needed-2.0.dist-info"
+    metadata = (info / "METADATA").read_text().replace("2.0", "2.1")
+    (info / "METADATA").write_text(metadata)
+    info.rename(site_packages / "needed-2.1.dist-info")
+    assert docstrings.fingerprint(_find(site_packages)) != before
+
+
+def test_this_environment_has_its_packages() -> None:
+    names = {package.name for package in docstrings.find_packages()}
+    assert {"tensorflow-federated", "scikit-learn", "scipy"} <= names
+    assert names.isdisjoint({"mf-aggregators", "pytest", "mypy", "hypothesis", "ruff"})
+
+
+def test_no_packages_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="no examples"):
+        datasets.build_docstrings(tmp_path / "x.sqlite", [], show_progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_does_not_create_files(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        federated_text.read_only(tmp_path / "none.sqlite").execute("SELECT 1")
+    assert list(tmp_path.iterdir()) == []

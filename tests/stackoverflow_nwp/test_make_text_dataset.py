@@ -1,0 +1,162 @@
+"""Tests of the command make-text-dataset."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from mf_aggregators.commands import command_line
+from stackoverflow_nwp import datasets, federated_text, make_text_dataset
+from stackoverflow_nwp.federated_text import Example
+
+
+def _run(*arguments: str) -> int:
+    return command_line.run(
+        "",
+        make_text_dataset.define_flags,
+        make_text_dataset.main,
+        ["make-text-dataset", *arguments],
+    )
+
+
+@pytest.fixture
+def books(tmp_path: pathlib.Path) -> pathlib.Path:
+    directory = tmp_path / "books"
+    for name, text in {
+        "one.txt": "Call me Ishmael. Some years ago!",
+        "two.txt": "It was the best of times.\n\nSee https://example.org now.",
+        "deep/three.txt": "All happy families are alike.",
+        "deep/o'neill.txt": "Long day's journey.",
+        "deep/notes.md": "Not a text file. Of two sentences.",
+        "empty.txt": "",
+    }.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+def test_text_files(
+    books: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "books.sqlite"
+    assert _run(f"--input={books}", f"--output={output}", "--format=json") == 0
+    captured = capsys.readouterr()
+    fields = json.loads(captured.out)
+    assert captured.out.count("\n") == 1
+    assert (fields["clients"], fields["sentences"]) == (4, 6)
+    examples = list(federated_text.read_examples(output))
+    assert {example.client_id for example in examples} == {
+        "one.txt",
+        "two.txt",
+        "deep/three.txt",
+        "deep/o%27neill.txt",
+    }
+    assert [example.tokens for example in examples if example.client_id == "two.txt"] == [
+        "it was the best of times .",
+        "see <URL> now .",
+    ]
+    text = datasets.load(str(output))
+    assert sum(counts.clients for counts in text.splits.values()) == 4
+    assert fields["train_clients"] == text.splits["train"].clients
+
+
+def test_patterns_and_single_files_name_a_file_once(
+    books: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "books.sqlite"
+    inputs = [f"--input={books}/deep/*", f"--input={books}/deep/notes.md", f"--input={books}"]
+    assert _run(*inputs, f"--output={output}", "--min_sentences=2", "--format=json") == 0
+    assert json.loads(capsys.readouterr().out)["clients"] == 3
+
+
+def test_json_lines(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = tmp_path / "posts.jsonl", tmp_path / "posts.sqlite"
+    records: list[dict[str, str | int]] = [
+        {"who": author, "body": f"Post {i}. It ends."} for i, author in enumerate("abcaba")
+    ]
+    records.append({"who": 17, "body": "A number."})
+    source.write_text("\n\n".join(json.dumps(record) for record in records))
+    columns = ["--client_column=who", "--text_column=body"]
+    assert _run(f"--input={source}", f"--output={output}", *columns) == 0
+    assert "sentences" in capsys.readouterr().out
+    examples = list(federated_text.read_examples(output))
+    assert {client: sum(e.client_id == client for e in examples) for client in "abc"} == {
+        "a": 6,
+        "b": 4,
+        "c": 2,
+    }
+    assert "17" in {example.client_id for example in examples}
+
+
+def test_sqlite_input_is_split_anew(tmp_path: pathlib.Path) -> None:
+    source, output = tmp_path / "in.sqlite", tmp_path / "out.sqlite"
+    examples = [
+        Example(f"c{i}", "default_split", f"the word {i}", score=i, tags="t") for i in range(40)
+    ]
+    federated_text.write(source, examples)
+    assert _run(f"--input={source}", f"--output={output}") == 0
+    written = sorted(federated_text.read_examples(output), key=lambda example: example.score)
+    assert [(e.client_id, e.tokens, e.tags) for e in written] == [
+        (e.client_id, e.tokens, e.tags) for e in examples
+    ]
+    assert set(datasets.load(str(output)).splits) == set(federated_text.SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("contents", "arguments", "message"),
+    [
+        ("", ["--output=x.sqlite"], "--input is required"),
+        ("", ["--input=in.jsonl"], "--output is required"),
+        ("", ["--input=in.jsonl", "--output=x.txt"], "must end in"),
+        ("", ["--input=in.jsonl", "--output=x.sqlite"], "no sentences"),
+        ("", ["--input=none.jsonl", "--output=x.sqlite"], "no such file"),
+        ("", ["--input=none*", "--output=x.sqlite"], "no such file"),
+        ("{", ["--input=in.jsonl", "--output=x.sqlite"], "line 1: not JSON"),
+        ("[1]", ["--input=in.jsonl", "--output=x.sqlite"], "JSON object"),
+        ('{"client": "a"}', ["--input=in.jsonl", "--output=x.sqlite"], "--text_column"),
+        ('{"client": [], "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "integer"),
+        ('{"client": "a", "text": 1}', ["--input=in.jsonl", "--output=x.sqlite"], "must be a text"),
+        ('{"client": "a", "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "Three"),
+        ("\xff", ["--input=in.txt", "--output=x.sqlite"], "not UTF-8"),
+        ("text", ["--input=in.sqlite", "--output=x.sqlite"], "not a SQLite file"),
+        ("", ["--input=docstrings", "--input=in.txt", "--output=x.sqlite"], "combined"),
+        ("", ["--input=in.txt", "--output=x.sqlite", "--min_sentences=0"], "min_sentences"),
+        ("", ["--inptu=in.txt"], "inptu"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    contents: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("in.jsonl", "in.txt", "in.sqlite"):
+        (tmp_path / name).write_bytes(contents.encode("latin-1"))
+    assert _run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert not (tmp_path / "x.sqlite").exists()
+
+
+def test_runs_as_a_module_without_tff(tmp_path: pathlib.Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"A sentence of {name}.")
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['x', '--input={tmp_path}', '--output={tmp_path}/x.sqlite', '--format=json']\n"
+        "try:\n"
+        "    runpy.run_module('stackoverflow_nwp.make_text_dataset', run_name='__main__')\n"
+        "finally:\n"
+        "    assert 'tensorflow_federated' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sentences"] == 3
+    assert "Traceback" not in done.stderr
