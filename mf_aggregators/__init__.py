@@ -13,6 +13,7 @@ from mf_aggregators import (
     factorizations,
     guarantees,
     participation,
+    privacy_statement,
     sensitivity,
     workloads,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "guarantees",
     "mf_dp_aggregator",
     "participation",
+    "privacy_statement",
     "sensitivity",
     "workloads",
 ]

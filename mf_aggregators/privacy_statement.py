@@ -1,0 +1,205 @@
+"""The privacy guarantee of a run in words and as data.
+
+The points are those of BandMF App. K.1, after Ponomareva et al. (2023), Sec. 5.3:
+setting, data accesses covered, released output, unit of privacy, adjacency, type of
+accounting and its assumptions, and the formal statement.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from mf_aggregators import version
+from mf_aggregators.guarantees import Guarantee, RealisedParticipation, keeps_plan
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """What the statement says about the run apart from its guarantee.
+
+    Attributes:
+      mechanism: The factorization's name and size, for a reader.
+      num_clients: The population.
+      clients_per_round: The cohort size.
+      clip_norm: The L2 norm that each update was clipped to.
+      noise_seed_is_fixed: Whether the noise came from a seed that was given.
+    """
+
+    mechanism: str
+    num_clients: int
+    clients_per_round: int
+    clip_norm: float
+    noise_seed_is_fixed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyStatement:
+    """The guarantee of a run, planned and, once it ended, realised.
+
+    Attributes:
+      facts: About the run.
+      plan: The planned guarantee.
+      took_place: What happened; None while the run is under way.
+      realised: The guarantee that follows; None while the run is under way.
+    """
+
+    facts: RunFacts
+    plan: Guarantee
+    took_place: RealisedParticipation | None = None
+    realised: Guarantee | None = None
+
+    @property
+    def status(self) -> str:
+        """``running``, ``interrupted`` or ``finished``."""
+        if self.took_place is None:
+            return "running"
+        return "finished" if self.took_place.num_rounds == self.plan.num_rounds else "interrupted"
+
+    @property
+    def keeps_plan(self) -> bool | None:
+        """Whether the realised participations are within the planned schema."""
+        if self.took_place is None:
+            return None
+        return keeps_plan(self.plan.participation, self.took_place)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader must know first."""
+        found = []
+        if self.plan.noise_multiplier == 0.0:
+            found.append("No noise was added: this run has no differential privacy guarantee.")
+        elif self.facts.noise_seed_is_fixed:
+            found.append(
+                "The noise came from a fixed seed. Whoever knows the seed can remove the noise, so "
+                "the guarantee below is void outside tests."
+            )
+        if self.keeps_plan is False:
+            found.append(
+                "The participations that took place break the planned schema: the planned "
+                "guarantee does not hold, and the realised one is what the run earned."
+            )
+        if self.realised is not None and not self.realised.sensitivity_is_exact:
+            found.append(
+                "The realised sensitivity is an upper bound (BandMF Thm 3), so the guarantee may "
+                "be better than stated, and is not worse."
+            )
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the contents of ``privacy.json``, JSON-able."""
+        took_place = self.took_place
+        return {
+            "library_version": version.__version__,
+            "status": self.status,
+            "is_private": self.plan.noise_multiplier > 0.0 and not self.facts.noise_seed_is_fixed,
+            "unit": "client",
+            "adjacency": "zero-out",
+            "amplification": None,
+            **dataclasses.asdict(self.facts),
+            "planned": self.plan.to_dict(),
+            "realised": None if self.realised is None else self.realised.to_dict(),
+            "realised_participation": (
+                None
+                if took_place is None
+                else {
+                    "num_rounds": took_place.num_rounds,
+                    "num_clients": took_place.num_clients,
+                    "separation": took_place.separation,
+                    "max_participations": took_place.max_participations,
+                }
+            ),
+            "keeps_plan": self.keeps_plan,
+            "warnings": list(self.warnings),
+        }
+
+    def to_markdown(self) -> str:
+        """Returns the contents of ``PRIVACY.md``."""
+        return _MARKDOWN.format(
+            warnings="".join(f"**Warning.** {text}\n\n" for text in self.warnings),
+            summary=self._summary(),
+            rounds=self.plan.num_rounds,
+            clients=self.facts.num_clients,
+            cohort=self.facts.clients_per_round,
+            clip_norm=f"{self.facts.clip_norm:g}",
+            mechanism=self.facts.mechanism,
+            schema=self.plan.participation,
+            planned=_formal(self.plan),
+            realised=self._realised_text(),
+            version=version.__version__,
+        )
+
+    def _summary(self) -> str:
+        guarantee = self.realised or self.plan
+        if not math.isfinite(guarantee.epsilon):
+            return "This run has no differential privacy guarantee."
+        state = {
+            "running": "The run is under way; if it keeps its plan, it will satisfy",
+            "interrupted": "The run was stopped before its last round; what it released satisfies",
+            "finished": "The run is finished; what it released satisfies",
+        }[self.status]
+        return (
+            f"{state} **({guarantee.epsilon:.4g}, {guarantee.delta:g})-differential privacy** for "
+            "every client."
+        )
+
+    def _realised_text(self) -> str:
+        took_place, realised = self.took_place, self.realised
+        if took_place is None or realised is None:
+            return "not known yet: the run is under way."
+        if took_place.separation is None:
+            apart = "no client took part twice"
+        else:
+            apart = (
+                f"two participations of one client were at least {took_place.separation} rounds "
+                "apart"
+            )
+        return (
+            f"in {took_place.num_rounds} released rounds, {took_place.num_clients} of "
+            f"{self.facts.num_clients} clients took part, none more than "
+            f"{took_place.max_participations} times, and {apart}. {_formal(realised)}"
+        )
+
+
+def _formal(guarantee: Guarantee) -> str:
+    if not math.isfinite(guarantee.epsilon):
+        return "Without noise there is no finite epsilon."
+    kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
+    return (
+        f"The sensitivity of C is {kind} {guarantee.sensitivity:.6g} and the noise multiplier "
+        f"relative to it {guarantee.noise_multiplier:.6g}, which is "
+        f"{guarantee.zcdp_rho:.6g}-zCDP and ({guarantee.epsilon:.6g}, {guarantee.delta:g})-DP."
+    )
+
+
+_MARKDOWN = """\
+# Privacy statement
+
+{warnings}{summary}
+
+1. **DP setting.** Central differential privacy: the server that sums the updates and adds the
+   noise is trusted to do so, and to keep the noise seed secret.
+2. **What the definition is applied to.**
+   - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort} clients, drawn
+     from {clients}. Not covered: the choice of hyperparameters and of the vocabulary, other runs
+     on the same clients, and the metrics of `metrics.csv` and TensorBoard (training loss and
+     accuracy are sums over clients without noise, for the simulation's own use).
+   - *Released output.* Every round's noisy average update, and with it every intermediate and
+     the final model.
+   - *Unit of privacy.* One client with all its examples, for well-behaved clients, those that
+     keep to their participation timer.
+   - *Adjacency.* Zero-out: neighbouring data sets differ in one client, whose updates are
+     replaced by zero in every round that it takes part in.
+3. **Accounting.**
+   - *Mechanism.* {mechanism}. Each client's update is clipped to an L2 norm of {clip_norm}; a
+     round's sum gets the round's row of C^-1 Z, with Gaussian Z. All rounds together are one
+     Gaussian mechanism, also with updates that depend on earlier rounds.
+   - *Type of accounting.* The exact privacy loss distribution of the Gaussian mechanism, by
+     dp-accounting, and zero-concentrated DP (zCDP). No amplification by sampling or shuffling.
+   - *Assumption.* Participation timers: {schema}, where two rounds i, j of one client are
+     |i - j| apart.
+   - *Planned guarantee.* {planned}
+   - *Realised guarantee.* Of what took place: {realised}
+4. **Verifiability.** `participation.npz` holds every client's rounds, `config.json` all settings;
+   `mf-report` recomputes sensitivity and guarantee from the matrix. Made by mf_aggregators
+   {version}.
+"""

@@ -1,0 +1,422 @@
+r"""run-stackoverflow: one federated training run of next-word prediction, private or not.
+
+Without flags it trains a small model on the docstrings of the installed packages, under a
+banded matrix-factorization mechanism with participation timers, and writes the guarantee
+that the run earned. Run again with the same --output_dir, it resumes.
+
+Examples:
+  run-stackoverflow --output_dir=runs/banded
+  run-stackoverflow --output_dir=runs/independent --mechanism=identity
+  run-stackoverflow --output_dir=runs/not_private --mechanism=none
+  run-stackoverflow --output_dir=runs/mine --dataset=my_text.sqlite --target_epsilon=4
+"""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import math
+import platform
+import secrets
+import sys
+from typing import Any
+
+import tqdm
+from absl import flags
+
+from mf_aggregators import (
+    accounting,
+    checkpoints,
+    factorizations,
+    guarantees,
+    validation,
+    version,
+    workloads,
+)
+from mf_aggregators.commands import command_line
+from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy_statement import PrivacyStatement, RunFacts
+from simulations import cohorts, quiet, run_directory
+from simulations.participation_ledger import ParticipationLedger
+from simulations.run_directory import RunDirectory
+from stackoverflow_nwp import datasets, settings
+
+_MECHANISMS = ("banded", "identity", "optimal", "none")
+_COUNTS = (
+    "num_rounds",
+    "clients_per_round",
+    "vocab_size",
+    "sequence_length",
+    "embedding_size",
+    "lstm_size",
+    "sentences_per_client",
+    "batch_size",
+    "client_epochs",
+    "evaluate_every",
+)
+# Flags that change nothing about a run, and may differ when it is resumed.
+_NOT_OF_THE_RUN = ("format", "output_dir", "cache_dir")
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of run-stackoverflow."""
+    string, integer, real = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
+    string("output_dir", None, "The run's directory; default runs/<time>.", flag_values=values)
+    string(
+        "dataset",
+        datasets.DOCSTRINGS,
+        "docstrings (made from the installed packages, once), stackoverflow (TFF's, a download of "
+        "3 GB), or a .sqlite file in its format (make-text-dataset makes one).",
+        flag_values=values,
+    )
+    string("cache_dir", None, "Where data sets are kept; default ~/.cache.", flag_values=values)
+    flags.DEFINE_enum(
+        "mechanism",
+        "banded",
+        list(_MECHANISMS),
+        "The noise: banded matrix factorization, independent (identity), the dense optimum for "
+        "single participation, or none (the same training without clipping and noise).",
+        flag_values=values,
+    )
+    string("checkpoint", None, "A checkpoint to use in place of --mechanism.", flag_values=values)
+    real("target_epsilon", None, "Epsilon of the planned guarantee.", flag_values=values)
+    real("noise_multiplier", None, "In place of --target_epsilon.", flag_values=values)
+    real("delta", None, "Delta of the guarantee; below 1 / clients.", flag_values=values)
+    real("clip_norm", None, "L2 norm that each update is clipped to.", flag_values=values)
+    integer("num_rounds", None, "Rounds of training.", flag_values=values)
+    integer("clients_per_round", None, "Clients in each round.", flag_values=values)
+    integer(
+        "separation",
+        None,
+        "Rounds b between two participations i, j of one client: |i - j| >= b. Default: as many "
+        "as the population allows.",
+        flag_values=values,
+    )
+    integer(
+        "max_participations",
+        None,
+        "The most participations of one client; default: as many as fit.",
+        flag_values=values,
+    )
+    integer("num_bands", None, "Bands of C; default: the separation.", flag_values=values)
+    integer("vocab_size", None, "Words in the vocabulary.", flag_values=values)
+    integer("sequence_length", 20, "Words of a sentence to predict.", flag_values=values)
+    integer("embedding_size", None, "Size of the embedding.", flag_values=values)
+    integer("lstm_size", None, "Units of the LSTM.", flag_values=values)
+    flags.DEFINE_bool(
+        "shared_embedding", False, "Whether logits use the input embedding.", flag_values=values
+    )
+    integer("sentences_per_client", None, "Sentences of a client in a round.", flag_values=values)
+    integer("batch_size", None, "Sentences in a local step.", flag_values=values)
+    integer("client_epochs", 1, "Passes of a client over its sentences.", flag_values=values)
+    flags.DEFINE_enum(
+        "client_optimizer", None, ["sgd", "adam"], "The client's optimizer.", flag_values=values
+    )
+    real("client_learning_rate", None, "Learning rate of the clients.", flag_values=values)
+    real("server_learning_rate", None, "Learning rate of the server.", flag_values=values)
+    real("server_momentum", None, "Momentum of the server.", flag_values=values)
+    real(
+        "server_cooldown",
+        None,
+        "Share of the rounds, the last ones, in which the server's rate falls to 5 %.",
+        flag_values=values,
+    )
+    integer("evaluate_every", None, "Rounds between evaluations.", flag_values=values)
+    integer(
+        "seed",
+        None,
+        "For tests: makes the run repeatable, noise included, which voids its guarantee.",
+        flag_values=values,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run does, all defaults filled in and checked, before TensorFlow is loaded.
+
+    Attributes:
+      options: Every flag by name, with its default for the data set.
+      text: The data set.
+      participation: The schema that the timers enforce.
+      factorization: What makes the noise; None for a run without a mechanism.
+      noise_multiplier: Relative to the sensitivity under the schema; 0 for none.
+    """
+
+    options: dict[str, Any]
+    text: datasets.FederatedText
+    participation: MinSeparation
+    factorization: Factorization | None
+    noise_multiplier: float
+
+
+def main(values: flags.FlagValues) -> int | None:
+    """Plans, trains, and states the guarantee."""
+    # Building a data set may load TensorFlow already.
+    quiet.prepare_environment()
+    options = _options(values)
+    directory = RunDirectory(
+        values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
+    )
+    old = directory.read_config()
+    kept = {name: value for name, value in options.items() if name not in _NOT_OF_THE_RUN}
+    if old is not None:
+        run_directory.check_same_flags(old.get("flags", {}), kept, directory.path)
+        cohort_seed = old["cohort_seed"]
+    else:
+        cohort_seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
+    plan = _plan(options, values.cache_dir)
+    if old is None:
+        directory.create(_config(kept, cohort_seed))
+    elif plan.factorization is not None:
+        _say(f"resuming the run in {directory.path}")
+
+    _say("starting TensorFlow Federated")
+    try:
+        import tensorflow_federated  # noqa: F401
+    except ImportError as error:
+        raise CommandError(
+            f"TensorFlow Federated cannot be imported ({error}): see Installing in README.md."
+        ) from error
+    # What TensorFlow Federated needs is imported only after the flags were found good.
+    from stackoverflow_nwp import training
+
+    quiet.end_workers_at_exit()
+    statement = _statement(plan)
+    _write_statement(directory, statement)
+    with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
+        outcome = training.train(
+            training.TrainingOptions.from_flags(plan.options),
+            plan.text,
+            plan.participation,
+            plan.factorization,
+            plan.noise_multiplier,
+            cohort_seed,
+            directory,
+            stop,
+        )
+    statement = _realised(plan, statement, outcome.ledger)
+    _write_statement(directory, statement)
+    _print_outcome(values, directory, plan, statement, outcome)
+    return command_line.INTERRUPTED if outcome.interrupted else None
+
+
+def run() -> None:
+    """Entry point of the console command."""
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _options(values: flags.FlagValues) -> dict[str, Any]:
+    """Returns every flag with its default for the data set, checked one by one."""
+    options: dict[str, Any] = {
+        name: values[name].value for name in values if not name.startswith("flagfile")
+    }
+    defaults = dataclasses.asdict(settings.for_dataset(values.dataset))
+    for name, default in defaults.items():
+        if name in options and options[name] is None and name != "target_epsilon":
+            options[name] = default
+    for name in _COUNTS:
+        validation.positive_integer(options[name], f"--{name}")
+    for name in ("separation", "max_participations", "num_bands"):
+        if options[name] is not None:
+            validation.positive_integer(options[name], f"--{name}")
+    for name in ("clip_norm", "client_learning_rate", "server_learning_rate"):
+        validation.positive_number(options[name], f"--{name}")
+    check_choice(0.0 <= options["server_momentum"] < 1.0, "--server_momentum must be in [0, 1).")
+    check_choice(0.0 <= options["server_cooldown"] <= 1.0, "--server_cooldown must be in [0, 1].")
+    if options["seed"] is not None:
+        validation.integer_at_least(options["seed"], 0, "--seed")
+    is_private = options["mechanism"] != "none" or options["checkpoint"] is not None
+    check_choice(
+        options["checkpoint"] is None or options["num_bands"] is None,
+        "--num_bands and --checkpoint exclude each other: the checkpoint has its bands.",
+    )
+    check_choice(
+        options["noise_multiplier"] is None or options["target_epsilon"] is None,
+        "--noise_multiplier and --target_epsilon exclude each other: give one.",
+    )
+    if not is_private:
+        check_choice(
+            options["noise_multiplier"] is None and options["target_epsilon"] is None,
+            "--mechanism=none adds no noise: it takes neither --noise_multiplier nor "
+            "--target_epsilon.",
+        )
+        options["noise_multiplier"] = 0.0
+    elif options["noise_multiplier"] is None:
+        target = options["target_epsilon"]
+        target = defaults["target_epsilon"] if target is None else target
+        options["target_epsilon"] = target
+        options["noise_multiplier"] = accounting.noise_multiplier(target, options["delta"])
+    accounting.epsilon(options["noise_multiplier"], options["delta"])
+    return options
+
+
+def _plan(options: dict[str, Any], cache_dir: str | None) -> Plan:
+    cohort, num_rounds = options["clients_per_round"], options["num_rounds"]
+    text = datasets.load(options["dataset"], cache_dir, min_train_clients=cohort)
+    num_clients = text.splits["train"].clients
+    check_choice(
+        options["delta"] < 1.0 / num_clients,
+        f"--delta={options['delta']:g} is not below 1 / {num_clients} clients: a mechanism that "
+        "publishes one client's data outright would satisfy it.",
+    )
+    separation = options["separation"] or min(num_rounds, num_clients // cohort)
+    participation = MinSeparation(separation, options["max_participations"])
+    cohorts.check_feasible(
+        num_clients,
+        cohort,
+        separation,
+        participation.most_participations(num_rounds),
+        num_rounds,
+    )
+    factorization = _factorization(options, participation)
+    return Plan(options, text, participation, factorization, options["noise_multiplier"])
+
+
+def _factorization(options: dict[str, Any], participation: MinSeparation) -> Factorization | None:
+    num_rounds, mechanism = options["num_rounds"], options["mechanism"]
+    if options["checkpoint"] is not None:
+        factorization = checkpoints.load(options["checkpoint"])
+        check_choice(
+            factorization.num_rounds >= num_rounds,
+            f"--checkpoint={options['checkpoint']} is for {factorization.num_rounds} rounds, and "
+            f"{num_rounds} are asked for: use fewer rounds or another checkpoint.",
+        )
+        return factorization
+    if mechanism == "none":
+        return None
+    if mechanism == "identity":
+        return factorizations.identity(num_rounds)
+    workload = workloads.prefix_sum(num_rounds)
+    if mechanism == "optimal":
+        return factorizations.optimal(workload, show_progress=True)
+    most_bands = settings.for_dataset(options["dataset"]).max_bands
+    num_bands = options["num_bands"] or min(participation.separation, num_rounds, most_bands)
+    return factorizations.banded(
+        workload, num_bands, participation=participation, show_progress=True
+    )
+
+
+def _config(kept: dict[str, Any], cohort_seed: int) -> dict[str, Any]:
+    packages = (
+        "tensorflow-federated",
+        "tensorflow",
+        "tensorflow-privacy",
+        "dp-accounting",
+        "numpy",
+    )
+    versions = {"mf-aggregators": version.__version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "flags": kept,
+        "cohort_seed": cohort_seed,
+        "seeds_policy": (
+            "noise: 128 secret bits from the operating system, held in checkpoints/ alone; "
+            "cohorts, data order and initial weights: cohort_seed"
+            if kept["seed"] is None
+            else "everything, noise included, follows from --seed: for tests only"
+        ),
+        "versions": versions,
+    }
+
+
+def _statement(plan: Plan) -> PrivacyStatement:
+    options = plan.options
+    # Without a mechanism the statement says so: independent noise of standard deviation 0.
+    factorization = plan.factorization or factorizations.identity(options["num_rounds"])
+    return PrivacyStatement(
+        facts=RunFacts(
+            mechanism=(
+                "None"
+                if plan.factorization is None
+                else f"{factorization.mechanism.capitalize()} matrix factorization for "
+                f"{factorization.num_rounds} rounds"
+            ),
+            num_clients=plan.text.splits["train"].clients,
+            clients_per_round=options["clients_per_round"],
+            clip_norm=options["clip_norm"],
+            noise_seed_is_fixed=options["seed"] is not None,
+        ),
+        plan=dataclasses.replace(
+            guarantees.planned(
+                factorization, plan.participation, plan.noise_multiplier, options["delta"]
+            ),
+            num_rounds=options["num_rounds"],
+        ),
+    )
+
+
+def _realised(
+    plan: Plan, statement: PrivacyStatement, ledger: ParticipationLedger
+) -> PrivacyStatement:
+    factorization = plan.factorization or factorizations.identity(plan.options["num_rounds"])
+    took_place = guarantees.realised_participation(ledger.rounds_of_clients(), ledger.num_rounds)
+    return dataclasses.replace(
+        statement,
+        took_place=took_place,
+        realised=guarantees.realised(statement.plan, factorization, took_place),
+    )
+
+
+def _write_statement(directory: RunDirectory, statement: PrivacyStatement) -> None:
+    directory.write_json(run_directory.PRIVACY_FILE, statement.to_dict())
+    directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
+
+
+def _print_outcome(
+    values: flags.FlagValues,
+    directory: RunDirectory,
+    plan: Plan,
+    statement: PrivacyStatement,
+    outcome: Any,
+) -> None:
+    rounds = outcome.ledger.num_rounds
+    realised = statement.realised
+    assert realised is not None
+    fields = {
+        "output_dir": str(directory.path),
+        "rounds": rounds,
+        "test_accuracy": outcome.test_accuracy,
+        "untrained_accuracy": outcome.untrained_accuracy,
+        "most_frequent_word": outcome.most_frequent_word,
+        "most_frequent_word_accuracy": outcome.most_frequent_word_accuracy,
+        "num_parameters": outcome.num_parameters,
+        "privacy": statement.to_dict(),
+    }
+    if math.isfinite(realised.epsilon) and plan.factorization is not None:
+        earned = f"({realised.epsilon:.3f}, {realised.delta:g})-DP for each client"
+    else:
+        earned = "none: this run is not private"
+    lines = [
+        ("rounds", f"{rounds} of {plan.options['num_rounds']}"),
+        ("test accuracy", _percent(outcome.test_accuracy)),
+        ("untrained model", _percent(outcome.untrained_accuracy)),
+        (
+            f"always {outcome.most_frequent_word!r}",
+            _percent(outcome.most_frequent_word_accuracy),
+        ),
+        ("privacy earned", earned),
+        ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
+    ]
+    text = "\n" + command_line.table(lines)
+    for warning in statement.warnings:
+        text += f"\nwarning: {warning}"
+    if outcome.message:
+        text += f"\n{outcome.message}"
+    command_line.print_result(values, fields, text)
+
+
+def _percent(accuracy: float | None) -> str | None:
+    return None if accuracy is None else f"{100 * accuracy:.2f} %"
+
+
+def _say(message: str) -> None:
+    tqdm.tqdm.write(f"run-stackoverflow: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run()

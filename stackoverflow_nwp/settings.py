@@ -1,0 +1,97 @@
+"""Default settings of a run: a small one for the docstrings, the papers' for StackOverflow."""
+
+import dataclasses
+
+from stackoverflow_nwp import datasets
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a run uses where its flags do not say otherwise.
+
+    Attributes:
+      vocab_size: Words in the vocabulary.
+      embedding_size: Of the model.
+      lstm_size: Of the model.
+      num_rounds: n.
+      clients_per_round: m.
+      max_bands: The most bands of C; the separation is the other limit.
+      sentences_per_client: The most sentences of a client in a round.
+      batch_size: Sentences in a local step.
+      client_optimizer: ``sgd`` or ``adam``.
+      client_learning_rate: Of the client's optimizer.
+      server_learning_rate: Of the server's SGD with momentum.
+      server_momentum: Of the server's SGD with momentum.
+      server_cooldown: Share of the rounds, the last ones, in which the rate falls to 5 %.
+      clip_norm: L2 norm that each client's update is clipped to.
+      target_epsilon: Of the planned guarantee.
+      delta: Of the planned guarantee.
+      evaluate_every: Rounds between evaluations.
+    """
+
+    vocab_size: int
+    embedding_size: int
+    lstm_size: int
+    num_rounds: int
+    clients_per_round: int
+    max_bands: int
+    sentences_per_client: int
+    batch_size: int
+    client_optimizer: str
+    client_learning_rate: float
+    server_learning_rate: float
+    server_momentum: float
+    server_cooldown: float
+    clip_norm: float
+    target_epsilon: float
+    delta: float
+    evaluate_every: int
+
+
+SMALL = Settings(
+    vocab_size=1000,
+    embedding_size=24,
+    lstm_size=48,
+    num_rounds=60,
+    clients_per_round=200,
+    max_bands=64,
+    sentences_per_client=64,
+    batch_size=16,
+    client_optimizer="adam",
+    client_learning_rate=0.02,
+    server_learning_rate=1.0,
+    server_momentum=0.9,
+    server_cooldown=0.4,
+    clip_norm=2.0,
+    target_epsilon=8.0,
+    delta=1e-4,
+    evaluate_every=5,
+)
+
+# BandMF Sec. 6 and App. I: 2052 rounds of 1000 clients, six participations at least 342
+# rounds apart. More bands than these do not fit into the state that TFF passes between
+# its processes every round at this model size.
+PAPER = Settings(
+    vocab_size=10_000,
+    embedding_size=96,
+    lstm_size=670,
+    num_rounds=2052,
+    clients_per_round=1000,
+    max_bands=16,
+    sentences_per_client=256,
+    batch_size=16,
+    client_optimizer="sgd",
+    client_learning_rate=1.0,
+    server_learning_rate=0.5,
+    server_momentum=0.95,
+    server_cooldown=0.25,
+    clip_norm=1.0,
+    target_epsilon=8.0,
+    delta=1e-6,
+    evaluate_every=20,
+)
+
+
+def for_dataset(dataset: str) -> Settings:
+    """Returns the settings for a data set by its name: the papers' for StackOverflow's only."""
+    return PAPER if dataset == datasets.STACKOVERFLOW else SMALL

@@ -1,0 +1,270 @@
+"""Training of the next-word task under a mechanism, with metrics and evaluations."""
+
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+import tqdm
+
+import mf_aggregators as mfa
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import Participation
+from simulations import training_loop
+from simulations.cohorts import TooFewEligibleClientsError
+from simulations.participation_ledger import ParticipationLedger
+from simulations.quiet import StopRequest
+from simulations.run_directory import MetricsLog, RunDirectory
+from simulations.training_loop import FederatedRun, StateStore
+from stackoverflow_nwp import datasets
+from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
+
+_COLUMNS = (
+    "train_loss",
+    "train_accuracy",
+    "heldout_loss",
+    "heldout_accuracy",
+    "eligible_clients",
+    "seconds",
+)
+_HELDOUT_SENTENCES = 2_000
+_TEST_SENTENCES = 20_000
+_COUNTED_SENTENCES = 50_000
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """Model, optimizers and sizes of a run; the names are those of the flags."""
+
+    vocab_size: int
+    sequence_length: int
+    embedding_size: int
+    lstm_size: int
+    shared_embedding: bool
+    num_rounds: int
+    clients_per_round: int
+    sentences_per_client: int
+    batch_size: int
+    client_epochs: int
+    client_optimizer: str
+    client_learning_rate: float
+    server_learning_rate: float
+    server_momentum: float
+    server_cooldown: float
+    clip_norm: float
+    evaluate_every: int
+    seed: int | None
+
+    @classmethod
+    def from_flags(cls, options: Mapping[str, Any]) -> "TrainingOptions":
+        """Returns the options among all flags of a run."""
+        return cls(**{field.name: options[field.name] for field in dataclasses.fields(cls)})
+
+    @property
+    def task(self) -> NextWordTask:
+        """The task of these sizes."""
+        return NextWordTask(
+            self.vocab_size,
+            self.sequence_length,
+            self.embedding_size,
+            self.lstm_size,
+            self.shared_embedding,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run ended with.
+
+    Attributes:
+      ledger: Of the released rounds.
+      interrupted: Whether it stopped before its last round.
+      message: Why, if not on request.
+      test_accuracy: Of the final model, on test clients; None if interrupted.
+      untrained_accuracy: Of the initial model.
+      most_frequent_word: Of the training clients.
+      most_frequent_word_accuracy: Of always predicting that word.
+      num_parameters: Of the model.
+    """
+
+    ledger: ParticipationLedger
+    interrupted: bool
+    message: str
+    test_accuracy: float | None
+    untrained_accuracy: float
+    most_frequent_word: str
+    most_frequent_word_accuracy: float
+    num_parameters: int
+
+
+def train(
+    options: TrainingOptions,
+    text: datasets.FederatedText,
+    participation: Participation,
+    factorization: Factorization | None,
+    noise_multiplier: float,
+    cohort_seed: int,
+    directory: RunDirectory,
+    stop: StopRequest,
+) -> Outcome:
+    """Runs the rounds that are left of a run, and evaluates the model.
+
+    Args:
+      options: Sizes and optimizers.
+      text: The data set.
+      participation: The schema that the timers enforce.
+      factorization: What makes the noise; None for plain federated averaging.
+      noise_multiplier: Relative to the sensitivity under the schema.
+      cohort_seed: Of cohorts, data order and initial weights.
+      directory: Where states, ledger and metrics go.
+      stop: Checked between rounds.
+
+    Returns:
+      What the run ended with.
+
+    Raises:
+      ValueError: If the data set is too small, or what is saved cannot be resumed.
+    """
+    task = options.task
+    words = text.vocabulary(options.vocab_size)
+    splits = {
+        split: text.client_tokens(split, words, options.sequence_length)
+        for split in ("train", "heldout", "test")
+    }
+    heldout = all_sentences(splits["heldout"], _HELDOUT_SENTENCES, cohort_seed)
+    test = all_sentences(splits["test"], _TEST_SENTENCES, cohort_seed)
+    counted = all_sentences(splits["train"], _COUNTED_SENTENCES, cohort_seed)
+
+    tf.keras.utils.set_random_seed(cohort_seed % 2**32)
+    model = task.keras_model()
+    initial_weights = model.get_weights()
+    untrained = task.evaluate(initial_weights, test)
+    word, word_accuracy = task.constant_accuracy(counted, test)
+
+    process = _process(options, participation, factorization, noise_multiplier)
+    weights = tff.learning.models.ModelWeights(initial_weights, [])
+    run = FederatedRun(
+        process=process,
+        initial_state=process.set_model_weights(process.initialize(), weights),
+        participation=participation,
+        num_rounds=options.num_rounds,
+        clients_per_round=options.clients_per_round,
+        client_ids=tuple(splits["train"].client_ids),
+        client_dataset=ClientDatasets(
+            splits["train"],
+            options.sentences_per_client,
+            options.batch_size,
+            options.client_epochs,
+            cohort_seed,
+        ),
+        seed=cohort_seed,
+    )
+    store = StateStore(directory.states, directory.ledger)
+    state, ledger = training_loop.start(run, store)
+    metrics_log = MetricsLog(directory, _COLUMNS, ledger.num_rounds)
+    writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
+    message, interrupted = "", False
+    progress = tqdm.tqdm(
+        total=options.num_rounds,
+        initial=ledger.num_rounds,
+        desc="training",
+        unit="round",
+        file=sys.stderr,
+    )
+    try:
+        for finished in training_loop.rounds(run, store, state, ledger, stop):
+            state, ledger = finished.state, finished.ledger
+            number = finished.index + 1
+            row = {
+                "train_loss": float(finished.metrics["client_work"]["train"]["loss"]),
+                "train_accuracy": float(finished.metrics["client_work"]["train"][ACCURACY]),
+                "eligible_clients": finished.num_eligible,
+                "seconds": finished.seconds,
+            }
+            if number % options.evaluate_every == 0 or number == options.num_rounds:
+                values = task.evaluate(process.get_model_weights(state).trainable, heldout)
+                row.update(heldout_loss=values["loss"], heldout_accuracy=values[ACCURACY])
+                progress.set_postfix_str(f"accuracy {100 * values[ACCURACY]:.2f} %", refresh=False)
+            metrics_log.append(number, row)
+            with writer.as_default(step=number):
+                for name, value in row.items():
+                    tf.summary.scalar(name, value)
+            progress.update()
+    except TooFewEligibleClientsError as error:
+        message = f"stopped: {error}"
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        progress.close()
+        writer.close()
+    interrupted = interrupted or (stop.is_set and ledger.num_rounds < options.num_rounds)
+    accuracy = None
+    if not interrupted:
+        accuracy = task.evaluate(process.get_model_weights(state).trainable, test)[ACCURACY]
+    return Outcome(
+        ledger=ledger,
+        interrupted=interrupted,
+        message=message,
+        test_accuracy=accuracy,
+        untrained_accuracy=untrained[ACCURACY],
+        most_frequent_word=words[word - 1],
+        most_frequent_word_accuracy=word_accuracy,
+        num_parameters=sum(weight.size for weight in initial_weights),
+    )
+
+
+def _process(
+    options: TrainingOptions,
+    participation: Participation,
+    factorization: Factorization | None,
+    noise_multiplier: float,
+) -> tff.learning.templates.LearningProcess:
+    build_client: Any = {
+        "adam": tff.learning.optimizers.build_adam,
+        "sgd": tff.learning.optimizers.build_sgdm,
+    }[options.client_optimizer]
+    aggregator = None
+    if factorization is not None:
+        with warnings.catch_warnings():
+            # A fixed seed is the user's choice, and the privacy statement says so.
+            warnings.simplefilter("ignore", UserWarning)
+            aggregator = mfa.mf_dp_aggregator(
+                factorization,
+                participation=participation,
+                noise_multiplier=noise_multiplier,
+                clip_norm=options.clip_norm,
+                clients_per_round=options.clients_per_round,
+                seed=options.seed,
+            )
+            return _build(options, build_client, aggregator)
+    return _build(options, build_client, aggregator)
+
+
+def _build(
+    options: TrainingOptions, build_client: Any, aggregator: Any
+) -> tff.learning.templates.LearningProcess:
+    server_optimizer = tff.learning.optimizers.schedule_learning_rate(
+        tff.learning.optimizers.build_sgdm(options.server_learning_rate, options.server_momentum),
+        _cooldown(options.server_learning_rate, options.num_rounds, options.server_cooldown),
+    )
+    return tff.learning.algorithms.build_unweighted_fed_avg(
+        options.task.model_fn(),
+        client_optimizer_fn=build_client(options.client_learning_rate),
+        server_optimizer_fn=server_optimizer,
+        model_aggregator=aggregator,
+    )
+
+
+def _cooldown(rate: float, num_rounds: int, share: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A constant rate that falls linearly to its 20th part over the last rounds (BandMF App. I)."""
+    length = max(1.0, share * num_rounds)
+
+    def rate_of_round(round_index: tf.Tensor) -> tf.Tensor:
+        left = (num_rounds - tf.cast(round_index, tf.float32)) / length
+        return rate * tf.clip_by_value(left, 0.05, 1.0)
+
+    return rate_of_round
