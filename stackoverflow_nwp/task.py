@@ -180,4 +180,5 @@ def all_sentences(tokens: ClientTokens, at_most: int, seed: int) -> np.ndarray:
 
 
 def _loss() -> tf.keras.losses.Loss:
-    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # The model's mask would do the same, but does not reach every place a loss is taken.
+    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)

@@ -1,0 +1,70 @@
+"""Independent truths by enumeration, for small numbers of rounds."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+
+
+def patterns(participation: Participation, num_rounds: int) -> Iterator[tuple[int, ...]]:
+    """Every non-empty participation pattern of a schema, straight from its definition."""
+    for size in range(1, num_rounds + 1):
+        for pattern in itertools.combinations(range(num_rounds), size):
+            gaps = [later - earlier for earlier, later in itertools.pairwise(pattern)]
+            if _allowed(participation, size, gaps):
+                yield pattern
+
+
+def _allowed(participation: Participation, size: int, gaps: list[int]) -> bool:
+    if isinstance(participation, SingleParticipation):
+        return size == 1
+    if isinstance(participation, FixedEpochOrder):
+        return size <= participation.epochs and all(gap == participation.separation for gap in gaps)
+    assert isinstance(participation, MinSeparation)
+    limit = participation.max_participations
+    return (limit is None or size <= limit) and all(gap >= participation.separation for gap in gaps)
+
+
+def scalar_sensitivity(strategy: np.ndarray, participation: Participation) -> float:
+    """The largest ||C u|| over patterns and contributions of one dimension: signs suffice.
+
+    ||C u|| is convex in u, so its maximum over [-1, 1]^k is at a corner.
+    """
+    best = 0.0
+    for pattern in patterns(participation, strategy.shape[1]):
+        columns = strategy[:, pattern]
+        for signs in itertools.product([1.0, -1.0], repeat=len(pattern) - 1):
+            best = max(best, float(np.linalg.norm(columns @ np.array([1.0, *signs]))))
+    return best
+
+
+def vector_change(
+    strategy: np.ndarray,
+    pattern: tuple[int, ...],
+    dimension: int,
+    generator: np.random.Generator,
+    steps: int = 60,
+) -> float:
+    """A large ||C U||_F over contributions of unit L2 norm in some dimensions: a lower bound.
+
+    Each step moves one contribution to its best direction given the others, which never
+    lowers the norm.
+    """
+    columns = strategy[:, pattern]
+    gram = columns.T @ columns
+    contributions = generator.normal(size=(len(pattern), dimension))
+    contributions /= np.linalg.norm(contributions, axis=1, keepdims=True)
+    for step in range(steps):
+        i = step % len(pattern)
+        direction = gram[i] @ contributions - gram[i, i] * contributions[i]
+        length = np.linalg.norm(direction)
+        if length > 0:
+            contributions[i] = direction / length
+    return float(np.linalg.norm(columns @ contributions))

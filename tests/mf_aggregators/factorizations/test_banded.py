@@ -1,0 +1,188 @@
+"""Banded factorizations against printed values, limiting cases and their certificate."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import noise_recursions, workloads
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    NotConvergedWarning,
+    banded,
+    identity,
+    optimal,
+)
+from mf_aggregators.factorizations.banded import _Search
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from tests.mf_aggregators import brute_force
+
+
+def test_the_papers_size_reaches_the_printed_error() -> None:
+    """BandMF Table 2, MF (b = 342) with equal column norms: 1.05 of the optimum 8.1528."""
+    workload = workloads.prefix_sum(2052)
+    participation = MinSeparation(342, 6)
+    factorization = banded(workload, 342, participation=participation)
+    assert factorization.rmse(workload, participation) <= 8.60
+    assert round(factorization.rmse(workload, participation) / 8.1528, 2) == 1.05
+    computed = factorization.sensitivity(participation)
+    assert computed.is_exact
+    norms = np.linalg.norm(factorization.strategy_matrix(), axis=0)
+    assert computed.value == pytest.approx(np.sqrt(6) * np.max(norms), rel=1e-12)
+    np.testing.assert_allclose(norms, 1.0, rtol=1e-12)
+    assert factorization.optimality_gap is not None
+    assert factorization.optimality_gap <= 1e-5
+
+
+def test_one_band_is_the_identity() -> None:
+    factorization = banded(workloads.prefix_sum(7), 1)
+    np.testing.assert_allclose(factorization.strategy_matrix(), np.eye(7), atol=1e-12)
+
+
+@pytest.mark.parametrize("num_rounds", [2, 5, 40])
+def test_all_bands_are_the_optimum(num_rounds: int) -> None:
+    workload = workloads.momentum_sgd(num_rounds, 0.5)
+    ours = banded(workload, num_rounds, relative_gap=1e-8)
+    best = optimal(workload, relative_gap=1e-9)
+    single = SingleParticipation()
+    assert ours.total_error(workload, single) == pytest.approx(
+        best.total_error(workload, single), rel=1e-7
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_another_solver_finds_nothing_better(seed: int) -> None:
+    """Direct minimisation over the entries of a banded X with unit diagonal."""
+    generator = np.random.default_rng(seed)
+    num_rounds, num_bands = 6, 2
+    workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 3 * np.eye(num_rounds)
+    gram = workload.T @ workload
+
+    def error(entries: np.ndarray) -> float:
+        x = np.eye(num_rounds) + np.diag(entries, 1) + np.diag(entries, -1)
+        if np.linalg.eigvalsh(x)[0] <= 1e-9:
+            return 1e9
+        return float(np.trace(np.linalg.solve(x, gram)))
+
+    other = scipy.optimize.minimize(
+        error,
+        np.zeros(num_rounds - 1),
+        method="Nelder-Mead",
+        options={"maxfev": 20000, "maxiter": 20000, "xatol": 1e-9, "fatol": 1e-9},
+    )
+    factorization = banded(workload, num_bands, relative_gap=1e-9)
+    ours = factorization.total_error(workload, SingleParticipation()) ** 2
+    assert ours <= other.fun * (1 + 1e-9)
+    assert ours == pytest.approx(other.fun, rel=1e-5)
+
+
+@given(st.integers(2, 24), st.data())
+@settings(max_examples=30, deadline=None)
+def test_structure_sensitivity_and_certificate(num_rounds: int, data: st.DataObject) -> None:
+    num_bands = data.draw(st.integers(1, num_rounds))
+    momentum = data.draw(st.sampled_from([0.0, 0.9]))
+    workload = workloads.momentum_sgd(num_rounds, momentum)
+    participation = MinSeparation(num_bands)
+    factorization = banded(workload, num_bands)
+    strategy = factorization.strategy_matrix()
+    assert not np.any(np.tril(strategy, -num_bands))
+    assert not np.any(np.triu(strategy, 1))
+    np.testing.assert_allclose(
+        factorization.decoder_matrix(workload) @ strategy, workload, atol=1e-8
+    )
+    most = participation.most_participations(num_rounds)
+    assert factorization.sensitivity(participation) == pytest.approx(np.sqrt(most), rel=1e-9)
+    if num_rounds <= 9:
+        truth = brute_force.scalar_sensitivity(strategy, participation)
+        assert factorization.sensitivity(participation) == pytest.approx(truth, rel=1e-9)
+    # Never worse than fewer bands, never better than no band limit.
+    error = factorization.total_error(workload, SingleParticipation())
+    assert error <= identity(num_rounds).total_error(workload, SingleParticipation()) * (1 + 1e-9)
+    gap = factorization.optimality_gap
+    assert gap is not None
+    bound = error**2 / (1 + gap)
+    best = optimal(workload).total_error(workload, SingleParticipation())
+    if num_bands == num_rounds:
+        assert bound <= best**2 * (1 + 1e-9)
+
+
+@given(st.integers(2, 10), st.data())
+@settings(max_examples=25, deadline=None)
+def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataObject) -> None:
+    num_bands = data.draw(st.integers(1, num_rounds))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 3 * np.eye(num_rounds)
+    search = _Search(workload, num_bands, 1e-9, 10, show_progress=False)
+    entries = generator.normal(size=np.count_nonzero(np.tri(num_rounds, num_bands)))
+    entries = np.where(entries < 0, entries - 0.5, entries + 0.5)
+    _, gradient = search._log_error(entries)
+    direction = generator.normal(size=entries.shape)
+    step = 1e-6
+    above, _ = search._log_error(entries + step * direction)
+    below, _ = search._log_error(entries - step * direction)
+    slope = (above - below) / (2 * step)
+    scale = np.linalg.norm(gradient) * np.linalg.norm(direction)
+    assert gradient @ direction == pytest.approx(slope, rel=1e-4, abs=1e-6 * scale + 1e-9)
+
+
+def test_fewer_rounds_between_participations_than_bands_give_a_bound() -> None:
+    factorization = banded(workloads.prefix_sum(12), 4)
+    computed = factorization.sensitivity(MinSeparation(2))
+    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), MinSeparation(2))
+    assert computed.value >= truth * (1 - 1e-9)
+    assert computed.value > factorization.sensitivity(MinSeparation(4)).value
+
+
+@pytest.mark.parametrize("separation", [3, 4])
+def test_fixed_epochs_of_enough_separation_are_exact(separation: int) -> None:
+    factorization = banded(workloads.prefix_sum(10), 3)
+    participation = FixedEpochOrder(2, separation)
+    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), participation)
+    assert factorization.sensitivity(participation).is_exact
+    assert factorization.sensitivity(participation) == pytest.approx(truth, rel=1e-9)
+
+
+def test_a_solver_that_is_stopped_says_so() -> None:
+    with pytest.warns(NotConvergedWarning, match="relative gap"):
+        factorization = banded(workloads.prefix_sum(64), 8, max_evaluations=2)
+    assert factorization.optimality_gap is not None
+    assert factorization.optimality_gap > 1e-5
+
+
+@pytest.mark.parametrize("num_bands", [0, 9, 2.5])
+def test_bands_out_of_range_are_refused(num_bands: int) -> None:
+    with pytest.raises(ValueError, match="num_bands"):
+        banded(workloads.prefix_sum(8), num_bands)
+
+
+def test_bands_beyond_the_separation_are_refused() -> None:
+    with pytest.raises(ValueError, match="separation"):
+        banded(workloads.prefix_sum(8), 4, participation=MinSeparation(3))
+
+
+def test_unequal_column_norms_are_refused() -> None:
+    with pytest.raises(ValueError, match="equal column norms"):
+        banded(workloads.prefix_sum(8), 4, equal_column_norms=False)
+
+
+@pytest.mark.parametrize(
+    "bands",
+    [
+        np.ones((3, 4)),
+        np.ones((3, 2)),
+        np.array([[1.0, 0.0], [0.0, 1.0]]),
+        np.array([[1.0], [np.nan]]),
+        np.ones(3),
+    ],
+)
+def test_arrays_that_are_no_bands_are_refused(bands: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="bands|strategy matrix"):
+        BandedFactorization(bands)
+
+
+def test_bands_and_matrices_convert_back_and_forth() -> None:
+    matrix = np.tril(np.arange(1.0, 26.0).reshape(5, 5))
+    matrix -= np.tril(matrix, -3)
+    bands = noise_recursions.bands_of_matrix(matrix, 3)
+    np.testing.assert_array_equal(noise_recursions.matrix_from_bands(bands), matrix)

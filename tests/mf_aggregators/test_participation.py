@@ -1,0 +1,63 @@
+"""Participation schemas: counts, checks, descriptions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mf_aggregators import participation
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from tests.mf_aggregators import brute_force
+
+_SCHEMAS = st.one_of(
+    st.just(SingleParticipation()),
+    st.builds(FixedEpochOrder, st.integers(1, 6), st.integers(1, 6)),
+    st.builds(MinSeparation, st.integers(1, 6), st.one_of(st.none(), st.integers(1, 6))),
+)
+
+
+@given(_SCHEMAS, st.integers(1, 9))
+def test_most_participations_is_the_size_of_the_largest_pattern(
+    schema: Participation, num_rounds: int
+) -> None:
+    largest = max(len(pattern) for pattern in brute_force.patterns(schema, num_rounds))
+    assert schema.most_participations(num_rounds) == largest
+
+
+@given(_SCHEMAS)
+def test_descriptions_round_trip(schema: Participation) -> None:
+    assert participation.from_dict(participation.to_dict(schema)) == schema
+
+
+def test_separation_counts_the_distance_of_rounds() -> None:
+    # |i - j| >= b: with b = 1 there is no limit, with b = 2 no two adjacent rounds.
+    assert MinSeparation(1).most_participations(5) == 5
+    assert MinSeparation(2).most_participations(5) == 3
+
+
+@pytest.mark.parametrize("bad", [0, -3, 2.5, True, None])
+def test_separations_must_be_positive_integers(bad: object) -> None:
+    with pytest.raises(ValueError, match="separation"):
+        MinSeparation(bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="separation"):
+        FixedEpochOrder(2, bad)  # type: ignore[arg-type]
+
+
+def test_counts_must_be_positive_integers() -> None:
+    with pytest.raises(ValueError, match="max_participations"):
+        MinSeparation(2, 0)
+    with pytest.raises(ValueError, match="epochs"):
+        FixedEpochOrder(0, 2)
+
+
+@pytest.mark.parametrize(
+    "description",
+    [{}, {"schema": "often"}, {"schema": "min_sep"}, {"schema": "single", "separation": 2}],
+)
+def test_bad_descriptions_are_refused(description: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="schema"):
+        participation.from_dict(description)

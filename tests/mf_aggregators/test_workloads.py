@@ -1,0 +1,80 @@
+"""Workloads against what they stand for: the iterates of SGD with momentum."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mf_aggregators import workloads
+
+
+def test_prefix_sum_sums_prefixes() -> None:
+    gradients = np.array([3.0, -1.0, 5.0, 2.0])
+    np.testing.assert_array_equal(workloads.prefix_sum(4) @ gradients, np.cumsum(gradients))
+
+
+@given(
+    st.integers(1, 12),
+    st.floats(0.0, 0.99),
+    st.integers(0, 2**32 - 1),
+)
+def test_momentum_sgd_gives_the_iterates_of_the_algorithm(
+    num_rounds: int, momentum: float, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    rates = generator.uniform(0.1, 2.0, num_rounds)
+    gradients = generator.normal(size=(num_rounds, 3))
+    model, velocity, iterates = np.zeros(3), np.zeros(3), []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        velocity = momentum * velocity + gradient
+        model = model - rate * velocity
+        iterates.append(model)
+    workload = workloads.momentum_sgd(num_rounds, momentum, rates)
+    np.testing.assert_allclose(-workload @ gradients, iterates, atol=1e-9)
+    assert workload.dtype == np.float64
+    assert np.array_equal(workload, np.tril(workload))
+
+
+def test_momentum_sgd_without_momentum_is_the_prefix_sum() -> None:
+    np.testing.assert_array_equal(workloads.momentum_sgd(5, 0.0), workloads.prefix_sum(5))
+
+
+def test_descriptions_name_the_same_workloads() -> None:
+    description = {"name": "momentum_sgd", "momentum": 0.5, "learning_rates": [1.0, 0.5, 0.25]}
+    np.testing.assert_array_equal(
+        workloads.from_description(description, 3),
+        workloads.momentum_sgd(3, 0.5, [1.0, 0.5, 0.25]),
+    )
+    np.testing.assert_array_equal(
+        workloads.from_description({"name": "prefix_sum"}, 3), workloads.prefix_sum(3)
+    )
+
+
+@pytest.mark.parametrize(
+    "description", [{}, {"name": "sgd"}, {"name": "prefix_sum", "momentum": 0.5}]
+)
+def test_descriptions_that_name_no_workload_are_refused(description: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="workload"):
+        workloads.from_description(description, 3)
+
+
+@pytest.mark.parametrize("num_rounds", [0, -1, 1.5, "3", True])
+def test_rounds_must_be_a_positive_integer(num_rounds: object) -> None:
+    with pytest.raises(ValueError, match="num_rounds"):
+        workloads.prefix_sum(num_rounds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("momentum", "rates"),
+    [
+        (1.0, None),
+        (-0.1, None),
+        (float("nan"), None),
+        (0.9, [1.0, 1.0]),
+        (0.9, [1.0, 0.0, 1.0]),
+        (0.9, [1.0, float("inf"), 1.0]),
+    ],
+)
+def test_bad_momentum_or_rates_are_refused(momentum: float, rates: list[float] | None) -> None:
+    with pytest.raises(ValueError, match="momentum|learning_rates"):
+        workloads.momentum_sgd(3, momentum, rates)
