@@ -80,13 +80,14 @@ def test_never_below_the_change_of_vector_contributions(
 def test_twelve_rounds_with_negative_entries(num_rounds: int) -> None:
     generator = np.random.default_rng(num_rounds)
     matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
-    for participation in [
+    schemas: list[Participation] = [
         MinSeparation(3),
         MinSeparation(2, 3),
         MinSeparation(4, 2),
         FixedEpochOrder(3, 4),
         FixedEpochOrder(4, 2),
-    ]:
+    ]
+    for participation in schemas:
         computed = sensitivity.compute(matrix, participation)
         truth = brute_force.scalar_sensitivity(matrix, participation)
         assert computed.value >= truth * (1 - _RELATIVE)

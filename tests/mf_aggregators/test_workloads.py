@@ -76,5 +76,5 @@ def test_rounds_must_be_a_positive_integer(num_rounds: object) -> None:
     ],
 )
 def test_bad_momentum_or_rates_are_refused(momentum: float, rates: list[float] | None) -> None:
-    with pytest.raises(ValueError, match="momentum|learning_rates"):
+    with pytest.raises(ValueError, match=r"momentum|learning_rates"):
         workloads.momentum_sgd(3, momentum, rates)

@@ -5,10 +5,10 @@ import pathlib
 from typing import Any
 
 import pytest
-from small_text import small_examples
 
 from stackoverflow_nwp import datasets, docstrings, federated_text
 from stackoverflow_nwp.federated_text import Example
+from tests.stackoverflow_nwp.small_text import small_examples
 
 
 @pytest.fixture

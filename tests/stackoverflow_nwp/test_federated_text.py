@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_text import small_examples
 
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Example
+from tests.stackoverflow_nwp.small_text import small_examples
 
 
 @pytest.fixture(scope="module")

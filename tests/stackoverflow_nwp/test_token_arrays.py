@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_text import WORDS, small_examples
 
 from stackoverflow_nwp import federated_text, token_arrays
+from tests.stackoverflow_nwp.small_text import WORDS, small_examples
 
 _VOCABULARY = WORDS[:-1]
 

@@ -5,9 +5,9 @@ import os
 import pathlib
 
 import pytest
-from small_text import small_examples
 
 from stackoverflow_nwp import federated_text, vocabulary
+from tests.stackoverflow_nwp.small_text import small_examples
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataOb
     above, _ = search._log_error(entries + step * direction)
     below, _ = search._log_error(entries - step * direction)
     slope = (above - below) / (2 * step)
-    scale = np.linalg.norm(gradient) * np.linalg.norm(direction)
+    scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
     assert gradient @ direction == pytest.approx(slope, rel=1e-4, abs=1e-6 * scale + 1e-9)
 
 
@@ -177,7 +177,7 @@ def test_unequal_column_norms_are_refused() -> None:
     ],
 )
 def test_arrays_that_are_no_bands_are_refused(bands: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="bands|strategy matrix"):
+    with pytest.raises(ValueError, match=r"bands|strategy matrix"):
         BandedFactorization(bands)
 
 

@@ -1,0 +1,82 @@
+"""Accounting against printed values and dp-accounting's discretized distributions."""
+
+import math
+
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import accounting
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "printed"),
+    [(4.22468, 1.0), (2.23048, 2.0), (1.19352, 4.0), (0.65294, 8.0), (0.36861, 16.0)],
+)
+def test_noise_multipliers_of_the_papers(multiplier: float, printed: float) -> None:
+    """BandMF Table 4, delta 1e-6; the printed multipliers have six digits."""
+    assert accounting.epsilon(multiplier, 1e-6) == pytest.approx(printed, rel=2e-5)
+    assert accounting.noise_multiplier(printed, 1e-6) == pytest.approx(multiplier, rel=2e-5)
+
+
+def test_the_production_guarantee_of_the_papers() -> None:
+    """BandMF App. K.1: rho 0.52 gives epsilon 6.69 at delta 1e-10."""
+    multiplier = accounting.noise_multiplier_of_zcdp(0.52)
+    assert accounting.zcdp_rho(multiplier) == pytest.approx(0.52)
+    assert round(accounting.epsilon(multiplier, 1e-10), 2) == 6.69
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 0.7, 1.5, 6.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+def test_agreement_with_discretized_privacy_loss(multiplier: float, delta: float) -> None:
+    discretized = privacy_loss_distribution.from_gaussian_mechanism(
+        multiplier, value_discretization_interval=1e-4
+    ).get_epsilon_for_delta(delta)
+    assert accounting.epsilon(multiplier, delta) == pytest.approx(discretized, abs=2e-4)
+
+
+@given(st.floats(0.05, 50.0), st.floats(-12.0, -1.0))
+@settings(deadline=None)
+def test_the_two_directions_are_inverse(epsilon: float, log_delta: float) -> None:
+    delta = 10.0**log_delta
+    multiplier = accounting.noise_multiplier(epsilon, delta)
+    assert accounting.epsilon(multiplier, delta) == pytest.approx(epsilon, rel=1e-5)
+
+
+@given(st.floats(0.05, 20.0), st.floats(0.05, 20.0))
+@settings(deadline=None)
+def test_more_noise_is_never_less_private(one: float, other: float) -> None:
+    less, more = sorted([one, other])
+    assert accounting.epsilon(more, 1e-6) <= accounting.epsilon(less, 1e-6) + 1e-9
+
+
+def test_no_noise_is_no_privacy() -> None:
+    assert accounting.epsilon(0.0, 1e-6) == math.inf
+    assert accounting.zcdp_rho(0.0) == math.inf
+
+
+def test_enough_noise_needs_no_epsilon() -> None:
+    assert accounting.epsilon(1e6, 1e-3) == 0.0
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6, 2.0, float("nan")])
+def test_bad_deltas_are_refused(delta: float) -> None:
+    with pytest.raises(ValueError, match="delta"):
+        accounting.epsilon(1.0, delta)
+    with pytest.raises(ValueError, match="delta"):
+        accounting.noise_multiplier(1.0, delta)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan"), 1e30])
+def test_bad_epsilons_are_refused(epsilon: float) -> None:
+    with pytest.raises(ValueError, match="epsilon"):
+        accounting.noise_multiplier(epsilon, 1e-6)
+
+
+@pytest.mark.parametrize("multiplier", [-1.0, float("inf"), float("nan")])
+def test_bad_noise_multipliers_are_refused(multiplier: float) -> None:
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        accounting.epsilon(multiplier, 1e-6)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        accounting.zcdp_rho(multiplier)

@@ -1,0 +1,272 @@
+"""The aggregator in TensorFlow Federated's own execution."""
+
+import collections
+import os
+import pathlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators.dp_query import FixedSeedWarning
+from simulations import quiet
+from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+
+_NUM_ROUNDS = 6
+_PARTICIPATION = mfa.participation.MinSeparation(3)
+_BFLOAT16 = tf.bfloat16.as_numpy_dtype
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+def _factorization() -> mfa.factorizations.Factorization:
+    return mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3)
+
+
+def _aggregator(seed: int | None = None, **changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "factorization": _factorization(),
+        "participation": _PARTICIPATION,
+        "noise_multiplier": 0.0,
+        "clip_norm": 1.0,
+        "clients_per_round": 4,
+        "seed": seed,
+    }
+    arguments.update(changes)
+    return mfa.mf_dp_aggregator(arguments.pop("factorization"), **arguments)
+
+
+def _process(value_type: Any, **changes: Any) -> tff.templates.AggregationProcess:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return _aggregator(**changes).create(value_type)
+
+
+_NEST = tff.types.to_type(
+    collections.OrderedDict(
+        layer=(tff.TensorType(np.float32, [2, 2]), tff.TensorType(np.float64, [])),
+        bfloat=tff.TensorType(_BFLOAT16, [3]),
+        empty=tff.TensorType(np.float32, [0, 4]),
+    )
+)
+
+
+def _value(entry: float) -> Any:
+    return collections.OrderedDict(
+        layer=(np.full([2, 2], entry, np.float32), np.float64(entry)),
+        bfloat=np.full([3], entry).astype(_BFLOAT16),
+        empty=np.zeros([0, 4], np.float32),
+    )
+
+
+def _flat(value: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in _leaves(value)])
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [*value["layer"], value["bfloat"], value["empty"]]
+
+
+def test_it_is_an_unweighted_factory() -> None:
+    assert isinstance(_aggregator(), tff.aggregators.UnweightedAggregationFactory)
+
+
+def test_any_nest_of_floats_keeps_its_type() -> None:
+    process = _process(_NEST, noise_multiplier=1.0)
+    output_type = process.next.type_signature.result.result.member
+    assert output_type == _NEST
+    output = process.next(process.initialize(), [_value(0.1), _value(0.2)])
+    dtypes = [np.asarray(leaf).dtype for leaf in _leaves(output.result)]
+    assert dtypes == [np.float32, np.float64, _BFLOAT16, np.float32]
+    assert np.all(np.isfinite(_flat(output.result)))
+
+
+def test_without_noise_the_clipped_mean_is_exact() -> None:
+    process = _process(tff.TensorType(np.float32, [2]))
+    clients = [np.array([0.6, 0.0], np.float32), np.array([3.0, 4.0], np.float32)]
+    output = process.next(process.initialize(), clients)
+    np.testing.assert_allclose(output.result, [1.2 / 4, 0.8 / 4], rtol=1e-6)
+    # A smaller cohort gives a smaller aggregate: the divisor is fixed in advance.
+    alone = process.next(process.initialize(), clients[:1])
+    np.testing.assert_allclose(alone.result, [0.15, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_bad_update_moves_the_result_by_at_most_its_share(bad: float) -> None:
+    process = _process(_NEST)
+    state = process.initialize()
+    good = [_value(0.1), _value(-0.05)]
+    without = _flat(process.next(state, good).result)
+    spoilt = _flat(process.next(state, [*good, _value(bad)]).result)
+    assert np.all(np.isfinite(spoilt))
+    # bfloat16 has 8 bits of mantissa, so sums of it are that rough.
+    assert np.linalg.norm(spoilt - without) <= 1.0 / 4 + 5e-3
+
+
+def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore() -> None:
+    """C Y / stddev is white over 6 rounds, the state leaving and re-entering TFF in between.
+
+    False alarm once in ten million runs.
+    """
+    dimension, multiplier, clip_norm, cohort = 4000, 0.7, 3.0, 5
+    process = _process(
+        tff.TensorType(np.float32, [dimension]),
+        noise_multiplier=multiplier,
+        clip_norm=clip_norm,
+        clients_per_round=cohort,
+    )
+    state = process.initialize()
+    rows = []
+    for _ in range(_NUM_ROUNDS):
+        output = process.next(state, [np.zeros(dimension, np.float32)])
+        rows.append(output.result)
+        leaves = [np.array(leaf) for leaf in tf.nest.flatten(output.state)]
+        state = tf.nest.pack_sequence_as(output.state, leaves)
+    factorization = _factorization()
+    stddev = multiplier * clip_norm * factorization.sensitivity(_PARTICIPATION)
+    whitened = factorization.strategy_matrix() @ np.array(rows, np.float64) * cohort / stddev
+    check_standard_normal(whitened.T)
+
+
+def test_scaling_the_matrix_does_not_change_a_run() -> None:
+    matrix = _factorization().strategy_matrix()
+    results = []
+    for scale in (1.0, 8.0):
+        process = _process(
+            tff.TensorType(np.float32, [5]),
+            factorization=mfa.factorizations.DenseFactorization(scale * matrix),
+            noise_multiplier=1.0,
+            seed=3,
+        )
+        results.append(process.next(process.initialize(), [np.zeros(5, np.float32)]).result)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+def test_two_starts_of_one_process_have_different_noise() -> None:
+    process = _process(tff.TensorType(np.float32, [5]), noise_multiplier=1.0)
+    first, second = (
+        process.next(process.initialize(), [np.zeros(5, np.float32)]).result for _ in range(2)
+    )
+    assert not np.any(first == second)
+
+
+def test_a_round_past_the_last_one_fails_and_says_why() -> None:
+    process = _process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
+    state = process.initialize()
+    for _ in range(_NUM_ROUNDS):
+        state = process.next(state, [np.zeros(2, np.float32)]).state
+    with pytest.raises(Exception, match="noise for 6 rounds"):
+        process.next(state, [np.zeros(2, np.float32)])
+
+
+def test_measurements_count_rounds_and_reveal_no_seed() -> None:
+    process = _process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
+    output = process.next(process.initialize(), [np.zeros(2, np.float32)])
+    assert output.measurements["dp_query_metrics"] == {"rounds_released": 1}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.bool_])
+def test_other_types_than_floats_are_refused(dtype: Any) -> None:
+    with pytest.raises(TypeError, match="floating-point"):
+        _process(tff.TensorType(dtype, [2]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier"),
+        ({"clip_norm": 0.0}, ValueError, "clip_norm"),
+        ({"clients_per_round": 0}, ValueError, "clients_per_round"),
+        ({"participation": "min_sep"}, TypeError, "participation"),
+        ({"factorization": 7}, TypeError, "factorization"),
+        ({"factorization": "nowhere"}, mfa.checkpoints.CheckpointError, "nowhere"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        _aggregator(**changes)
+
+
+def test_a_checkpoint_directory_serves_as_the_factorization(tmp_path: pathlib.Path) -> None:
+    mfa.checkpoints.save(_factorization(), tmp_path / "c")
+    zeros = [np.zeros(5, np.float32)]
+    results = []
+    for factorization in (tmp_path / "c", str(tmp_path / "c"), _factorization()):
+        process = _process(
+            tff.TensorType(np.float32, [5]),
+            factorization=factorization,
+            noise_multiplier=1.0,
+            seed=1,
+        )
+        results.append(process.next(process.initialize(), zeros).result)
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def _model_fn() -> tff.learning.models.VariableModel:
+    inputs = tf.keras.Input((2,))
+    outputs = tf.keras.layers.Dense(1, kernel_initializer="zeros")(inputs)
+    return tff.learning.models.from_keras_model(
+        tf.keras.Model(inputs, outputs),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=(tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))),
+    )
+
+
+def _data(size: int) -> tf.data.Dataset:
+    x = np.linspace(-1, 1, 2 * size, dtype=np.float32).reshape(size, 2)
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1] + 1)).batch(4)
+
+
+@pytest.mark.parametrize("builder", ["unweighted", "weighted"])
+def test_federated_averaging_takes_it(builder: str) -> None:
+    optimizer = tff.learning.optimizers.build_sgdm(0.1)
+    aggregator = _aggregator(clip_norm=1e6, clients_per_round=2)
+    if builder == "unweighted":
+        process = tff.learning.algorithms.build_unweighted_fed_avg(
+            _model_fn, optimizer, model_aggregator=aggregator
+        )
+        plain = tff.learning.algorithms.build_unweighted_fed_avg(_model_fn, optimizer)
+    else:
+        process = tff.learning.algorithms.build_weighted_fed_avg(
+            _model_fn,
+            optimizer,
+            client_weighting=tff.learning.ClientWeighting.UNIFORM,
+            model_aggregator=tff.aggregators.as_weighted_aggregator(aggregator),
+        )
+        plain = tff.learning.algorithms.build_weighted_fed_avg(
+            _model_fn, optimizer, client_weighting=tff.learning.ClientWeighting.UNIFORM
+        )
+    clients = [_data(4), _data(12)]
+    ours = process.next(process.initialize(), clients)
+    theirs = plain.next(plain.initialize(), clients)
+    # Without noise and with a clip norm that nobody reaches, it is the plain mean.
+    for our, their in zip(
+        process.get_model_weights(ours.state).trainable,
+        plain.get_model_weights(theirs.state).trainable,
+        strict=True,
+    ):
+        np.testing.assert_allclose(our, their, rtol=1e-5)
+
+
+def test_it_nests_in_other_factories() -> None:
+    nested = tff.aggregators.zeroing_factory(10.0, _aggregator())
+    assert isinstance(nested, tff.aggregators.UnweightedAggregationFactory)
+    process = nested.create(tff.TensorType(np.float32, [2]))
+    clients = [np.array([0.4, 0.0], np.float32), np.array([11.0, 0.0], np.float32)]
+    output = process.next(process.initialize(), clients)
+    np.testing.assert_allclose(output.result, [0.1, 0.0], rtol=1e-6)

@@ -1,0 +1,185 @@
+"""Checkpoints: round trips, and refusal of everything that is not whole."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from mf_aggregators import checkpoints, workloads
+from mf_aggregators.checkpoints import CheckpointError
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    Factorization,
+    banded,
+    identity,
+    optimal,
+)
+from mf_aggregators.participation import MinSeparation, SingleParticipation
+
+
+def _examples() -> list[Factorization]:
+    workload = workloads.prefix_sum(12)
+    return [identity(12), optimal(workload), banded(workload, 3)]
+
+
+@pytest.mark.parametrize("factorization", _examples(), ids=lambda example: example.mechanism)
+def test_what_is_saved_is_loaded(factorization: Factorization, tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "deep" / "checkpoint"
+    checkpoints.save(factorization, directory)
+    loaded = checkpoints.load(directory)
+    assert type(loaded) is type(factorization)
+    np.testing.assert_array_equal(loaded.strategy_matrix(), factorization.strategy_matrix())
+    assert loaded.participation == factorization.participation
+    assert loaded.optimality_gap == factorization.optimality_gap
+    assert loaded.parameters == factorization.parameters
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "arrays.npz",
+        "factorization.json",
+    ]
+    assert sorted(path.name for path in directory.parent.iterdir()) == ["checkpoint"]
+
+
+def test_the_description_states_what_the_factorization_computes(tmp_path: pathlib.Path) -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    participation = MinSeparation(4, 2)
+    workload = {"name": "momentum_sgd", "momentum": 0.5, "learning_rates": None}
+    checkpoints.save(factorization, tmp_path / "c", workload=workload, participation=participation)
+    _, description = checkpoints.load_with_description(tmp_path / "c")
+    matrix = workloads.momentum_sgd(12, 0.5)
+    errors = description["errors"]
+    assert errors["workload"] == workload
+    assert errors["sensitivity"] == pytest.approx(np.sqrt(2))
+    assert errors["rmse"] == pytest.approx(factorization.rmse(matrix, participation))
+    assert errors["max_error"] == pytest.approx(factorization.max_error(matrix, participation))
+    assert errors["total_error"] == pytest.approx(factorization.total_error(matrix, participation))
+    assert description["format_version"] == checkpoints.FORMAT_VERSION
+    assert description["mechanism"] == "banded"
+
+
+def test_a_banded_checkpoint_holds_bands_and_no_dense_matrix(tmp_path: pathlib.Path) -> None:
+    checkpoints.save(BandedFactorization(np.tri(50, 4)), tmp_path / "c")
+    with np.load(tmp_path / "c" / "arrays.npz") as archive:
+        assert {name: archive[name].shape for name in archive.files} == {"bands": (50, 4)}
+
+
+def test_saving_again_replaces_the_checkpoint(tmp_path: pathlib.Path) -> None:
+    checkpoints.save(identity(5), tmp_path / "c")
+    checkpoints.save(identity(6), tmp_path / "c")
+    assert checkpoints.load(tmp_path / "c").num_rounds == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_nothing_else_is_ever_replaced(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("one")
+    (tmp_path / "file").write_text("two")
+    for name in ("thesis", "file"):
+        with pytest.raises(CheckpointError, match="not a checkpoint"):
+            checkpoints.save(identity(3), tmp_path / name)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "one"
+    assert (tmp_path / "file").read_text() == "two"
+
+
+def test_a_save_that_fails_leaves_nothing_behind(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.save(identity(5), tmp_path / "c")
+
+    def fail(*unused: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(CheckpointError, match="No space left"):
+        checkpoints.save(identity(6), tmp_path / "c")
+    assert checkpoints.load(tmp_path / "c").num_rounds == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def _saved(tmp_path: pathlib.Path) -> pathlib.Path:
+    checkpoints.save(banded(workloads.prefix_sum(12), 3), tmp_path / "c")
+    return tmp_path / "c"
+
+
+def test_missing_files_are_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere/factorization\.json cannot be read"):
+        checkpoints.load(tmp_path / "nowhere")
+    directory = _saved(tmp_path)
+    (directory / "arrays.npz").unlink()
+    with pytest.raises(CheckpointError, match=r"arrays\.npz cannot be read"):
+        checkpoints.load(directory)
+
+
+def test_truncated_and_altered_arrays_are_refused(tmp_path: pathlib.Path) -> None:
+    directory = _saved(tmp_path)
+    whole = (directory / "arrays.npz").read_bytes()
+    for damaged in (whole[:-1], b"", whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
+        (directory / "arrays.npz").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="truncated or altered"):
+            checkpoints.load(directory)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": "one"}', "\x00"])
+def test_broken_descriptions_are_refused(tmp_path: pathlib.Path, text: str) -> None:
+    directory = _saved(tmp_path)
+    (directory / "factorization.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"factorization\.json is broken"):
+        checkpoints.load(directory)
+
+
+def _alter(directory: pathlib.Path, **changes: object) -> None:
+    path = directory / "factorization.json"
+    description = json.loads(path.read_text())
+    description.update(changes)
+    path.write_text(json.dumps(description))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mechanism": "magic"},
+        {"num_rounds": 13},
+        {"num_rounds": "twelve"},
+        {"optimised_for": {"schema": "often"}},
+        {"errors": {}},
+        {"errors": None},
+    ],
+)
+def test_descriptions_that_do_not_fit_are_refused(
+    tmp_path: pathlib.Path, changes: dict[str, object]
+) -> None:
+    directory = _saved(tmp_path)
+    _alter(directory, **changes)
+    with pytest.raises(CheckpointError, match=r"factorization\.json is broken"):
+        checkpoints.load(directory)
+
+
+def test_newer_formats_are_refused(tmp_path: pathlib.Path) -> None:
+    directory = _saved(tmp_path)
+    _alter(directory, format_version=checkpoints.FORMAT_VERSION + 1)
+    with pytest.raises(CheckpointError, match="update mf_aggregators"):
+        checkpoints.load(directory)
+
+
+def test_the_stated_sensitivity_is_not_trusted(tmp_path: pathlib.Path) -> None:
+    directory = _saved(tmp_path)
+    description = json.loads((directory / "factorization.json").read_text())
+    description["errors"]["sensitivity"] *= 0.9
+    _alter(directory, errors=description["errors"])
+    with pytest.raises(CheckpointError, match="states a sensitivity"):
+        checkpoints.load(directory)
+
+
+def test_arrays_of_another_matrix_are_refused(tmp_path: pathlib.Path) -> None:
+    directory = _saved(tmp_path)
+    checkpoints.save(BandedFactorization(np.tri(12, 3)), tmp_path / "other")
+    (directory / "arrays.npz").write_bytes((tmp_path / "other" / "arrays.npz").read_bytes())
+    with pytest.raises(CheckpointError, match="altered"):
+        checkpoints.load(directory)
+
+
+def test_participation_defaults_to_single(tmp_path: pathlib.Path) -> None:
+    checkpoints.save(identity(4), tmp_path / "c")
+    _, description = checkpoints.load_with_description(tmp_path / "c")
+    assert description["errors"]["participation"] == {"schema": "single"}
+    assert description["errors"]["sensitivity"] == identity(4).sensitivity(SingleParticipation())

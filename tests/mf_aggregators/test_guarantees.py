@@ -1,0 +1,123 @@
+"""Planned and realised guarantees: what took place decides."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import accounting, guarantees, workloads
+from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.guarantees import RealisedParticipation
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+
+_DELTA = 1e-5
+
+
+def test_participations_are_measured() -> None:
+    measured = guarantees.realised_participation([[0, 5, 9], [], [2], [1, 8]], 10)
+    assert measured == RealisedParticipation(
+        num_rounds=10, num_clients=3, separation=4, max_participations=3
+    )
+    assert measured.schema() == MinSeparation(4, 3)
+
+
+def test_clients_that_took_part_once_make_a_single_participation() -> None:
+    measured = guarantees.realised_participation([[3], [0]], 4)
+    assert measured.separation is None
+    assert measured.schema() == SingleParticipation()
+
+
+@pytest.mark.parametrize("rounds", [[3, 3], [5, 2], [-1, 2], [0, 10]])
+def test_impossible_records_are_refused(rounds: list[int]) -> None:
+    with pytest.raises(ValueError, match="broken"):
+        guarantees.realised_participation([rounds], 10)
+
+
+def test_a_run_that_kept_its_plan_earns_it() -> None:
+    factorization = banded(workloads.prefix_sum(12), 4)
+    participation = MinSeparation(4)
+    plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
+    assert plan.epsilon == accounting.epsilon(0.8, _DELTA)
+    took_place = guarantees.realised_participation([[0, 4, 8], [1, 6], [11]], 12)
+    assert guarantees.keeps_plan(participation, took_place)
+    earned = guarantees.realised(plan, factorization, took_place)
+    assert earned.sensitivity == pytest.approx(plan.sensitivity)
+    assert earned.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 11), unique=True), min_size=1, max_size=6),
+    st.integers(1, 12),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_realised_noise_multiplier_is_at_most_that_of_the_worst_client(
+    rounds_of_clients: list[list[int]], separation: int
+) -> None:
+    """The same noise against the true change that each client's pattern allows."""
+    factorization = banded(workloads.prefix_sum(12), min(3, separation))
+    plan = guarantees.planned(factorization, MinSeparation(separation), 1.0, _DELTA)
+    rounds = [sorted(client) for client in rounds_of_clients]
+    took_place = guarantees.realised_participation(rounds, 12)
+    earned = guarantees.realised(plan, factorization, took_place)
+    stddev = plan.noise_multiplier * plan.sensitivity
+    strategy = factorization.strategy_matrix()
+    for client in rounds:
+        if client:
+            # Entries of C are not negative, so equal contributions change C x the most.
+            assert np.min(strategy) >= -1e-9
+            change = np.linalg.norm(strategy[:, client].sum(axis=1))
+            assert earned.noise_multiplier <= stddev / change * (1 + 1e-9)
+
+
+def test_a_broken_plan_earns_less() -> None:
+    factorization = banded(workloads.prefix_sum(12), 4)
+    participation = MinSeparation(4, 3)
+    plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
+    too_soon = guarantees.realised_participation([[0, 2, 6]], 12)
+    assert not guarantees.keeps_plan(participation, too_soon)
+    assert guarantees.realised(plan, factorization, too_soon).epsilon > plan.epsilon
+    too_often = guarantees.realised_participation([[0, 4, 8]], 12)
+    assert not guarantees.keeps_plan(MinSeparation(4, 2), too_often)
+    plan_of_two = guarantees.planned(factorization, MinSeparation(4, 2), 0.8, _DELTA)
+    assert guarantees.realised(plan_of_two, factorization, too_often).epsilon > plan_of_two.epsilon
+
+
+def test_fewer_rounds_than_planned_reveal_no_more() -> None:
+    factorization = banded(workloads.prefix_sum(12), 4)
+    plan = guarantees.planned(factorization, MinSeparation(4), 0.8, _DELTA)
+    took_place = guarantees.realised_participation([[0, 4], [1]], 5)
+    earned = guarantees.realised(plan, factorization, took_place)
+    assert earned.num_rounds == 5
+    assert earned.epsilon < plan.epsilon
+    # The matrix of the released rounds is the leading part of C.
+    leading = factorization.strategy_matrix()[:5, :5]
+    expected = np.sqrt(np.sum(leading[:, 0] ** 2) + np.sum(leading[:, 4] ** 2))
+    assert earned.sensitivity == pytest.approx(expected)
+
+
+def test_nothing_released_is_nothing_revealed() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
+    nothing = guarantees.realised_participation([[], []], 0)
+    earned = guarantees.realised(plan, identity(4), nothing)
+    assert (earned.epsilon, earned.zcdp_rho, earned.sensitivity) == (0.0, 0.0, 0.0)
+
+
+def test_no_noise_stays_no_guarantee() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 0.0, _DELTA)
+    took_place = guarantees.realised_participation([[0]], 4)
+    earned = guarantees.realised(plan, identity(4), took_place)
+    assert earned.epsilon == math.inf
+    assert earned.to_dict()["epsilon"] is None
+
+
+def test_more_rounds_than_the_matrix_has_are_refused() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
+    with pytest.raises(ValueError, match="5 rounds were released"):
+        guarantees.realised(plan, identity(4), RealisedParticipation(5, 1, None, 1))
+
+
+def test_fixed_epochs_are_not_shown_by_separations_alone() -> None:
+    took_place = guarantees.realised_participation([[0, 4, 9]], 12)
+    assert not guarantees.keeps_plan(FixedEpochOrder(3, 4), took_place)

@@ -1,0 +1,91 @@
+"""The statement says what holds, and warns of what does not."""
+
+import json
+
+from mf_aggregators import guarantees
+from mf_aggregators.factorizations import identity
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy_statement import PrivacyStatement, RunFacts
+
+
+def _statement(
+    rounds_of_client: list[int] | None,
+    num_rounds: int = 10,
+    multiplier: float = 1.0,
+    fixed_seed: bool = False,
+) -> PrivacyStatement:
+    factorization = identity(10)
+    plan = guarantees.planned(factorization, MinSeparation(3, 3), multiplier, 1e-4)
+    facts = RunFacts("Identity matrix factorization for 10 rounds", 7, 2, 0.5, fixed_seed)
+    if rounds_of_client is None:
+        return PrivacyStatement(facts, plan)
+    took_place = guarantees.realised_participation([rounds_of_client], num_rounds)
+    realised = guarantees.realised(plan, factorization, took_place)
+    return PrivacyStatement(facts, plan, took_place, realised)
+
+
+def test_a_finished_run() -> None:
+    statement = _statement([0, 3, 6])
+    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert contents["status"] == "finished"
+    assert contents["keeps_plan"] is True
+    assert contents["is_private"] is True
+    assert contents["adjacency"] == "zero-out"
+    assert contents["unit"] == "client"
+    assert contents["realised"]["epsilon"] == statement.plan.epsilon
+    assert contents["realised_participation"] == {
+        "num_rounds": 10,
+        "num_clients": 1,
+        "separation": 3,
+        "max_participations": 3,
+    }
+    text = statement.to_markdown()
+    assert f"({statement.plan.epsilon:.4g}, 0.0001)-differential privacy" in text
+    assert "Warning" not in text
+
+
+def test_every_point_of_the_form_is_there() -> None:
+    text = _statement([0]).to_markdown()
+    for point in (
+        "DP setting",
+        "Data accesses covered",
+        "Released output",
+        "Unit of privacy",
+        "Adjacency",
+        "Type of accounting",
+        "Assumption",
+        "Planned guarantee",
+        "Realised guarantee",
+    ):
+        assert point in text
+
+
+def test_a_run_under_way_promises_only_the_plan() -> None:
+    statement = _statement(None)
+    assert statement.to_dict()["status"] == "running"
+    assert statement.to_dict()["realised"] is None
+    assert "if it keeps its plan" in statement.to_markdown()
+
+
+def test_an_interrupted_run() -> None:
+    statement = _statement([0], num_rounds=4)
+    assert statement.to_dict()["status"] == "interrupted"
+    assert "stopped before its last round" in statement.to_markdown()
+
+
+def test_a_broken_plan_is_the_first_thing_said() -> None:
+    statement = _statement([0, 1, 2])
+    assert statement.keeps_plan is False
+    text = statement.to_markdown()
+    assert text.index("break the planned schema") < text.index("DP setting")
+    assert statement.realised is not None
+    assert f"({statement.realised.epsilon:.4g}, " in text
+
+
+def test_no_noise_and_fixed_seeds_are_not_private() -> None:
+    silent = _statement([0], multiplier=0.0)
+    assert silent.to_dict()["is_private"] is False
+    assert "no differential privacy guarantee" in silent.to_markdown()
+    fixed = _statement([0], fixed_seed=True)
+    assert fixed.to_dict()["is_private"] is False
+    assert "fixed seed" in fixed.to_markdown()
