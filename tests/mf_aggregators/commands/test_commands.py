@@ -1,0 +1,244 @@
+"""mf-factorize and mf-report as scripts use them."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mf_aggregators import workloads
+from mf_aggregators.commands import command_line, factorize, report
+from mf_aggregators.participation import MinSeparation
+
+
+def _call(
+    capsys: pytest.CaptureFixture[str], command: str, *arguments: str
+) -> tuple[int, str, str]:
+    module = {"mf-factorize": factorize, "mf-report": report}[command]
+    status = command_line.run(
+        module.__doc__ or "", module.define_flags, module.main, [command, *arguments]
+    )
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def _made(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    output = str(tmp_path / "checkpoint")
+    defaults = () if arguments else ("--mechanism=banded", "--num_rounds=24", "--separation=6")
+    status, _, _ = _call(capsys, "mf-factorize", *defaults, *arguments, f"--output={output}")
+    assert status == 0
+    return output
+
+
+_FACTORIZE_FIELDS = {
+    "mechanism",
+    "num_rounds",
+    "sensitivity",
+    "total_error",
+    "rmse",
+    "max_error",
+    "optimality_gap",
+    "seconds",
+}
+_REPORT_FIELDS = {
+    "sensitivity_is_exact",
+    "noise_multiplier",
+    "zcdp_rho",
+    "epsilon",
+    "delta",
+    "noise_state_floats_per_parameter",
+}
+
+
+@pytest.mark.parametrize("mechanism", ["identity", "optimal", "banded"])
+def test_factorize_prints_one_json_object(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], mechanism: str
+) -> None:
+    bands = ["--num_bands=4"] if mechanism == "banded" else []
+    status, out, _ = _call(
+        capsys,
+        "mf-factorize",
+        f"--mechanism={mechanism}",
+        "--num_rounds=16",
+        f"--output={tmp_path / 'c'}",
+        "--format=json",
+        *bands,
+    )
+    assert status == 0
+    fields = json.loads(out)
+    assert fields.keys() >= _FACTORIZE_FIELDS
+    assert fields["mechanism"] == mechanism
+    assert (tmp_path / "c" / "factorization.json").exists()
+
+
+def test_report_agrees_with_factorize_and_adds_privacy(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = _made(tmp_path, capsys)
+    status, out, _ = _call(
+        capsys, "mf-report", f"--checkpoint={checkpoint}", "--target_epsilon=8", "--format=json"
+    )
+    assert status == 0
+    fields = json.loads(out)
+    assert fields.keys() >= _FACTORIZE_FIELDS | _REPORT_FIELDS
+    assert fields["sensitivity"] == pytest.approx(2.0)
+    assert fields["sensitivity_is_exact"] is True
+    assert fields["noise_multiplier"] == pytest.approx(0.65294, rel=2e-5)
+    assert fields["epsilon"] == pytest.approx(8.0)
+    assert fields["noise_state_floats_per_parameter"] == 5
+
+
+def test_report_under_another_schema(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = _made(tmp_path, capsys)
+    _, out, _ = _call(
+        capsys, "mf-report", f"--checkpoint={checkpoint}", "--separation=2", "--format=json"
+    )
+    fields = json.loads(out)
+    assert fields["sensitivity_is_exact"] is False
+    assert fields["sensitivity"] > 2.0
+
+
+def test_report_of_momentum_with_learning_rates(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = np.linspace(1.0, 0.1, 12)
+    np.savetxt(tmp_path / "rates.txt", rates)
+    checkpoint = _made(
+        tmp_path,
+        capsys,
+        "--mechanism=optimal",
+        "--num_rounds=12",
+        "--workload=momentum_sgd",
+        "--momentum=0.5",
+        f"--learning_rates={tmp_path / 'rates.txt'}",
+    )
+    _, out, _ = _call(capsys, "mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    from mf_aggregators import checkpoints
+
+    factorization = checkpoints.load(checkpoint)
+    workload = workloads.momentum_sgd(12, 0.5, rates)
+    assert json.loads(out)["rmse"] == pytest.approx(factorization.rmse(workload, MinSeparation(12)))
+
+
+def test_report_draws_a_figure(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = _made(tmp_path, capsys)
+    figure = tmp_path / "figure.png"
+    status, _, _ = _call(capsys, "mf-report", f"--checkpoint={checkpoint}", f"--figure={figure}")
+    assert status == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_noise_is_null_in_json_and_never_nan(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = _made(tmp_path, capsys)
+    _, out, _ = _call(
+        capsys, "mf-report", f"--checkpoint={checkpoint}", "--noise_multiplier=0", "--format=json"
+    )
+    fields = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert fields["epsilon"] is None
+    assert not math.isnan(fields["rmse"])
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("mf-factorize", [], "--mechanism is required"),
+        ("mf-factorize", ["--mechanism=magic"], "--mechanism=magic"),
+        ("mf-factorize", ["--mechanism=identity", "--num_rounds=0"], "num_rounds"),
+        ("mf-factorize", ["--mechanism=identity", "--num_rounds=ten"], "ten"),
+        ("mf-factorize", ["--mechanism=identity", "--num_rounds=5", "--num_bands=2"], "belongs"),
+        ("mf-factorize", ["--mechanism=banded", "--num_rounds=5"], "needs --num_bands"),
+        ("mf-factorize", ["--mechanism=banded", "--num_rounds=5", "--num_bands=6"], "at most"),
+        ("mf-factorize", ["--mechanism=optimal", "--num_rounds=5", "--separation=2"], "single"),
+        ("mf-factorize", ["--mechanism=optimal", "--num_rounds=5", "--momentum=0.9"], "belong"),
+        (
+            "mf-factorize",
+            ["--mechanism=optimal", "--num_rounds=5", "--workload=momentum_sgd", "--momentum=1"],
+            "momentum must be",
+        ),
+        (
+            "mf-factorize",
+            [
+                "--mechanism=optimal",
+                "--num_rounds=5",
+                "--workload=momentum_sgd",
+                "--learning_rates=nowhere.txt",
+            ],
+            "nowhere.txt",
+        ),
+        ("mf-factorize", ["--num_rounds=5", "--participation=min_sep"], "needs --separation"),
+        ("mf-factorize", ["--num_rounds=5", "--max_participations=2"], "needs --separation"),
+        ("mf-factorize", ["something"], "unexpected argument"),
+        ("mf-factorize", ["--nonsense=1"], "nonsense"),
+        ("mf-report", [], "--checkpoint is required"),
+        ("mf-report", ["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
+        ("mf-report", ["--checkpoint=nowhere", "--figure=x.jpg"], ".png"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if command == "mf-factorize" and arguments:
+        arguments = [*arguments, "--output=c"]
+        if not any(argument.startswith("--mechanism") for argument in arguments):
+            arguments.append("--mechanism=identity")
+    status, out, err = _call(capsys, command, *arguments)
+    assert status == 2
+    assert out == ""
+    line = err.strip().splitlines()[-1]
+    assert line.startswith(f"{command}: ")
+    assert message in line
+    assert "Traceback" not in err
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target_epsilon=0"], "epsilon"),
+        (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
+        (["--noise_multiplier=-1"], "noise_multiplier"),
+        (["--noise_multiplier=1", "--delta=1"], "delta"),
+        (["--participation=single", "--separation=3"], "neither"),
+        (["--participation=fixed_epoch", "--separation=3"], "--max_participations"),
+    ],
+)
+def test_bad_report_flags(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    checkpoint = _made(tmp_path, capsys)
+    status, out, err = _call(capsys, "mf-report", f"--checkpoint={checkpoint}", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = _call(capsys, "mf-factorize", "--helpfull")
+    assert status == 0
+    for flag in ("mechanism", "num_rounds", "output", "format", "learning_rates", "separation"):
+        assert f"--{flag}:" in out
+
+
+@pytest.mark.parametrize("module", ["factorize", "report"])
+def test_commands_run_as_modules(module: str) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", f"mf_aggregators.commands.{module}", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Flags:" in finished.stdout
+    assert finished.stderr == ""

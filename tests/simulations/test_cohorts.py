@@ -1,0 +1,78 @@
+"""Cohorts: uniform, repeatable, never bent."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.participation import MinSeparation
+from simulations import cohorts, participation_timers
+from simulations.cohorts import TooFewEligibleClientsError
+
+
+def test_a_cohort_is_a_function_of_seed_round_and_eligible_clients() -> None:
+    eligible = np.ones(50, dtype=bool)
+    first = cohorts.draw(eligible, 10, seed=7, round_index=3)
+    np.testing.assert_array_equal(first, cohorts.draw(eligible, 10, seed=7, round_index=3))
+    assert not np.array_equal(first, cohorts.draw(eligible, 10, seed=8, round_index=3))
+    assert not np.array_equal(first, cohorts.draw(eligible, 10, seed=7, round_index=4))
+
+
+def test_only_eligible_clients_are_drawn_each_once() -> None:
+    eligible = np.arange(40) % 3 == 0
+    cohort = cohorts.draw(eligible, 12, seed=1, round_index=0)
+    assert np.all(eligible[cohort])
+    assert len(np.unique(cohort)) == 12
+
+
+def test_draws_are_uniform() -> None:
+    """A chi-square test over 4000 rounds of a fixed seed."""
+    eligible = np.ones(20, dtype=bool)
+    counts = np.zeros(20)
+    for round_index in range(4000):
+        counts[cohorts.draw(eligible, 5, seed=11, round_index=round_index)] += 1
+    # Without replacement, counts vary by (1 - 5 / 20) of what a multinomial would.
+    statistic = np.sum((counts - 1000.0) ** 2 / 1000.0) / 0.75
+    assert 1e-4 < scipy.stats.chi2.sf(statistic, 19) < 1 - 1e-4
+
+
+def test_too_few_eligible_clients_are_reported() -> None:
+    eligible = np.zeros(30, dtype=bool)
+    eligible[:4] = True
+    with pytest.raises(TooFewEligibleClientsError, match=r"round 3 needs 5 clients.*allow 4 of 30"):
+        cohorts.draw(eligible, 5, seed=0, round_index=2)
+
+
+@given(
+    st.integers(1, 30),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(1, 12),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=200)
+def test_plans_found_feasible_never_run_out_of_clients(
+    num_clients: int, cohort_size: int, separation: int, num_rounds: int, seed: int
+) -> None:
+    """With as many participations as fit, what check_feasible accepts can be run to its end."""
+    schema = MinSeparation(separation)
+    most = schema.most_participations(num_rounds)
+    try:
+        cohorts.check_feasible(num_clients, cohort_size, separation, most, num_rounds)
+    except TooFewEligibleClientsError:
+        return
+    state = participation_timers.initial(num_clients)
+    for round_index in range(num_rounds):
+        eligible = participation_timers.eligible(state, schema, round_index)
+        cohort = cohorts.draw(eligible, cohort_size, seed, round_index)
+        state = participation_timers.record(state, cohort, round_index)
+
+
+@pytest.mark.parametrize(
+    ("separation", "most", "message"),
+    [(6, 2, "separation of at most 5"), (5, 1, "participations")],
+)
+def test_plans_that_cannot_be_filled_are_refused(separation: int, most: int, message: str) -> None:
+    with pytest.raises(TooFewEligibleClientsError, match=message):
+        cohorts.check_feasible(50, 10, separation, most, 10)
