@@ -1,0 +1,234 @@
+"""Whole runs as a user starts them, in processes of their own."""
+
+import csv
+import itertools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from mf_aggregators.commands import command_line
+from stackoverflow_nwp import federated_text, run_stackoverflow
+from stackoverflow_nwp.federated_text import Example
+
+_WORDS = ("the", "model", "returns", "a", "list", "of", "values", ".")
+_NUM_CLIENTS = 24
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    generator = np.random.default_rng(0)
+    examples = []
+    for split, clients in (("train", _NUM_CLIENTS), ("heldout", 4), ("test", 4)):
+        for client in range(clients):
+            for _ in range(6):
+                start = int(generator.integers(len(_WORDS)))
+                words = [_WORDS[(start + i) % len(_WORDS)] for i in range(7)]
+                examples.append(Example(f"{split}_{client}", split, " ".join(words)))
+    path = tmp_path_factory.mktemp("data") / "small.sqlite"
+    federated_text.write(path, examples)
+    return path
+
+
+def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[str]:
+    return [
+        f"--dataset={dataset}",
+        f"--cache_dir={dataset.parent}",
+        f"--output_dir={output}",
+        "--num_rounds=6",
+        "--clients_per_round=6",
+        "--vocab_size=8",
+        "--sequence_length=8",
+        "--embedding_size=4",
+        "--lstm_size=4",
+        "--delta=0.01",
+        "--evaluate_every=2",
+        "--format=json",
+        *more,
+    ]
+
+
+def _start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "stackoverflow_nwp.run_stackoverflow", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
+    )
+
+
+def _rows(output: pathlib.Path) -> list[dict[str, str]]:
+    with (output / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, object]:
+    """What must hold of any run directory, finished or not; returns privacy.json."""
+    config = json.loads((output / "config.json").read_text())
+    assert config["flags"]["num_rounds"] == 6
+    assert config["versions"]["tensorflow-federated"] == "0.87.0"
+    assert [row["round"] for row in _rows(output)] == [str(i + 1) for i in range(rounds)]
+    with np.load(output / "participation.npz") as archive:
+        assert int(archive["num_rounds"]) >= rounds
+        offsets, all_rounds = archive["offsets"], archive["rounds"]
+        assert len(archive["client_ids"]) == _NUM_CLIENTS
+        for first, last in itertools.pairwise(offsets):
+            # 24 clients in cohorts of 6: the separation is 4.
+            assert np.all(np.diff(all_rounds[first:last]) >= 4)
+    assert any((output / "tensorboard").iterdir())
+    assert any((output / "checkpoints").iterdir())
+    assert (output / "PRIVACY.md").read_text().startswith("# Privacy statement")
+    privacy: dict[str, object] = json.loads((output / "privacy.json").read_text())
+    assert privacy["adjacency"] == "zero-out"
+    return privacy
+
+
+def test_a_private_run_from_start_to_statement(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    output = tmp_path / "run"
+    process = _start(_arguments(dataset, output))
+    workers: set[int] = set()
+    while process.poll() is None:
+        children = psutil.Process(process.pid).children() if process.poll() is None else []
+        workers |= {child.pid for child in children}
+        time.sleep(0.2)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    result = json.loads(out)
+    assert result.keys() >= {"output_dir", "rounds", "test_accuracy", "privacy"}
+    assert result["rounds"] == 6
+    privacy = _check_directory(output, 6)
+    assert privacy == result["privacy"]
+    assert privacy["status"] == "finished"
+    assert privacy["is_private"] is True
+    assert privacy["keeps_plan"] is True
+    planned, realised = privacy["planned"], privacy["realised"]
+    assert isinstance(planned, dict)
+    assert isinstance(realised, dict)
+    assert planned["epsilon"] == pytest.approx(8.0)
+    assert realised["epsilon"] <= planned["epsilon"] * (1 + 1e-9)
+    assert planned["participation"]["separation"] == 4
+    for noise in ("grappler", "CUDA", "cuda", "gRPC", "TensorRT", "Warning"):
+        assert noise not in err
+    # The seed of the noise stands in the states alone.
+    assert "seed" not in json.dumps(privacy).replace("noise_seed_is_fixed", "")
+    assert workers
+    assert not any(psutil.pid_exists(pid) for pid in workers)
+
+
+def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    output = tmp_path / "run"
+    arguments = _arguments(dataset, output, "--num_rounds=6")
+    process = _start(arguments)
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and process.poll() is None:
+        if (output / "checkpoints" / "round_1").exists():
+            break
+        time.sleep(0.05)
+    # A terminal sends the signal to the whole group, TFF's worker included.
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == command_line.INTERRUPTED, err
+    assert "Traceback" not in err
+    rounds = json.loads(out)["rounds"]
+    assert 1 <= rounds < 6
+    privacy = _check_directory(output, rounds)
+    assert privacy["status"] == "interrupted"
+    realised = privacy["realised"]
+    assert isinstance(realised, dict)
+    assert realised["num_rounds"] == rounds
+    before = _rows(output)
+
+    process = _start(arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert json.loads(out)["rounds"] == 6
+    assert _check_directory(output, 6)["status"] == "finished"
+    assert _rows(output)[:rounds] == before
+
+
+def test_a_run_without_noise_says_that_it_is_not_private(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    output = tmp_path / "run"
+    process = _start(_arguments(dataset, output, "--mechanism=none", "--num_rounds=6"))
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    privacy = json.loads(out)["privacy"]
+    assert privacy["is_private"] is False
+    assert privacy["realised"]["epsilon"] is None
+    assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mechanism=magic"], "--mechanism=magic"),
+        (["--num_rounds=0"], "--num_rounds must be at least 1"),
+        (["--clients_per_round=25"], "fewer than the 25 needed"),
+        (["--clients_per_round=13", "--separation=2"], "separation of at most 1"),
+        (["--max_participations=1"], "participations"),
+        (["--delta=0.1"], "1 / 24 clients"),
+        (["--delta=2"], "delta"),
+        (["--target_epsilon=-1"], "epsilon"),
+        (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
+        (["--mechanism=none", "--target_epsilon=1"], "adds no noise"),
+        (["--clip_norm=0"], "--clip_norm"),
+        (["--server_momentum=1"], "--server_momentum"),
+        (["--num_bands=7"], "num_bands"),
+        (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
+        (["--dataset=nowhere.sqlite"], "nowhere.sqlite"),
+        (["--dataset=nonsense"], "no data set"),
+        (["--seed=-1"], "--seed"),
+    ],
+)
+def test_bad_flags_are_one_clear_line_before_anything_starts(
+    dataset: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "run"
+    status = command_line.run(
+        "",
+        run_stackoverflow.define_flags,
+        run_stackoverflow.main,
+        ["run-stackoverflow", *_arguments(dataset, output, *arguments)],
+    )
+    captured = capsys.readouterr()
+    assert status == 2, captured
+    assert captured.out == ""
+    assert message in captured.err.splitlines()[-1]
+    assert not output.exists()
+
+
+def test_a_directory_of_another_run_is_not_touched(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / "config.json").write_text('{"flags": {"num_rounds": 99}, "cohort_seed": 1}')
+    status = command_line.run(
+        "",
+        run_stackoverflow.define_flags,
+        run_stackoverflow.main,
+        ["run-stackoverflow", *_arguments(dataset, output)],
+    )
+    assert status == 2
+    assert "other flags" in capsys.readouterr().err
+    assert [path.name for path in output.iterdir()] == ["config.json"]

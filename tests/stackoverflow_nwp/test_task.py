@@ -1,0 +1,118 @@
+"""The task: TFF's model and metrics, and data sets that are functions of client and round."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow_federated.python.simulation.baselines.stackoverflow import word_prediction_tasks
+
+from stackoverflow_nwp import datasets, federated_text, settings
+from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
+from stackoverflow_nwp.token_arrays import ClientTokens
+from tests.stackoverflow_nwp.small_text import WORDS, small_examples
+
+_TASK = NextWordTask(
+    vocab_size=len(WORDS) - 1,
+    sequence_length=6,
+    embedding_size=4,
+    lstm_size=5,
+    shared_embedding=False,
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> datasets.FederatedText:
+    path = tmp_path_factory.mktemp("text") / "small.sqlite"
+    federated_text.write(path, small_examples())
+    return datasets.load(str(path), path.parent)
+
+
+@pytest.fixture(scope="module")
+def tokens(text: datasets.FederatedText) -> ClientTokens:
+    return text.client_tokens("train", WORDS[:-1], sequence_length=6)
+
+
+def test_the_papers_model_has_the_papers_size() -> None:
+    paper = settings.PAPER
+    task = NextWordTask(paper.vocab_size, 20, paper.embedding_size, paper.lstm_size, False)
+    assert task.keras_model().count_params() == 4_050_748
+
+
+def test_metrics_agree_with_tffs_own_task(text: datasets.FederatedText) -> None:
+    """TFF's baseline task, its pipeline and its evaluation, on the same model."""
+    words = list(WORDS[:-1])
+    client_spec = tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4)
+    split = {name: text.client_data(name) for name in ("train", "heldout", "test")}
+    theirs = word_prediction_tasks.create_word_prediction_task_from_datasets(
+        client_spec, None, 6, words, 1, split["train"], split["test"], split["heldout"]
+    )
+    tf.keras.utils.set_random_seed(3)
+    weights = _TASK.keras_model().get_weights()
+    sentences = all_sentences(text.client_tokens("test", words, 6), 10_000, seed=0)
+    ours = _TASK.evaluate(weights, sentences)
+
+    model = _TASK.keras_model()
+    model.set_weights(weights)
+    metrics = theirs.model_fn().metric_finalizers()
+    assert ACCURACY in metrics
+    predictions: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    dataset = theirs.datasets.eval_preprocess_fn(split["test"].create_tf_dataset_from_all_clients())
+    for inputs, target in dataset:
+        predictions.append(np.argmax(model(inputs), axis=-1).ravel())
+        targets.append(target.numpy().ravel())
+    predicted, true = np.concatenate(predictions), np.concatenate(targets)
+    words_only = (true >= 1) & (true <= len(words))
+    assert ours[ACCURACY] == pytest.approx(np.mean((predicted == true)[words_only]))
+    assert ours["num_tokens"] == np.count_nonzero(true)
+
+
+def test_the_constant_prediction_is_the_most_frequent_word() -> None:
+    train = np.array([[12, 3, 3, 1, 0, 0, 0], [12, 3, 2, 13, 0, 0, 0]])
+    test = np.array([[12, 3, 10, 1, 13, 0, 0]])
+    token, accuracy = _TASK.constant_accuracy(train, test)
+    # Token 10 is out of vocabulary, 13 the end of the sentence: neither counts.
+    assert (token, accuracy) == (3, 0.5)
+
+
+def _rows(dataset: tf.data.Dataset) -> np.ndarray:
+    return np.concatenate([inputs.numpy() for inputs, _ in dataset])
+
+
+def test_client_datasets_depend_on_client_and_round_alone(tokens: ClientTokens) -> None:
+    client = max(tokens.client_ids, key=lambda name: len(tokens.tokens_of(name)))
+    make = ClientDatasets(tokens, sentences_per_client=2, batch_size=2, epochs=1, seed=4)
+    np.testing.assert_array_equal(_rows(make(client, 3)), _rows(make(client, 3)))
+    rounds = {_rows(make(client, index)).tobytes() for index in range(20)}
+    assert len(rounds) > 1
+    own = {row.tobytes() for row in tokens.tokens_of(client)[:, :-1]}
+    assert {row.tobytes() for row in _rows(make(client, 0))} <= own
+
+
+def test_client_datasets_are_shifted_batched_and_repeated(tokens: ClientTokens) -> None:
+    client = max(tokens.client_ids, key=lambda name: len(tokens.tokens_of(name)))
+    number = len(tokens.tokens_of(client))
+    make = ClientDatasets(tokens, sentences_per_client=100, batch_size=3, epochs=2, seed=4)
+    batches = list(make(client, 0))
+    assert sum(len(inputs) for inputs, _ in batches) == 2 * number
+    assert max(len(inputs) for inputs, _ in batches) == min(3, number)
+    for inputs, targets in batches:
+        np.testing.assert_array_equal(inputs.numpy()[:, 1:], targets.numpy()[:, :-1])
+
+
+def test_samples_of_sentences_are_repeatable(tokens: ClientTokens) -> None:
+    np.testing.assert_array_equal(all_sentences(tokens, 5, 1), all_sentences(tokens, 5, 1))
+    assert len(all_sentences(tokens, 5, 1)) == 5
+    total = sum(len(tokens.tokens_of(client)) for client in tokens.client_ids)
+    assert len(all_sentences(tokens, 10_000, 1)) == total
+
+
+def test_settings_are_the_papers_for_stackoverflow_alone(tmp_path: pathlib.Path) -> None:
+    assert settings.for_dataset("stackoverflow") is settings.PAPER
+    assert settings.for_dataset("docstrings") is settings.SMALL
+    assert settings.for_dataset(str(tmp_path / "x.sqlite")) is settings.SMALL
