@@ -49,11 +49,11 @@ class Settings:
 
 
 SMALL = Settings(
-    vocab_size=1000,
-    embedding_size=24,
-    lstm_size=48,
-    num_rounds=150,
-    clients_per_round=80,
+    vocab_size=2000,
+    embedding_size=16,
+    lstm_size=32,
+    num_rounds=200,
+    clients_per_round=100,
     max_bands=64,
     sentences_per_client=64,
     batch_size=16,
