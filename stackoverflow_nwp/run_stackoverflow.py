@@ -166,9 +166,15 @@ def main(values: flags.FlagValues) -> int | None:
     else:
         cohort_seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
     plan = _plan(options, values.cache_dir)
+    fingerprint = plan.text.fingerprint()
     if old is None:
-        directory.create(_config(kept, cohort_seed))
-    elif plan.factorization is not None:
+        directory.create(_config(kept, cohort_seed, fingerprint))
+    elif old.get("dataset_sha256") != fingerprint:
+        raise CommandError(
+            f"{plan.text.path} has changed since the run in {directory.path} began: it cannot go on "
+            "with other data under the same noise. Start a new run."
+        )
+    else:
         _say(f"resuming the run in {directory.path}")
 
     _say("starting TensorFlow Federated")
@@ -297,7 +303,7 @@ def _factorization(options: dict[str, Any], participation: MinSeparation) -> Fac
     )
 
 
-def _config(kept: dict[str, Any], cohort_seed: int) -> dict[str, Any]:
+def _config(kept: dict[str, Any], cohort_seed: int, fingerprint: str) -> dict[str, Any]:
     packages = (
         "tensorflow-federated",
         "tensorflow",
@@ -314,6 +320,7 @@ def _config(kept: dict[str, Any], cohort_seed: int) -> dict[str, Any]:
     return {
         "flags": kept,
         "cohort_seed": cohort_seed,
+        "dataset_sha256": fingerprint,
         "seeds_policy": (
             "noise: 128 secret bits from the operating system, held in checkpoints/ alone; "
             "cohorts, data order and initial weights: cohort_seed"

@@ -1,7 +1,9 @@
 """Tests of datasets: what a name or a path loads, and how the wrong ones are refused."""
 
 import collections
+import contextlib
 import pathlib
+import sqlite3
 from typing import Any
 
 import pytest
@@ -153,3 +155,14 @@ def test_what_is_no_data_set_is_refused(small_file: pathlib.Path, tmp_path: path
     federated_text.write(path, [Example("a", "default_split", "x")])
     with pytest.raises(ValueError, match="only in 'default_split'"):
         datasets.load(str(path))
+
+
+def test_a_fingerprint_tells_files_and_their_changes_apart(tmp_path: pathlib.Path) -> None:
+    first, second = tmp_path / "first.sqlite", tmp_path / "second.sqlite"
+    for path in (first, second):
+        federated_text.write(path, small_examples())
+    of_first = datasets.load(str(first), tmp_path)
+    assert of_first.fingerprint() == datasets.load(str(second), tmp_path).fingerprint()
+    with contextlib.closing(sqlite3.connect(second)) as connection, connection:
+        connection.execute("UPDATE examples SET client_id = client_id WHERE rowid = 1")
+    assert of_first.fingerprint() != datasets.load(str(second), tmp_path).fingerprint()

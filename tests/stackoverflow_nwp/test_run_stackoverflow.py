@@ -13,6 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from absl import flags
 
 from mf_aggregators.commands import command_line
 from stackoverflow_nwp import federated_text, run_stackoverflow
@@ -232,3 +233,31 @@ def test_a_directory_of_another_run_is_not_touched(
     assert status == 2
     assert "other flags" in capsys.readouterr().err
     assert [path.name for path in output.iterdir()] == ["config.json"]
+
+
+def test_a_run_does_not_go_on_with_other_data(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    arguments = _arguments(dataset, output)
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_stackoverflow.define_flags(values)
+    values(["run-stackoverflow", *arguments])
+    options = run_stackoverflow._options(values)
+    kept = {
+        name: value
+        for name, value in options.items()
+        if name not in run_stackoverflow._NOT_OF_THE_RUN
+    }
+    output.mkdir()
+    config = {"flags": kept, "cohort_seed": 1, "dataset_sha256": "of other data"}
+    (output / "config.json").write_text(json.dumps(config))
+    status = command_line.run(
+        "",
+        run_stackoverflow.define_flags,
+        run_stackoverflow.main,
+        ["run-stackoverflow", *arguments],
+    )
+    assert status == 2
+    assert "has changed since the run" in capsys.readouterr().err
