@@ -171,8 +171,8 @@ def main(values: flags.FlagValues) -> int | None:
         directory.create(_config(kept, cohort_seed, fingerprint))
     elif old.get("dataset_sha256") != fingerprint:
         raise CommandError(
-            f"{plan.text.path} has changed since the run in {directory.path} began: it cannot go on "
-            "with other data under the same noise. Start a new run."
+            f"{plan.text.path} has changed since the run in {directory.path} began, and no run can "
+            "go on with other data under the same noise: start a new one."
         )
     else:
         _say(f"resuming the run in {directory.path}")
