@@ -6,8 +6,10 @@ never runs: it would outlive Python, and keep pipes open that the program writes
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
+import subprocess
 import warnings
 from collections.abc import Iterator
 from types import FrameType
@@ -34,15 +36,19 @@ def prepare_environment() -> None:
 
 
 def end_workers() -> None:
-    """Ends the TFF worker processes that this process started."""
-    workers = [child for child in psutil.Process().children() if _name(child) == _WORKER]
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.terminate()
-    _, alive = psutil.wait_procs(workers, timeout=_SECONDS_TO_END)
-    for worker in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
+    """Ends the TFF worker processes that this process started.
+
+    TFF starts a new one if it is used again.
+    """
+    # TFF's finaliser interrupts a worker that it knows of, and fails with a message if the
+    # worker is gone already or Python is being torn down: it must forget the worker first.
+    for manager in [found for found in gc.get_objects() if _is_service_manager(found)]:
+        process, manager._process, manager._stub = manager._process, None, None
+        _end(psutil.Process(process.pid))
+        process.poll()
+    for child in psutil.Process().children():
+        if _name(child) == _WORKER:
+            _end(child)
 
 
 def end_workers_at_exit() -> None:
@@ -89,6 +95,22 @@ def stop_requests(message: str) -> Iterator[StopRequest]:
 
 def _exit_on_signal(signal_number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signal_number)
+
+
+def _end(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.terminate()
+        try:
+            process.wait(_SECONDS_TO_END)
+        except psutil.TimeoutExpired:
+            process.kill()
+
+
+def _is_service_manager(candidate: object) -> bool:
+    # A class inside a function of TFF, so there is no name to import.
+    return type(candidate).__name__ == "ServiceManager" and isinstance(
+        getattr(candidate, "_process", None), subprocess.Popen
+    )
 
 
 def _name(process: psutil.Process) -> str:
