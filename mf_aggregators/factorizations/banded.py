@@ -1,6 +1,5 @@
 """Banded factorizations with equal column norms (BandMF Problem 2)."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import tqdm
 
 from mf_aggregators import noise_recursions, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import Converged, NotConvergedWarning
+from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise_recursions import BandedNoise
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation, check
@@ -175,14 +174,7 @@ def banded(
     finally:
         search.progress.close()
     gap = search.certified_gap()
-    if gap > relative_gap:
-        warnings.warn(
-            f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
-            f"{relative_gap:.1e} asked for, after {search.evaluations} evaluations; the "
-            "factorization states its gap.",
-            NotConvergedWarning,
-            stacklevel=2,
-        )
+    warn_unless_reached(gap, relative_gap, search.evaluations)
     return BandedFactorization(
         search.best_bands,
         participation=participation,

@@ -10,7 +10,6 @@ the same evaluations needs a third of them, fewer still for momentum workloads.
 """
 
 import dataclasses
-import warnings
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import scipy.optimize
 import tqdm
 
 from mf_aggregators import validation
-from mf_aggregators.factorizations.convergence import Converged, NotConvergedWarning
+from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.participation import Participation, SingleParticipation, check
@@ -104,14 +103,7 @@ def optimal(
             "the workload is too ill-conditioned to be factorized in double precision: its "
             "smallest singular value is lost in the rounding of its largest."
         )
-    if gap > relative_gap:
-        warnings.warn(
-            f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
-            f"{relative_gap:.1e} asked for, after {search.evaluations} evaluations; the "
-            "factorization states its gap.",
-            NotConvergedWarning,
-            stacklevel=2,
-        )
+    warn_unless_reached(gap, relative_gap, search.evaluations)
     return DenseFactorization(
         search.strategy_matrix,
         participation=participation,
