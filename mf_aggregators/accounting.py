@@ -86,8 +86,11 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
             f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
             f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."
         )
-    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-13)
-    return math.exp(root) * (1.0 + 1e-11)
+    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-13) + 1e-11
+    # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
+    while excess(root) > 0.0:
+        root += 1e-9
+    return math.exp(root)
 
 
 def zcdp_rho(noise_multiplier: float) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from mf_aggregators import checkpoints, validation
+from mf_aggregators import checkpoints, noise_recursions, validation
 from mf_aggregators.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, check
@@ -42,12 +42,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           TypeError: If the type holds a tensor that is not floating point.
           ValueError: If the noise state would be too large for TFF's processes.
         """
-        sensitivity = self.factorization.sensitivity(self.participation).value
-        query = MatrixFactorizationSumQuery(
+        recursion = noise_recursions.scaled_to_sensitivity_one(
             self.factorization.noise_recursion(),
+            self.factorization.sensitivity(self.participation).value,
+        )
+        query = MatrixFactorizationSumQuery(
+            recursion,
             tff.types.type_to_tf_tensor_specs(value_type),
             l2_norm_clip=self._clip_norm,
-            noise_stddev=self.noise_multiplier * self._clip_norm * sensitivity,
+            noise_stddev=self.noise_multiplier * self._clip_norm,
             seed=self._seed,
         )
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
@@ -68,6 +71,11 @@ def mf_dp_aggregator(
     In round i the aggregate is (sum of the clients' clipped updates + row i of
     ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. It holds for
     at most ``factorization.num_rounds`` rounds; a further one fails.
+
+    The state holds the round and the secret seed of its noise. Never call ``next`` twice
+    from one state with different clients, and never resume from an older state with another
+    cohort: two sums under one row of noise reveal their difference. ``simulations`` shows a
+    loop that resumes safely; TFF's ``run_training_process`` does not save who was drawn.
 
     Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
     or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to

@@ -157,7 +157,8 @@ def load_with_description(
     if not isinstance(workload, dict):
         raise CheckpointError(f"{description_path} is broken: its workload is no description.")
     sensitivity = factorization.sensitivity(schema).value
-    if abs(sensitivity - stated_sensitivity) > _SENSITIVITY_TOLERANCE * sensitivity:
+    # Written so that a stated NaN does not pass.
+    if not abs(sensitivity - stated_sensitivity) <= _SENSITIVITY_TOLERANCE * sensitivity:
         raise CheckpointError(
             f"{description_path} states a sensitivity of {stated_sensitivity}, and the matrix "
             f"has {sensitivity}: the checkpoint was altered or written by a faulty program."

@@ -7,6 +7,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import dp_accounting
+import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
@@ -22,7 +23,7 @@ class GlobalState(NamedTuple):
     """The state of a MatrixFactorizationSumQuery between rounds.
 
     Attributes:
-      l2_norm_clip: float32 scalar: the clip norm.
+      l2_norm_clip: float64 scalar: the clip norm.
       noise: The state of the noise stream.
     """
 
@@ -68,8 +69,10 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
           ValueError: If a shape is not known, a number is out of its range, or the state
             would be too large to be passed between TFF's processes.
         """
-        self._l2_norm_clip = validation.positive_number(l2_norm_clip, "l2_norm_clip")
+        self._l2_norm_clip = _of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
+        if self._noise_stddev > 0.0:
+            _of_float32(self._noise_stddev, "noise_stddev")
         # Without noise, rounds are still counted.
         if self._noise_stddev == 0.0:
             recursion = IndependentNoise(recursion.num_rounds)
@@ -102,7 +105,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
             seed = tf.bitwise.bitwise_xor(seed, full_range + microseconds)
         return GlobalState(
-            l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float32),
+            l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
             noise=tensor_noise.initial_state(self._recursion, self._specs, seed),
         )
 
@@ -110,9 +113,22 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         """Returns the clip norm, which clients need."""
         return global_state.l2_norm_clip
 
+    def initial_sample_state(self, template: Any = None) -> Any:
+        """Returns zeros to sum records from, of the dtypes that records are summed in."""
+        return tf.nest.map_structure(
+            lambda tensor: tf.zeros(tensor.shape, tensor_noise.noise_dtype(tensor.dtype)), template
+        )
+
     def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
-        """Clips one client's record; a record that is not finite becomes zero."""
-        return clip_by_global_norm(record, params)
+        """Clips one client's record; a record that is not finite becomes zero.
+
+        Half-precision tensors leave as float32: rounded to 8 bits, a clipped record
+        would exceed the clip norm, and sums would lose small records.
+        """
+        wider = tf.nest.map_structure(
+            lambda tensor: tf.cast(tensor, tensor_noise.noise_dtype(tensor.dtype)), record
+        )
+        return clip_by_global_norm(wider, params)
 
     def get_noised_result(
         self, sample_state: Any, global_state: GlobalState
@@ -131,9 +147,13 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                 noised = [tf.identity(value) for value in flat]
         else:
             noised = [
-                value + tf.cast(tf.cast(self._noise_stddev, row.dtype) * row, value.dtype)
+                value + tf.constant(self._noise_stddev, row.dtype) * row
                 for value, row in zip(flat, noise, strict=True)
             ]
+        # Rounding to a half-precision type comes after the noise.
+        noised = [
+            tf.cast(value, spec.dtype) for value, spec in zip(noised, self._specs, strict=True)
+        ]
         result = tf.nest.pack_sequence_as(sample_state, noised)
         next_state = GlobalState(global_state.l2_norm_clip, next_noise_state)
         return result, next_state, dp_accounting.UnsupportedDpEvent()
@@ -176,6 +196,18 @@ def clip_by_global_norm(record: Any, clip_norm: tf.Tensor) -> Any:
         return tf.where(is_finite, clipped, tf.zeros_like(tensor))
 
     return tf.nest.pack_sequence_as(record, [clip(tensor) for tensor in flat])
+
+
+def _of_float32(value: float, name: str) -> float:
+    """Returns a positive number that float32 can hold at full precision, or raises ValueError."""
+    number = validation.positive_number(value, name)
+    limits = np.finfo(np.float32)
+    if not limits.tiny <= number <= limits.max:
+        raise ValueError(
+            f"{name} must be between {limits.tiny:.1e} and {limits.max:.1e}, found {number}: "
+            "outside, float32 arithmetic would lose it."
+        )
+    return number
 
 
 def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:

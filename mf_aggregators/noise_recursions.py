@@ -7,6 +7,7 @@ of the values below; NumPy (here) and the TensorFlow graph that TFF runs
 """
 
 import dataclasses
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,6 +81,31 @@ class NoiseState:
 
     round_index: int
     history: np.ndarray
+
+
+def scaled_to_sensitivity_one(recursion: NoiseRecursion, sensitivity: float) -> NoiseRecursion:
+    """Returns the recursion of C / sensitivity, so that every scaling of C gives the same run.
+
+    Args:
+      recursion: The recursion of C.
+      sensitivity: The sensitivity of C, above zero and finite.
+
+    Returns:
+      The recursion of a matrix of sensitivity 1.
+
+    Raises:
+      ValueError: If the sensitivity is zero or not finite.
+    """
+    if not 0.0 < sensitivity < math.inf:
+        raise ValueError(
+            f"a strategy matrix of sensitivity {sensitivity} cannot be scaled to sensitivity 1."
+        )
+    if isinstance(recursion, BandedNoise):
+        return BandedNoise(recursion.bands / sensitivity)
+    if isinstance(recursion, DenseNoise):
+        return DenseNoise(recursion.noising_matrix * sensitivity)
+    # The identity divided by its sensitivity: one band.
+    return BandedNoise(np.full((recursion.num_rounds, 1), 1.0 / sensitivity))
 
 
 def floats_per_parameter(recursion: NoiseRecursion) -> int:

@@ -61,6 +61,10 @@ class Sensitivity(float):
         """The sensitivity as a plain float."""
         return float(self)
 
+    def times(self, factor: float) -> "Sensitivity":
+        """Returns the sensitivity of a matrix that is ``factor`` > 0 times as large."""
+        return Sensitivity(float(self) * factor, is_exact=self.is_exact, theorem=self.theorem)
+
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
         return (float(self),), {"is_exact": self.is_exact, "theorem": self.theorem}
 
@@ -93,6 +97,14 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
         )
     if not np.all(np.isfinite(strategy)):
         raise ValueError("the strategy matrix must be finite, found NaN or infinite entries.")
+    # Squares of very large or small entries would over- or underflow.
+    largest = float(np.max(np.abs(strategy)))
+    if largest == 0.0:
+        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
+    return _of_unit_scale(strategy / largest, participation).times(largest)
+
+
+def _of_unit_scale(strategy: np.ndarray, participation: Participation) -> Sensitivity:
     squared_norms = np.einsum("ij,ij->j", strategy, strategy)
     if participation.most_participations(strategy.shape[1]) == 1:
         # Also every schema under which no client can return, whatever its name.

@@ -81,10 +81,11 @@ class BandedFactorization(Factorization):
         )
         if most > 1 and not separated:
             return super().sensitivity(participation)
-        squared_norms = np.zeros(self.num_rounds)
-        for t in range(self.num_bands):
-            squared_norms[: self.num_rounds - t] += np.square(self._bands[t:, t])
-        return sensitivities.from_column_norms(squared_norms, participation, self.num_bands)
+        largest = float(np.max(np.abs(self._bands)))
+        squared_norms = _column_sums(np.square(self._bands / largest))
+        return sensitivities.from_column_norms(squared_norms, participation, self.num_bands).times(
+            largest
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the (n, b) bands of C."""
@@ -294,7 +295,9 @@ class _Search:
         else:
             dual = np.diag(diagonal)
         spectrum = np.linalg.eigvalsh(self._workload @ dual @ self._workload.T)
-        root_sum = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))))
+        # Less what rounding may have added to any eigenvalue: a bound must stay one.
+        rounding = num_rounds * np.finfo(np.float64).eps * spectrum[-1]
+        root_sum = float(np.sum(np.sqrt(np.maximum(spectrum - rounding, 0.0))))
         self._lower_bound = max(self._lower_bound, root_sum**2 / float(np.sum(diagonal)))
         self._certified_error = self._best_error
 

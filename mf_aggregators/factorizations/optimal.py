@@ -34,7 +34,7 @@ class _Evaluation:
     v: np.ndarray
     phi: np.ndarray
     eigenvectors: np.ndarray
-    root_eigenvalues: np.ndarray
+    eigenvalues: np.ndarray
 
     @property
     def lower_bound(self) -> float:
@@ -42,8 +42,18 @@ class _Evaluation:
 
         tr(V (2 X(v) - I)) = 2 sum(phi) - sum(v); for s v it is 2 sqrt(s) sum(phi) -
         s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
+        The sum of phi is that of the eigenvalues' roots; what rounding may have added to
+        an eigenvalue is taken off, so that the bound stays one for any workload.
         """
-        return float(np.sum(self.phi) ** 2 / np.sum(self.v))
+        rounding = len(self.v) * np.finfo(np.float64).eps * self.eigenvalues[-1]
+        root_sum = np.sum(np.sqrt(np.maximum(self.eigenvalues - rounding, 0.0)))
+        return float(root_sum**2 / np.sum(self.v))
+
+    @property
+    def root_eigenvalues(self) -> np.ndarray:
+        """Roots of the eigenvalues; what rounding made non-positive is set to rounding."""
+        floor = np.finfo(np.float64).eps * self.eigenvalues[-1]
+        return np.sqrt(np.maximum(self.eigenvalues, floor))
 
     @property
     def distance_from_feasible(self) -> float:
@@ -142,7 +152,7 @@ class _Search:
             evaluation = self._evaluate(np.exp(y / scale))
             sum_phi, sum_v = np.sum(evaluation.phi), np.sum(evaluation.v)
             gradient = (evaluation.phi / sum_phi - evaluation.v / sum_v) / scale
-            return -np.log(evaluation.lower_bound), -gradient
+            return np.log(sum_v) - 2.0 * np.log(sum_phi), -gradient
 
         scipy.optimize.minimize(
             negative_log_bound,
@@ -178,11 +188,9 @@ class _Search:
     def _evaluate(self, v: np.ndarray) -> _Evaluation:
         root_v = np.sqrt(v)
         eigenvalues, eigenvectors = np.linalg.eigh(self._gram * root_v * root_v[:, np.newaxis])
-        # A full-rank workload has positive eigenvalues; rounding may move the smallest below.
         floor = np.finfo(np.float64).eps * eigenvalues[-1]
-        root_eigenvalues = np.sqrt(np.maximum(eigenvalues, floor))
-        phi = np.square(eigenvectors) @ root_eigenvalues
-        evaluation = _Evaluation(v, phi, eigenvectors, root_eigenvalues)
+        phi = np.square(eigenvectors) @ np.sqrt(np.maximum(eigenvalues, floor))
+        evaluation = _Evaluation(v, phi, eigenvectors, eigenvalues)
         self.evaluations += 1
         self._lower_bound = max(self._lower_bound, evaluation.lower_bound)
         distance = evaluation.distance_from_feasible
