@@ -4,8 +4,8 @@ A plan names a participation schema, and the noise is scaled to the sensitivity 
 under it. What a finished run guarantees follows from the participations that took
 place: their smallest separation and largest number per client define a schema of
 their own, and the same noise is measured against the sensitivity under that one. A run
-that kept its plan earns at least the planned guarantee; one that broke it earns less,
-and is given what it earned.
+that kept its plan has the planned guarantee as well; one that broke it has only what it
+earned.
 """
 
 import dataclasses

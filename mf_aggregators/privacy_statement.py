@@ -63,6 +63,23 @@ class PrivacyStatement:
         return keeps_plan(self.plan.participation, self.took_place)
 
     @property
+    def earned(self) -> Guarantee:
+        """The guarantee that may be stated without further conditions.
+
+        A run that kept its plan satisfies the planned guarantee, finished or not, because
+        fewer rounds are a part of all. The realised one may be better; for a run that was
+        stopped it holds only if the data had no part in the decision to stop, so it is not
+        what is stated. A run that broke its plan earned the realised guarantee.
+        """
+        if self.realised is None:
+            return self.plan
+        if not self.keeps_plan:
+            return self.realised
+        if self.status == "interrupted":
+            return self.plan
+        return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know first."""
         found = []
@@ -77,6 +94,12 @@ class PrivacyStatement:
             found.append(
                 "The participations that took place break the planned schema: the planned "
                 "guarantee does not hold, and the realised one is what the run earned."
+            )
+        if self.status == "interrupted" and self.keeps_plan and self.plan.noise_multiplier > 0.0:
+            found.append(
+                "The run was stopped early. The realised guarantee below is smaller than the "
+                "planned one because fewer rounds were released; it holds only if neither the "
+                "data nor what was released had a part in the decision to stop."
             )
         if self.realised is not None and not self.realised.sensitivity_is_exact:
             found.append(
@@ -97,6 +120,7 @@ class PrivacyStatement:
             "amplification": None,
             **dataclasses.asdict(self.facts),
             "planned": self.plan.to_dict(),
+            "earned": self.earned.to_dict(),
             "realised": None if self.realised is None else self.realised.to_dict(),
             "realised_participation": (
                 None
@@ -129,7 +153,7 @@ class PrivacyStatement:
         )
 
     def _summary(self) -> str:
-        guarantee = self.realised or self.plan
+        guarantee = self.earned
         if not math.isfinite(guarantee.epsilon):
             return "This run has no differential privacy guarantee."
         state = {
@@ -180,9 +204,10 @@ _MARKDOWN = """\
    noise is trusted to do so, and to keep the noise seed secret.
 2. **What the definition is applied to.**
    - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort} clients, drawn
-     from {clients}. Not covered: the choice of hyperparameters and of the vocabulary, other runs
-     on the same clients, and the metrics of `metrics.csv` and TensorBoard (training loss and
-     accuracy are sums over clients without noise, for the simulation's own use).
+     from {clients}. Not covered: the choice of hyperparameters and of the vocabulary, counts of
+     words, other runs on the same clients, and the metrics of `metrics.csv` and TensorBoard
+     (training loss and accuracy are sums over clients without noise, for the simulation's own
+     use). `checkpoints/` holds the noise seed: whoever has it can remove the noise.
    - *Released output.* Every round's noisy average update, and with it every intermediate and
      the final model.
    - *Unit of privacy.* One client with all its examples, for well-behaved clients, those that
@@ -195,6 +220,7 @@ _MARKDOWN = """\
      Gaussian mechanism, also with updates that depend on earlier rounds.
    - *Type of accounting.* The exact privacy loss distribution of the Gaussian mechanism, by
      dp-accounting, and zero-concentrated DP (zCDP). No amplification by sampling or shuffling.
+     Floating-point samples stand for real ones: attacks on their rounding are not covered.
    - *Assumption.* Participation timers: {schema}, where two rounds i, j of one client are
      |i - j| apart.
    - *Planned guarantee.* {planned}

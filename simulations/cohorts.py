@@ -56,12 +56,14 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
 def check_feasible(
     num_clients: int, cohort_size: int, separation: int, max_participations: int, num_rounds: int
 ) -> None:
-    """Checks before a run that every round will find enough eligible clients.
+    """Checks before a run what every round needs to find enough eligible clients.
 
     A client that took part in one of the last ``separation - 1`` rounds, or as often as it
     may, cannot join. In the worst case all places of those rounds went to different
     clients, so a round is certain to be filled if the clients outnumber ``separation``
     cohorts; and ``num_rounds`` cohorts need as many places as clients have participations.
+    With as many participations as fit, this is sufficient; with fewer, a late round may
+    still find too few clients, and the run stops there.
 
     Args:
       num_clients: The population.

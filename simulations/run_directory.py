@@ -16,6 +16,7 @@ LEDGER_FILE = "participation.npz"
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 STATES_DIRECTORY = "checkpoints"
+FACTORIZATION_DIRECTORY = "factorization"
 TENSORBOARD_DIRECTORY = "tensorboard"
 
 
@@ -34,6 +35,11 @@ class RunDirectory:
     def states(self) -> pathlib.Path:
         """Where resumable states go."""
         return self.path / STATES_DIRECTORY
+
+    @property
+    def factorization(self) -> pathlib.Path:
+        """The checkpoint of the run's factorization."""
+        return self.path / FACTORIZATION_DIRECTORY
 
     @property
     def ledger(self) -> pathlib.Path:

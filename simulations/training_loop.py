@@ -8,8 +8,10 @@ the same cohort, the same data and the same noise, and so releases the same aggr
 
 import asyncio
 import dataclasses
+import logging
 import os
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,6 +23,8 @@ from mf_aggregators.participation import Participation
 from simulations import cohorts, participation_timers
 from simulations.participation_ledger import LedgerError, ParticipationLedger
 from simulations.quiet import StopRequest
+
+_LOGGER = logging.getLogger(__name__)
 
 # The newest states that are kept: one more than needed, should the newest be damaged.
 _STATES_KEPT = 2
@@ -86,6 +90,9 @@ class StateStore:
           directory: Where states go; created if missing.
           ledger_path: The ledger's file.
         """
+        self._directory = pathlib.Path(directory)
+        # The states hold the seed of the noise: whoever reads it can subtract the noise.
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._manager = tff.program.FileProgramStateManager(
             root_dir=os.fspath(directory),
             prefix=_STATE_PREFIX,
@@ -112,21 +119,55 @@ class StateStore:
           The state and the ledger.
 
         Raises:
-          LedgerError: If the ledger is broken, shorter than the state, or of another
-            population: who took part cannot be known, and no further round is safe.
+          LedgerError: If no state can be read though rounds were released, or the
+            ledger is broken, shorter than the state, or of another population: who took
+            part cannot be known, and no further round is safe.
         """
-        versions = asyncio.run(self._manager.get_versions())
-        if not versions:
+        versions = asyncio.run(self._manager.get_versions()) or []
+        if not versions and not self._ledger_path.exists():
             return None
-        state = asyncio.run(self._manager.load(versions[-1], initial_state))
         ledger = ParticipationLedger.load(self._ledger_path)
-        if ledger.client_ids != client_ids or ledger.num_rounds < versions[-1]:
+        if not versions:
+            # Nothing was released if no round is in the ledger: the process ended between
+            # the two files. Otherwise fresh noise on the same clients would be a second
+            # release that no ledger knows of.
+            if ledger.num_rounds == 0:
+                return None
+            raise LedgerError(
+                f"{self._directory} holds no state, and {self._ledger_path} records "
+                f"{ledger.num_rounds} released rounds: without their noise the run cannot go on. "
+                "Restore the states, or start a new run and account for both."
+            )
+        state, version = self._newest_readable(versions, initial_state)
+        if ledger.client_ids != client_ids or ledger.num_rounds < version:
             raise LedgerError(
                 f"{self._ledger_path} does not belong to the saved state: the run cannot go on "
                 "without breaking its participation schema. Start a new run."
             )
         # A round whose state was not saved did not take place.
-        return state, ledger.first_rounds(versions[-1])
+        return state, ledger.first_rounds(version)
+
+    def _newest_readable(self, versions: list[int], initial_state: Any) -> tuple[Any, int]:
+        """The newest state that can be read; damaged newer ones are removed.
+
+        The rounds after it are run again as they were: same cohorts, data and noise.
+        """
+        damaged: list[pathlib.Path] = []
+        for version in reversed(versions):
+            try:
+                state = asyncio.run(self._manager.load(version, initial_state))
+            except Exception:
+                # TFF and TensorFlow raise many types for a damaged state.
+                damaged.append(self._directory / f"{_STATE_PREFIX}{version}")
+                continue
+            for path in damaged:
+                _LOGGER.warning("%s is damaged; going on from round %d.", path, version)
+                shutil.rmtree(path)
+            return state, version
+        raise LedgerError(
+            f"no state in {self._directory} can be read: the run cannot go on. Restore the states "
+            "from a copy, or start a new run and account for both."
+        )
 
 
 def start(run: FederatedRun, store: StateStore) -> tuple[Any, ParticipationLedger]:

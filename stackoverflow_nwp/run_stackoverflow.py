@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import math
+import pathlib
 import platform
 import secrets
 import sys
@@ -54,6 +55,13 @@ _COUNTS = (
     "batch_size",
     "client_epochs",
     "evaluate_every",
+)
+_PACKAGES = (
+    "tensorflow-federated",
+    "tensorflow",
+    "tensorflow-privacy",
+    "dp-accounting",
+    "numpy",
 )
 # Flags that change nothing about a run, and may differ when it is resumed.
 _NOT_OF_THE_RUN = ("format", "output_dir", "cache_dir")
@@ -165,7 +173,14 @@ def main(values: flags.FlagValues) -> int | None:
         cohort_seed = old["cohort_seed"]
     else:
         cohort_seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
-    plan = _plan(options, values.cache_dir)
+    if old is not None and old.get("versions") != _versions():
+        raise CommandError(
+            f"{directory.path} holds a run of other versions of its packages (see "
+            f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
+        )
+    # One factorization for all rounds of a run, whatever becomes of where it came from.
+    own = directory.factorization if directory.factorization.exists() else None
+    plan = _plan(options, values.cache_dir, own)
     fingerprint = plan.text.fingerprint()
     if old is None:
         directory.create(_config(kept, cohort_seed, fingerprint))
@@ -177,6 +192,15 @@ def main(values: flags.FlagValues) -> int | None:
     else:
         _say(f"resuming the run in {directory.path}")
 
+    if plan.factorization is not None and own is None:
+        if directory.states.exists():
+            raise CommandError(
+                f"{directory.factorization} is missing: without its matrix no round can follow "
+                "those of this run. Restore it, or start a new run."
+            )
+        checkpoints.save(
+            plan.factorization, directory.factorization, participation=plan.participation
+        )
     _say("starting TensorFlow Federated")
     try:
         import tensorflow_federated  # noqa: F401
@@ -257,7 +281,7 @@ def _options(values: flags.FlagValues) -> dict[str, Any]:
     return options
 
 
-def _plan(options: dict[str, Any], cache_dir: str | None) -> Plan:
+def _plan(options: dict[str, Any], cache_dir: str | None, own: pathlib.Path | None) -> Plan:
     cohort, num_rounds = options["clients_per_round"], options["num_rounds"]
     text = datasets.load(options["dataset"], cache_dir, min_train_clients=cohort)
     num_clients = text.splits["train"].clients
@@ -275,7 +299,7 @@ def _plan(options: dict[str, Any], cache_dir: str | None) -> Plan:
         participation.most_participations(num_rounds),
         num_rounds,
     )
-    factorization = _factorization(options, participation)
+    factorization = _factorization(options, participation) if own is None else checkpoints.load(own)
     return Plan(options, text, participation, factorization, options["noise_multiplier"])
 
 
@@ -304,19 +328,6 @@ def _factorization(options: dict[str, Any], participation: MinSeparation) -> Fac
 
 
 def _config(kept: dict[str, Any], cohort_seed: int, fingerprint: str) -> dict[str, Any]:
-    packages = (
-        "tensorflow-federated",
-        "tensorflow",
-        "tensorflow-privacy",
-        "dp-accounting",
-        "numpy",
-    )
-    versions = {"mf-aggregators": version.__version__, "python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
     return {
         "flags": kept,
         "cohort_seed": cohort_seed,
@@ -327,8 +338,18 @@ def _config(kept: dict[str, Any], cohort_seed: int, fingerprint: str) -> dict[st
             if kept["seed"] is None
             else "everything, noise included, follows from --seed: for tests only"
         ),
-        "versions": versions,
+        "versions": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"mf-aggregators": version.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
 
 
 def _statement(plan: Plan) -> PrivacyStatement:
@@ -382,8 +403,7 @@ def _print_outcome(
     outcome: Any,
 ) -> None:
     rounds = outcome.ledger.num_rounds
-    realised = statement.realised
-    assert realised is not None
+    guarantee = statement.earned
     fields = {
         "output_dir": str(directory.path),
         "rounds": rounds,
@@ -394,8 +414,8 @@ def _print_outcome(
         "num_parameters": outcome.num_parameters,
         "privacy": statement.to_dict(),
     }
-    if math.isfinite(realised.epsilon) and plan.factorization is not None:
-        earned = f"({realised.epsilon:.3f}, {realised.delta:g})-DP for each client"
+    if math.isfinite(guarantee.epsilon):
+        earned = f"({guarantee.epsilon:.3f}, {guarantee.delta:g})-DP for each client"
     else:
         earned = "none: this run is not private"
     lines = [

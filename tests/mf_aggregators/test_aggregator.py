@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators import noise_recursions
 from mf_aggregators.dp_query import FixedSeedWarning
 from simulations import quiet
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -140,17 +141,25 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore() -> None:
 
 
 def test_scaling_the_matrix_does_not_change_a_run() -> None:
-    matrix = _factorization().strategy_matrix()
-    results = []
-    for scale in (1.0, 8.0):
-        process = _process(
-            tff.TensorType(np.float32, [5]),
-            factorization=mfa.factorizations.DenseFactorization(scale * matrix),
-            noise_multiplier=1.0,
-            seed=3,
-        )
-        results.append(process.next(process.initialize(), [np.zeros(5, np.float32)]).result)
-    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+    bands = noise_recursions.bands_of_matrix(_factorization().strategy_matrix(), 3)
+    for dtype in (np.float32, np.float64):
+        results = []
+        for scale in (1.0, 8.0, 1e-170, 1e-40, 1e38, 1e200):
+            process = _process(
+                tff.TensorType(dtype, [5]),
+                factorization=mfa.factorizations.BandedFactorization(scale * bands),
+                noise_multiplier=1.0,
+                seed=3,
+            )
+            results.append(process.next(process.initialize(), [np.zeros(5, dtype)]).result)
+        for result in results[1:]:
+            np.testing.assert_allclose(result, results[0], rtol=1e-5)
+    dense = mfa.factorizations.DenseFactorization(1e-170 * _factorization().strategy_matrix())
+    process = _process(
+        tff.TensorType(np.float64, [5]), factorization=dense, noise_multiplier=1.0, seed=3
+    )
+    result = process.next(process.initialize(), [np.zeros(5)]).result
+    np.testing.assert_allclose(result, results[0], rtol=1e-5)
 
 
 def test_two_starts_of_one_process_have_different_noise() -> None:

@@ -137,6 +137,32 @@ def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> N
     check_standard_normal(np.array(samples))
 
 
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_half_precision_is_clipped_and_summed_in_float32(dtype: tf.DType) -> None:
+    specs = [tf.TensorSpec((300,), dtype)]
+    query = _query(identity(2), specs=specs)
+    generator = np.random.default_rng(0)
+    records = [[tf.constant(generator.normal(size=300), dtype)] for _ in range(20)]
+    state = query.initial_global_state()
+    clipped = [query.preprocess_record(state.l2_norm_clip, record) for record in records]
+    for (tensor,) in clipped:
+        assert tensor.dtype == tf.float32
+        assert np.linalg.norm(tensor.numpy().astype(np.float64)) <= 1.0 + 1e-6
+    total = query.initial_sample_state(specs)
+    for record in clipped:
+        total = query.accumulate_preprocessed_record(total, record)
+    (result,), _, _ = query.get_noised_result(total, state)
+    assert result.dtype == dtype
+    exact = np.sum([tensor.numpy() for (tensor,) in clipped], axis=0)
+    np.testing.assert_array_equal(result.numpy(), tf.cast(exact, dtype).numpy())
+
+
+@pytest.mark.parametrize("stddev", [1e-46, 1e39])
+def test_noise_that_float32_would_lose_is_refused(stddev: float) -> None:
+    with pytest.raises(ValueError, match="noise_stddev"):
+        _query(identity(2), stddev)
+
+
 def test_every_start_has_noise_of_its_own() -> None:
     query = _query(identity(3), 1.0)
     seeds = {tuple(query.initial_global_state().noise.seed.numpy()) for _ in range(20)}

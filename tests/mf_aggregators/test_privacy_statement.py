@@ -70,6 +70,11 @@ def test_a_run_under_way_promises_only_the_plan() -> None:
 def test_an_interrupted_run() -> None:
     statement = _statement([0], num_rounds=4)
     assert statement.to_dict()["status"] == "interrupted"
+    assert statement.realised is not None
+    assert statement.realised.epsilon < statement.plan.epsilon
+    assert statement.earned == statement.plan
+    assert f"({statement.plan.epsilon:.4g}, 0.0001)-differential" in statement.to_markdown()
+    assert "decision to stop" in statement.to_markdown()
     assert "stopped before its last round" in statement.to_markdown()
 
 
@@ -80,6 +85,7 @@ def test_a_broken_plan_is_the_first_thing_said() -> None:
     assert text.index("break the planned schema") < text.index("DP setting")
     assert statement.realised is not None
     assert f"({statement.realised.epsilon:.4g}, " in text
+    assert statement.earned == statement.realised
 
 
 def test_no_noise_and_fixed_seeds_are_not_private() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -168,6 +169,41 @@ def test_a_ledger_that_does_not_fit_stops_the_run(
     ledger.save(tmp_path / "ledger.npz")
     with pytest.raises(LedgerError, match="Start a new run"):
         _finish(_run(process, client_ids=(*_CLIENTS, "another")), tmp_path)
+
+
+def test_lost_states_are_never_replaced_by_fresh_noise(
+    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
+) -> None:
+    _finish(_run(process), tmp_path, at_most=2)
+    shutil.rmtree(tmp_path / "states")
+    with pytest.raises(LedgerError, match="records 2 released rounds"):
+        _finish(_run(process), tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
+
+
+def test_a_damaged_newest_state_falls_back_to_the_one_before(
+    process: tff.learning.templates.LearningProcess,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    models, _ = _finish(_run(process), tmp_path / "whole")
+    _finish(_run(process), tmp_path / "cut", at_most=3)
+    newest = tmp_path / "cut" / "states" / "round_3"
+    for path in newest.rglob("variables.data*"):
+        path.write_bytes(path.read_bytes()[:10])
+    rest, _ = _finish(_run(process), tmp_path / "cut")
+    assert "round_3 is damaged; going on from round 2" in caplog.text
+    np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
+
+
+def test_without_a_readable_state_the_run_stops(
+    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
+) -> None:
+    _finish(_run(process), tmp_path, at_most=2)
+    for path in (tmp_path / "states").rglob("variables.data*"):
+        path.write_bytes(b"")
+    with pytest.raises(LedgerError, match="no state in"):
+        _finish(_run(process), tmp_path)
 
 
 def test_too_few_clients_end_the_run_and_leave_its_rounds(

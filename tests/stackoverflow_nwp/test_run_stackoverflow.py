@@ -87,6 +87,8 @@ def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, object]:
             assert np.all(np.diff(all_rounds[first:last]) >= 4)
     assert any((output / "tensorboard").iterdir())
     assert any((output / "checkpoints").iterdir())
+    assert (output / "checkpoints").stat().st_mode & 0o077 == 0
+    assert (output / "factorization" / "factorization.json").exists()
     assert (output / "PRIVACY.md").read_text().startswith("# Privacy statement")
     privacy: dict[str, object] = json.loads((output / "privacy.json").read_text())
     assert privacy["adjacency"] == "zero-out"
@@ -150,6 +152,8 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     realised = privacy["realised"]
     assert isinstance(realised, dict)
     assert realised["num_rounds"] == rounds
+    # Stopping early earns no more than was planned: the data may have been looked at.
+    assert privacy["earned"] == privacy["planned"]
     before = _rows(output)
 
     process = _start(arguments)
@@ -251,7 +255,12 @@ def test_a_run_does_not_go_on_with_other_data(
         if name not in run_stackoverflow._NOT_OF_THE_RUN
     }
     output.mkdir()
-    config = {"flags": kept, "cohort_seed": 1, "dataset_sha256": "of other data"}
+    config = {
+        "flags": kept,
+        "cohort_seed": 1,
+        "dataset_sha256": "of other data",
+        "versions": run_stackoverflow._versions(),
+    }
     (output / "config.json").write_text(json.dumps(config))
     status = command_line.run(
         "",
