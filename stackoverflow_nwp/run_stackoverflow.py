@@ -84,7 +84,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "banded",
         list(_MECHANISMS),
         "The noise: banded matrix factorization, independent (identity), the dense optimum for "
-        "single participation, or none (the same training without clipping and noise).",
+        "single participation, or none (the same training and clipping without noise).",
         flag_values=values,
     )
     string("checkpoint", None, "A checkpoint to use in place of --mechanism.", flag_values=values)
@@ -147,14 +147,14 @@ class Plan:
       options: Every flag by name, with its default for the data set.
       text: The data set.
       participation: The schema that the timers enforce.
-      factorization: What makes the noise; None for a run without a mechanism.
+      factorization: What makes the noise.
       noise_multiplier: Relative to the sensitivity under the schema; 0 for none.
     """
 
     options: dict[str, Any]
     text: datasets.FederatedText
     participation: MinSeparation
-    factorization: Factorization | None
+    factorization: Factorization
     noise_multiplier: float
 
 
@@ -192,7 +192,7 @@ def main(values: flags.FlagValues) -> int | None:
     else:
         _say(f"resuming the run in {directory.path}")
 
-    if plan.factorization is not None and own is None:
+    if own is None:
         if directory.states.exists():
             raise CommandError(
                 f"{directory.factorization} is missing: without its matrix no round can follow "
@@ -228,6 +228,9 @@ def main(values: flags.FlagValues) -> int | None:
     statement = _realised(plan, statement, outcome.ledger)
     _write_statement(directory, statement)
     _print_outcome(values, directory, plan, statement, outcome)
+    if outcome.message:
+        _say(outcome.message)
+        return command_line.BAD_INPUT
     return command_line.INTERRUPTED if outcome.interrupted else None
 
 
@@ -303,7 +306,7 @@ def _plan(options: dict[str, Any], cache_dir: str | None, own: pathlib.Path | No
     return Plan(options, text, participation, factorization, options["noise_multiplier"])
 
 
-def _factorization(options: dict[str, Any], participation: MinSeparation) -> Factorization | None:
+def _factorization(options: dict[str, Any], participation: MinSeparation) -> Factorization:
     num_rounds, mechanism = options["num_rounds"], options["mechanism"]
     if options["checkpoint"] is not None:
         factorization = checkpoints.load(options["checkpoint"])
@@ -313,9 +316,7 @@ def _factorization(options: dict[str, Any], participation: MinSeparation) -> Fac
             f"{num_rounds} are asked for: use fewer rounds or another checkpoint.",
         )
         return factorization
-    if mechanism == "none":
-        return None
-    if mechanism == "identity":
+    if mechanism in ("identity", "none"):
         return factorizations.identity(num_rounds)
     workload = workloads.prefix_sum(num_rounds)
     if mechanism == "optimal":
@@ -354,13 +355,12 @@ def _versions() -> dict[str, str]:
 
 def _statement(plan: Plan) -> PrivacyStatement:
     options = plan.options
-    # Without a mechanism the statement says so: independent noise of standard deviation 0.
-    factorization = plan.factorization or factorizations.identity(options["num_rounds"])
+    factorization = plan.factorization
     return PrivacyStatement(
         facts=RunFacts(
             mechanism=(
-                "None"
-                if plan.factorization is None
+                "None: clipping without noise"
+                if plan.noise_multiplier == 0.0
                 else f"{factorization.mechanism.capitalize()} matrix factorization for "
                 f"{factorization.num_rounds} rounds"
             ),
@@ -381,12 +381,11 @@ def _statement(plan: Plan) -> PrivacyStatement:
 def _realised(
     plan: Plan, statement: PrivacyStatement, ledger: ParticipationLedger
 ) -> PrivacyStatement:
-    factorization = plan.factorization or factorizations.identity(plan.options["num_rounds"])
     took_place = guarantees.realised_participation(ledger.rounds_of_clients(), ledger.num_rounds)
     return dataclasses.replace(
         statement,
         took_place=took_place,
-        realised=guarantees.realised(statement.plan, factorization, took_place),
+        realised=guarantees.realised(statement.plan, plan.factorization, took_place),
     )
 
 
@@ -432,8 +431,6 @@ def _print_outcome(
     text = "\n" + command_line.table(lines)
     for warning in statement.warnings:
         text += f"\nwarning: {warning}"
-    if outcome.message:
-        text += f"\n{outcome.message}"
     command_line.print_result(values, fields, text)
 
 

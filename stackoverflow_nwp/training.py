@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 import tqdm
 
 import mf_aggregators as mfa
+from mf_aggregators.dp_query import FixedSeedWarning
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation
 from simulations import training_loop
@@ -105,7 +106,7 @@ def train(
     options: TrainingOptions,
     text: datasets.FederatedText,
     participation: Participation,
-    factorization: Factorization | None,
+    factorization: Factorization,
     noise_multiplier: float,
     cohort_seed: int,
     directory: RunDirectory,
@@ -117,7 +118,7 @@ def train(
       options: Sizes and optimizers.
       text: The data set.
       participation: The schema that the timers enforce.
-      factorization: What makes the noise; None for plain federated averaging.
+      factorization: What makes the noise.
       noise_multiplier: Relative to the sensitivity under the schema.
       cohort_seed: Of cohorts, data order and initial weights.
       directory: Where states, ledger and metrics go.
@@ -220,46 +221,38 @@ def train(
 def _process(
     options: TrainingOptions,
     participation: Participation,
-    factorization: Factorization | None,
+    factorization: Factorization,
     noise_multiplier: float,
 ) -> tff.learning.templates.LearningProcess:
     build_client: Any = {
         "adam": tff.learning.optimizers.build_adam,
         "sgd": tff.learning.optimizers.build_sgdm,
     }[options.client_optimizer]
-    aggregator = None
-    if factorization is not None:
-        with warnings.catch_warnings():
-            # A fixed seed is the user's choice, and the privacy statement says so.
-            warnings.simplefilter("ignore", UserWarning)
-            aggregator = mfa.mf_dp_aggregator(
-                factorization,
-                participation=participation,
-                noise_multiplier=noise_multiplier,
-                clip_norm=options.clip_norm,
-                clients_per_round=options.clients_per_round,
-                seed=options.seed,
-            )
-            return _build(options, build_client, aggregator)
-    return _build(options, build_client, aggregator)
-
-
-def _build(
-    options: TrainingOptions, build_client: Any, aggregator: Any
-) -> tff.learning.templates.LearningProcess:
+    aggregator = mfa.mf_dp_aggregator(
+        factorization,
+        participation=participation,
+        noise_multiplier=noise_multiplier,
+        clip_norm=options.clip_norm,
+        clients_per_round=options.clients_per_round,
+        seed=options.seed,
+    )
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(options.server_learning_rate, options.server_momentum),
         _cooldown(options.server_learning_rate, options.num_rounds, options.server_cooldown),
     )
-    return tff.learning.algorithms.build_unweighted_fed_avg(
-        options.task.model_fn(),
-        client_optimizer_fn=build_client(options.client_learning_rate),
-        server_optimizer_fn=server_optimizer,
-        model_aggregator=aggregator,
-        # The default loop is a dataset.reduce, which TFF's worker optimises anew for every
-        # client of every round: four times the seconds per round for a small model.
-        loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
-    )
+    with warnings.catch_warnings():
+        # A fixed seed is the user's choice, and the privacy statement says so.
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return tff.learning.algorithms.build_unweighted_fed_avg(
+            options.task.model_fn(),
+            client_optimizer_fn=build_client(options.client_learning_rate),
+            server_optimizer_fn=server_optimizer,
+            model_aggregator=aggregator,
+            # The default loop is a dataset.reduce, which TFF's worker optimises anew for every
+            # client of every round: several times the seconds per round for a small model
+            # (benchmarks/client_loop.py).
+            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        )
 
 
 def _cooldown(rate: float, num_rounds: int, share: float) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -164,6 +164,25 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     assert _rows(output)[:rounds] == before
 
 
+def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """24 clients of at most two participations fill 6 rounds of 8, but not always in time."""
+    output = tmp_path / "run"
+    more = ["--clients_per_round=8", "--separation=3", "--max_participations=2", "--seed=1"]
+    process = _start(_arguments(dataset, output, *more))
+    out, err = process.communicate(timeout=300)
+    rounds = json.loads(out)["rounds"]
+    privacy = json.loads((output / "privacy.json").read_text())
+    assert privacy["keeps_plan"] is True
+    if rounds < 6:
+        assert process.returncode == 2
+        assert "participation timers allow" in err
+        assert privacy["status"] == "interrupted"
+    else:
+        assert process.returncode == 0
+
+
 def test_a_run_without_noise_says_that_it_is_not_private(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
