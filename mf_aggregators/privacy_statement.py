@@ -97,7 +97,7 @@ class PrivacyStatement:
             )
         if self.status == "interrupted" and self.keeps_plan and self.plan.noise_multiplier > 0.0:
             found.append(
-                "The run was stopped early. The realised guarantee below is smaller than the "
+                "The run was stopped early. Its realised guarantee is smaller than the "
                 "planned one because fewer rounds were released; it holds only if neither the "
                 "data nor what was released had a part in the decision to stop."
             )

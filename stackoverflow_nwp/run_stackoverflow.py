@@ -287,6 +287,8 @@ def _options(values: flags.FlagValues) -> dict[str, Any]:
 def _plan(options: dict[str, Any], cache_dir: str | None, own: pathlib.Path | None) -> Plan:
     cohort, num_rounds = options["clients_per_round"], options["num_rounds"]
     text = datasets.load(options["dataset"], cache_dir, min_train_clients=cohort)
+    # Refuses a vocabulary that the text cannot fill before anything is written.
+    text.vocabulary(options["vocab_size"])
     num_clients = text.splits["train"].clients
     check_choice(
         options["delta"] < 1.0 / num_clients,
@@ -311,9 +313,10 @@ def _factorization(options: dict[str, Any], participation: MinSeparation) -> Fac
     if options["checkpoint"] is not None:
         factorization = checkpoints.load(options["checkpoint"])
         check_choice(
-            factorization.num_rounds >= num_rounds,
+            factorization.num_rounds == num_rounds,
             f"--checkpoint={options['checkpoint']} is for {factorization.num_rounds} rounds, and "
-            f"{num_rounds} are asked for: use fewer rounds or another checkpoint.",
+            f"--num_rounds is {num_rounds}: noise for other rounds than those of the run would "
+            "be too much or too little. Make the two equal.",
         )
         return factorization
     if mechanism in ("identity", "none"):

@@ -212,6 +212,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(
         (["--clip_norm=0"], "--clip_norm"),
         (["--server_momentum=1"], "--server_momentum"),
         (["--num_bands=7"], "num_bands"),
+        (["--vocab_size=9"], "vocabulary"),
         (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
         (["--dataset=nowhere.sqlite"], "nowhere.sqlite"),
         (["--dataset=nonsense"], "no data set"),

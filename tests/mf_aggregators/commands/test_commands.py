@@ -85,6 +85,7 @@ def test_report_agrees_with_factorize_and_adds_privacy(
     fields = json.loads(out)
     assert fields.keys() >= _FACTORIZE_FIELDS | _REPORT_FIELDS
     assert fields["sensitivity"] == pytest.approx(2.0)
+    assert fields["optimality_gap"] <= 1e-5
     assert fields["sensitivity_is_exact"] is True
     assert fields["noise_multiplier"] == pytest.approx(0.65294, rel=2e-5)
     assert fields["epsilon"] == pytest.approx(8.0)
@@ -99,6 +100,8 @@ def test_report_under_another_schema(
         capsys, "mf-report", f"--checkpoint={checkpoint}", "--separation=2", "--format=json"
     )
     fields = json.loads(out)
+    # The certificate is for the schema that the matrix was made for.
+    assert fields["optimality_gap"] is None
     assert fields["sensitivity_is_exact"] is False
     assert fields["sensitivity"] > 2.0
 
