@@ -188,7 +188,7 @@ def realised(
         bound = sensitivity.Sensitivity(0.0, is_exact=True, theorem="no participation")
         multiplier = math.inf
     else:
-        bound = sensitivity.compute(factorization.strategy_matrix()[:rounds, :rounds], schema)
+        bound = factorization.sensitivity_of_first(rounds, schema)
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
     private = plan.noise_multiplier > 0.0
     nothing = math.isinf(multiplier)

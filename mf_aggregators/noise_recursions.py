@@ -4,6 +4,10 @@ Row i of C^-1 Z is needed in round i and never before, and no mechanism needs a 
 row of Z for it. Each mechanism describes how its rows follow from one another as one
 of the values below; NumPy (here) and the TensorFlow graph that TFF runs
 (``tensor_noise``) interpret the same description.
+
+Two kinds of memory are told apart. Earlier rows of Z can be drawn again from their
+seeds, which costs time and no state; everything else (rows of the noise, accumulators)
+is state that has to be kept between rounds.
 """
 
 import dataclasses
@@ -48,6 +52,37 @@ class BandedNoise:
         """The number of bands b."""
         return int(self.bands.shape[1])
 
+    def weights(self, round_index: int) -> np.ndarray:
+        """Returns the (b,) entries C[i, i], C[i, i - 1], ... of row i."""
+        return np.asarray(self.bands[round_index])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ToeplitzNoise:
+    """C = T D with T a banded Toeplitz matrix and D diagonal: BandedNoise in b + n numbers.
+
+    With U = T^-1 Z, row i of the noise is ``row_scales[i] * U[i]``, and U follows by
+    forward substitution with the same coefficients in every round.
+
+    Attributes:
+      num_rounds: n.
+      coefficients: (b,) float64: the first column of T; ``coefficients[0]`` is not zero.
+      row_scales: (n,) float64: the diagonal of D^-1; None for ones.
+    """
+
+    num_rounds: int
+    coefficients: np.ndarray
+    row_scales: np.ndarray | None = None
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands b."""
+        return int(self.coefficients.shape[0])
+
+    def weights(self, round_index: int) -> np.ndarray:
+        """Returns the (b,) entries T[i, i], T[i, i - 1], ..., the same for every row i."""
+        return self.coefficients
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DenseNoise:
@@ -65,7 +100,81 @@ class DenseNoise:
         return int(self.noising_matrix.shape[0])
 
 
-NoiseRecursion: TypeAlias = IndependentNoise | BandedNoise | DenseNoise
+@dataclasses.dataclass(frozen=True, eq=False)
+class WindowNoise:
+    """C^-1 is banded plus low rank: row i combines the last p rows of Z and r accumulators.
+
+    ``Y[i] = row_scales[i] (sum_{t=0}^{p-1} window[i, t] Z[i - t] + left[i] . beta_i)``
+    with ``beta_i = beta_{i-1} + right[j] Z[j]``, j = i - p + 1 (Denisov et al. Alg. 3;
+    without accumulators, a banded C^-1).
+
+    Attributes:
+      num_rounds: n.
+      window: (n, p) float64, or (1, p) where all rounds have the same; entries for rows
+        before the first do not count.
+      left: (n, r) float64; r = 0 without accumulators.
+      right: (n, r) float64.
+      row_scales: (n,) float64, or None for ones.
+    """
+
+    num_rounds: int
+    window: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    row_scales: np.ndarray | None = None
+
+    @property
+    def window_length(self) -> int:
+        """The rows of Z that one row of the noise needs, p."""
+        return int(self.window.shape[1])
+
+    @property
+    def num_accumulators(self) -> int:
+        """The number of accumulators r."""
+        return int(self.left.shape[1])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StateSpaceNoise:
+    """A linear recurrence over m state vectors S: buffered linear Toeplitz matrices and trees.
+
+    With p = phases[i], the recurrence of round i is
+    ``Y[i] = gains[p] Z[i] + outputs[p] . S`` and, for each state vector d,
+    ``S'[d] = decays[p, d] S[sources[p, d]] + inputs[p, d] Z[i] + feedbacks[p, d] Y[i]``.
+    S starts at zero.
+
+    Attributes:
+      phases: (n,) int64: which of the P sets of weights each round uses.
+      gains: (P,) float64.
+      outputs: (P, m) float64.
+      sources: (P, m) int64.
+      decays: (P, m) float64.
+      inputs: (P, m) float64.
+      feedbacks: (P, m) float64.
+    """
+
+    phases: np.ndarray
+    gains: np.ndarray
+    outputs: np.ndarray
+    sources: np.ndarray
+    decays: np.ndarray
+    inputs: np.ndarray
+    feedbacks: np.ndarray
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self.phases.shape[0])
+
+    @property
+    def num_state_vectors(self) -> int:
+        """The number of state vectors m."""
+        return int(self.outputs.shape[1])
+
+
+NoiseRecursion: TypeAlias = (
+    IndependentNoise | BandedNoise | ToeplitzNoise | DenseNoise | WindowNoise | StateSpaceNoise
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,9 +183,10 @@ class NoiseState:
 
     Attributes:
       round_index: The round that the next row is for, from 0.
-      history: Earlier rows that the recursion still needs: (b - 1, ...) rows of
-        the noise in a ring for few bands, (n, ...) rows of Z for a dense matrix,
-        empty for independent noise. Owned by the stream: advancing reuses it.
+      history: What the recursion still needs of earlier rounds: (b - 1, ...) rows in a
+        ring for few bands; (p, ...) rows of Z in a ring and (r, ...) accumulators for a
+        window; (m, ...) state vectors; (n, ...) rows of Z for a dense matrix; empty for
+        independent noise. Owned by the stream: advancing reuses it.
     """
 
     round_index: int
@@ -102,19 +212,44 @@ def scaled_to_sensitivity_one(recursion: NoiseRecursion, sensitivity: float) -> 
         )
     if isinstance(recursion, BandedNoise):
         return BandedNoise(recursion.bands / sensitivity)
+    if isinstance(recursion, ToeplitzNoise):
+        return dataclasses.replace(recursion, coefficients=recursion.coefficients / sensitivity)
     if isinstance(recursion, DenseNoise):
         return DenseNoise(recursion.noising_matrix * sensitivity)
+    if isinstance(recursion, WindowNoise):
+        return dataclasses.replace(
+            recursion, window=recursion.window * sensitivity, left=recursion.left * sensitivity
+        )
+    if isinstance(recursion, StateSpaceNoise):
+        return dataclasses.replace(
+            recursion, gains=recursion.gains * sensitivity, inputs=recursion.inputs * sensitivity
+        )
     # The identity divided by its sensitivity: one band.
-    return BandedNoise(np.full((recursion.num_rounds, 1), 1.0 / sensitivity))
+    return ToeplitzNoise(recursion.num_rounds, np.array([1.0 / sensitivity]))
 
 
 def floats_per_parameter(recursion: NoiseRecursion) -> int:
-    """Returns how many floats of state each model parameter needs."""
-    if isinstance(recursion, IndependentNoise):
-        return 0
-    if isinstance(recursion, BandedNoise):
+    """Returns how many floats of state each model parameter needs between rounds.
+
+    Rows of Z are not counted: they are drawn again from their seeds, see
+    :func:`rows_of_z_per_round`.
+    """
+    if isinstance(recursion, BandedNoise | ToeplitzNoise):
         return recursion.num_bands - 1
-    return recursion.num_rounds
+    if isinstance(recursion, WindowNoise):
+        return recursion.num_accumulators
+    if isinstance(recursion, StateSpaceNoise):
+        return recursion.num_state_vectors
+    return 0
+
+
+def rows_of_z_per_round(recursion: NoiseRecursion) -> int:
+    """Returns how many rows of Z the most expensive round draws, earlier rows included."""
+    if isinstance(recursion, DenseNoise):
+        return recursion.num_rounds
+    if isinstance(recursion, WindowNoise):
+        return recursion.window_length
+    return 1
 
 
 def initial_state(
@@ -122,6 +257,9 @@ def initial_state(
 ) -> NoiseState:
     """Returns the state before the first round, for rows of the given shape and dtype."""
     rows = floats_per_parameter(recursion)
+    if isinstance(recursion, DenseNoise | WindowNoise):
+        # NumPy's stream is given its rows of Z and cannot draw them again.
+        rows += rows_of_z_per_round(recursion)
     return NoiseState(0, np.zeros((rows, *shape), dtype))
 
 
@@ -153,22 +291,70 @@ def next_row(
         )
     history = state.history
     row = np.array(row_of_z, dtype=history.dtype)
-    if isinstance(recursion, BandedNoise):
-        slots = recursion.num_bands - 1
-        if slots:
-            weights = ring_weights(recursion, i).astype(history.dtype)
-            row -= np.tensordot(weights, history, axes=1)
-        row /= recursion.bands[i, 0]
-        if slots:
-            history[i % slots] = row
+    if isinstance(recursion, BandedNoise | ToeplitzNoise):
+        row = _substituted(recursion, i, history, row)
     elif isinstance(recursion, DenseNoise):
         history[i] = row
         weights = recursion.noising_matrix[i, : i + 1].astype(history.dtype)
         row = np.tensordot(weights, history[: i + 1], axes=1)
+    elif isinstance(recursion, WindowNoise):
+        row = _windowed(recursion, i, history, row)
+    elif isinstance(recursion, StateSpaceNoise):
+        row, history = _advanced(recursion, i, history, row)
     return row, NoiseState(i + 1, history)
 
 
-def ring_weights(recursion: BandedNoise, round_index: int) -> np.ndarray:
+def _substituted(
+    recursion: BandedNoise | ToeplitzNoise, i: int, history: np.ndarray, row: np.ndarray
+) -> np.ndarray:
+    slots = recursion.num_bands - 1
+    if slots:
+        weights = ring_weights(recursion, i).astype(history.dtype)
+        row -= np.tensordot(weights, history, axes=1)
+    row /= recursion.weights(i)[0]
+    if slots:
+        history[i % slots] = row
+    if isinstance(recursion, ToeplitzNoise) and recursion.row_scales is not None:
+        row = row * row.dtype.type(recursion.row_scales[i])
+    return row
+
+
+def _windowed(recursion: WindowNoise, i: int, history: np.ndarray, row: np.ndarray) -> np.ndarray:
+    length = recursion.window_length
+    ring, accumulators = history[:length], history[length:]
+    ring[i % length] = row
+    window = recursion.window[i if len(recursion.window) > 1 else 0]
+    lags = (i - np.arange(length)) % length
+    weights = np.where(lags <= i, window[lags], 0.0).astype(history.dtype)
+    result = np.tensordot(weights, ring, axes=1)
+    if recursion.num_accumulators:
+        oldest = i - length + 1
+        if oldest >= 0:
+            gains = recursion.right[oldest].astype(history.dtype)
+            accumulators += np.multiply.outer(gains, ring[oldest % length])
+        result += np.tensordot(recursion.left[i].astype(history.dtype), accumulators, axes=1)
+    if recursion.row_scales is not None:
+        result *= recursion.row_scales[i]
+    return np.asarray(result)
+
+
+def _advanced(
+    recursion: StateSpaceNoise, i: int, history: np.ndarray, z: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    phase, dtype = recursion.phases[i], history.dtype
+    outputs = recursion.outputs[phase].astype(dtype)
+    row = dtype.type(recursion.gains[phase]) * z + np.tensordot(outputs, history, axes=1)
+    column = (-1,) + (1,) * z.ndim
+    following = history[recursion.sources[phase]]
+    following *= recursion.decays[phase].astype(dtype).reshape(column)
+    if np.any(recursion.inputs[phase]):
+        following += np.multiply.outer(recursion.inputs[phase].astype(dtype), z)
+    if np.any(recursion.feedbacks[phase]):
+        following += np.multiply.outer(recursion.feedbacks[phase].astype(dtype), row)
+    return row, following
+
+
+def ring_weights(recursion: BandedNoise | ToeplitzNoise, round_index: int) -> np.ndarray:
     """Returns C[i, i - t] in the order of a ring whose slot j mod (b - 1) holds row j.
 
     Args:
@@ -180,7 +366,7 @@ def ring_weights(recursion: BandedNoise, round_index: int) -> np.ndarray:
     """
     slots = recursion.num_bands - 1
     lags = (round_index - 1 - np.arange(slots)) % slots + 1
-    return np.where(lags <= round_index, recursion.bands[round_index, lags], 0.0)
+    return np.where(lags <= round_index, recursion.weights(round_index)[lags], 0.0)
 
 
 def apply(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
@@ -199,9 +385,11 @@ def noising_matrix(recursion: NoiseRecursion) -> np.ndarray:
         return np.eye(recursion.num_rounds)
     if isinstance(recursion, DenseNoise):
         return recursion.noising_matrix
-    dense = matrix_from_bands(recursion.bands)
-    identity = np.eye(recursion.num_rounds)
-    return scipy.linalg.solve_triangular(dense, identity, lower=True, check_finite=False)
+    if isinstance(recursion, BandedNoise):
+        dense = matrix_from_bands(recursion.bands)
+        identity = np.eye(recursion.num_rounds)
+        return scipy.linalg.solve_triangular(dense, identity, lower=True, check_finite=False)
+    return np.tril(apply(recursion, np.eye(recursion.num_rounds)))
 
 
 def matrix_from_bands(bands: np.ndarray) -> np.ndarray:

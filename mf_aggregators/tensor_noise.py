@@ -26,6 +26,9 @@ from mf_aggregators.noise_recursions import (
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
+    StateSpaceNoise,
+    ToeplitzNoise,
+    WindowNoise,
 )
 
 # TensorFlow's number for the Philox generator.
@@ -42,8 +45,9 @@ class NoiseState(NamedTuple):
     Attributes:
       round_index: int64 scalar: the round that the next row is for, from 0.
       seed: (2,) int64: the stream's secret.
-      history: For each tensor of a row, the earlier noise rows that a banded
-        recursion needs, (b - 1, ...); an empty tuple for other recursions.
+      history: For each tensor of a row, what the recursion needs of earlier rounds
+        and cannot draw again, (noise_recursions.floats_per_parameter, ...); an empty
+        tuple for recursions that need nothing.
     """
 
     round_index: Any
@@ -61,8 +65,6 @@ def state_bytes(recursion: NoiseRecursion, specs: Sequence[tf.TensorSpec]) -> in
     Returns:
       The number of bytes.
     """
-    if not isinstance(recursion, BandedNoise):
-        return 0
     row = sum(math.prod(spec.shape) * noise_dtype(spec.dtype).size for spec in specs)
     return noise_recursions.floats_per_parameter(recursion) * row
 
@@ -81,9 +83,9 @@ def initial_state(
       The state.
     """
     history: tuple[tf.Tensor, ...] = ()
-    if isinstance(recursion, BandedNoise) and recursion.num_bands > 1:
-        slots = recursion.num_bands - 1
-        history = tuple(tf.zeros([slots, *spec.shape], noise_dtype(spec.dtype)) for spec in specs)
+    kept = noise_recursions.floats_per_parameter(recursion)
+    if kept:
+        history = tuple(tf.zeros([kept, *spec.shape], noise_dtype(spec.dtype)) for spec in specs)
     return NoiseState(tf.zeros([], tf.int64), seed, history)
 
 
@@ -116,21 +118,36 @@ def next_row(
     if isinstance(recursion, IndependentNoise):
         row, history = _row_of_z(state.seed, i, specs), state.history
     elif isinstance(recursion, DenseNoise):
-        row, history = _combined_rows_of_z(recursion, state.seed, i, specs), state.history
+        weights = tf.gather(tf.constant(recursion.noising_matrix), i)
+        row = _combined_rows_of_z(state.seed, tf.zeros([], tf.int64), i, weights, specs)
+        history = state.history
+    elif isinstance(recursion, WindowNoise):
+        row, history = _windowed_row(recursion, state, i, specs)
+    elif isinstance(recursion, StateSpaceNoise):
+        row, history = _state_space_row(recursion, state, i, specs)
     else:
         row, history = _banded_row(recursion, state, i, specs)
     return row, NoiseState(i + 1, state.seed, history)
 
 
 def _banded_row(
-    recursion: BandedNoise, state: NoiseState, i: tf.Tensor, specs: Sequence[tf.TensorSpec]
+    recursion: BandedNoise | ToeplitzNoise,
+    state: NoiseState,
+    i: tf.Tensor,
+    specs: Sequence[tf.TensorSpec],
 ) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
     """Forward substitution over a ring of the last b - 1 rows; slot j mod (b - 1) holds row j."""
-    bands = tf.gather(tf.constant(recursion.bands), i)
+    scale = tf.ones([], tf.float64)
+    if isinstance(recursion, ToeplitzNoise):
+        bands = tf.constant(recursion.coefficients)
+        if recursion.row_scales is not None:
+            scale = tf.gather(tf.constant(recursion.row_scales), i)
+    else:
+        bands = tf.gather(tf.constant(recursion.bands), i)
     z = _row_of_z(state.seed, i, specs)
     slots = recursion.num_bands - 1
     if not slots:
-        return [row / tf.cast(bands[0], row.dtype) for row in z], state.history
+        return [row * tf.cast(scale / bands[0], row.dtype) for row in z], state.history
     # Slots that no round has filled hold zeros, so their weights do not matter.
     lags = tf.math.floormod(i - 1 - tf.range(slots, dtype=tf.int64), slots) + 1
     weights = tf.gather(bands, lags)
@@ -139,29 +156,94 @@ def _banded_row(
     for row, ring in zip(z, state.history, strict=True):
         earlier = tf.tensordot(tf.cast(weights, ring.dtype), ring, axes=1)
         noise = (row - earlier) / tf.cast(bands[0], ring.dtype)
-        rows.append(noise)
+        rows.append(noise * tf.cast(scale, noise.dtype))
         # A selection, and not a scatter, because that refuses empty tensors.
         mask = tf.reshape(is_slot, [slots] + [1] * noise.shape.rank)
         history.append(tf.where(mask, noise[tf.newaxis], ring))
     return rows, tuple(history)
 
 
+def _windowed_row(
+    recursion: WindowNoise, state: NoiseState, i: tf.Tensor, specs: Sequence[tf.TensorSpec]
+) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
+    """Row i of a banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
+    length = recursion.window_length
+    is_constant = len(recursion.window) == 1
+    window = tf.gather(tf.constant(recursion.window), tf.zeros_like(i) if is_constant else i)
+    oldest = i - length + 1
+    first = tf.maximum(oldest, 0)
+    # From the weight of row ``first`` to that of row i.
+    weights = tf.reverse(window[: i - first + 1], axis=[0])
+    row = _combined_rows_of_z(state.seed, first, i, weights, specs)
+    history = state.history
+    if recursion.num_accumulators:
+        leaving = _row_of_z(state.seed, first, specs)
+        # Nothing leaves the window in its first rounds.
+        gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
+        history = tuple(
+            accumulators + _outer(gains, z)
+            for accumulators, z in zip(state.history, leaving, strict=True)
+        )
+        left = tf.gather(tf.constant(recursion.left), i)
+        row = [
+            partial + tf.tensordot(tf.cast(left, partial.dtype), accumulators, axes=1)
+            for partial, accumulators in zip(row, history, strict=True)
+        ]
+    if recursion.row_scales is not None:
+        scale = tf.gather(tf.constant(recursion.row_scales), i)
+        row = [partial * tf.cast(scale, partial.dtype) for partial in row]
+    return row, history
+
+
+def _state_space_row(
+    recursion: StateSpaceNoise, state: NoiseState, i: tf.Tensor, specs: Sequence[tf.TensorSpec]
+) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
+    """One step of the linear recurrence over the state vectors."""
+    phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
+
+    def of_phase(table: np.ndarray) -> tf.Tensor:
+        return tf.gather(tf.constant(table), phase)
+
+    gain, outputs = of_phase(recursion.gains), of_phase(recursion.outputs)
+    sources, decays = of_phase(recursion.sources), of_phase(recursion.decays)
+    inputs, feedbacks = of_phase(recursion.inputs), of_phase(recursion.feedbacks)
+    rows, history = [], []
+    z_row = _row_of_z(state.seed, i, specs)
+    for z, vectors in zip(z_row, state.history, strict=True):
+        noise = tf.cast(gain, z.dtype) * z
+        noise += tf.tensordot(tf.cast(outputs, z.dtype), vectors, axes=1)
+        column = [-1] + [1] * z.shape.rank
+        kept = tf.gather(vectors, sources) * tf.reshape(tf.cast(decays, z.dtype), column)
+        rows.append(noise)
+        history.append(kept + _outer(inputs, z) + _outer(feedbacks, noise))
+    return rows, tuple(history)
+
+
+def _outer(weights: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+    """The tensor whose slice d is ``weights[d] * row``."""
+    column = [-1] + [1] * row.shape.rank
+    return tf.reshape(tf.cast(weights, row.dtype), column) * row[tf.newaxis]
+
+
 def _combined_rows_of_z(
-    recursion: DenseNoise, seed: tf.Tensor, i: tf.Tensor, specs: Sequence[tf.TensorSpec]
+    seed: tf.Tensor,
+    first: tf.Tensor,
+    last: tf.Tensor,
+    weights: tf.Tensor,
+    specs: Sequence[tf.TensorSpec],
 ) -> list[tf.Tensor]:
-    """Row i of C^-1 Z with every row of Z drawn anew: no state, work that grows with i."""
-    weights = tf.gather(tf.constant(recursion.noising_matrix), i)
+    """The sum of ``weights[j - first] * Z[j]``, each row of Z drawn anew: work without state."""
 
     def add_row(j: tf.Tensor, total: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         row = _row_of_z(seed, j, specs)
         added = [
-            partial + tf.cast(weights[j], z.dtype) * z
+            partial + tf.cast(weights[j - first], z.dtype) * z
             for partial, z in zip(total, row, strict=True)
         ]
         return j + 1, added
 
     zeros = [tf.zeros(spec.shape, noise_dtype(spec.dtype)) for spec in specs]
-    _, row = tf.while_loop(lambda j, _: j <= i, add_row, (tf.zeros([], tf.int64), zeros))
+    _, row = tf.while_loop(lambda j, _: j <= last, add_row, (first, zeros))
     return row
 
 

@@ -5,7 +5,8 @@ the quantities that matter for learning: row i of ``A @ x`` is the model after
 round i (up to sign and learning rate).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,25 +57,72 @@ def momentum_sgd(
         rates is not n.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    momentum = validation.finite_number(momentum, "momentum")
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum must be at least 0 and below 1, found {momentum}.")
+    momentum = _check_momentum(momentum)
     if learning_rates is None:
         rates = np.ones(num_rounds)
     else:
-        rates = np.asarray(learning_rates, dtype=np.float64)
-        if rates.shape != (num_rounds,):
-            raise ValueError(
-                f"learning_rates must hold one rate for each of the {num_rounds} rounds, "
-                f"found an array of shape {rates.shape}."
-            )
-        if not np.all(np.isfinite(rates)) or np.any(rates <= 0.0):
-            raise ValueError("learning_rates must be finite and above zero.")
+        rates = _checked_rates(learning_rates, num_rounds)
     decay = scipy.linalg.toeplitz(momentum ** np.arange(num_rounds), np.zeros(num_rounds))
     return np.tril(np.cumsum(rates[:, np.newaxis] * decay, axis=0))
 
 
-def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndarray:
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A workload by its name and parameters, for any number of rounds.
+
+    Structured mechanisms state their errors from this without the (n, n) matrix.
+
+    Attributes:
+      name: ``prefix_sum`` or ``momentum_sgd``.
+      num_rounds: The number of rounds n.
+      momentum: The momentum of ``momentum_sgd``.
+      learning_rates: The n learning rates of ``momentum_sgd``; None for all ones.
+
+    Raises:
+      ValueError: If the name is not known or a parameter is out of its range.
+    """
+
+    name: str
+    num_rounds: int
+    momentum: float = 0.9
+    learning_rates: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        validation.positive_integer(self.num_rounds, "num_rounds")
+        if self.name not in _NAMES:
+            raise ValueError(f"a workload must be one of {', '.join(_NAMES)}, found {self.name!r}.")
+        if self.name == "momentum_sgd":
+            _check_momentum(self.momentum)
+            if self.learning_rates is not None:
+                _checked_rates(self.learning_rates, self.num_rounds)
+
+    def matrix(self) -> np.ndarray:
+        """Returns the workload as a dense (n, n) float64 array."""
+        if self.name == "prefix_sum":
+            return prefix_sum(self.num_rounds)
+        return momentum_sgd(self.num_rounds, self.momentum, self.learning_rates)
+
+    def coefficients(self) -> np.ndarray | None:
+        """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz."""
+        if self.name == "prefix_sum":
+            return np.ones(self.num_rounds)
+        if self.learning_rates is not None and len(set(self.learning_rates)) > 1:
+            return None
+        rate = 1.0 if self.learning_rates is None else self.learning_rates[0]
+        return rate * np.cumsum(self.momentum ** np.arange(self.num_rounds))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the description that :func:`describe` takes."""
+        if self.name == "prefix_sum":
+            return {"name": self.name}
+        rates = None if self.learning_rates is None else list(self.learning_rates)
+        return {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
+
+
+_NAMES = ("prefix_sum", "momentum_sgd")
+
+
+def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
     """Returns the workload that a checkpoint or a command's flags describe.
 
     Args:
@@ -83,20 +131,46 @@ def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndar
       num_rounds: The number of rounds n.
 
     Returns:
-      An (n, n) float64 lower-triangular array.
+      The workload.
 
     Raises:
       ValueError: If the description names no workload, or with unknown parameters.
     """
     parameters = dict(description)
     name = parameters.pop("name", None)
-    builders: dict[str, Callable[..., np.ndarray]] = {
-        "prefix_sum": prefix_sum,
-        "momentum_sgd": momentum_sgd,
-    }
-    if name not in builders:
-        raise ValueError(f"a workload must be one of {', '.join(builders)}, found {name!r}.")
+    if name == "prefix_sum" and parameters:
+        raise ValueError(f"workload prefix_sum takes no parameters, found {list(parameters)}.")
+    rates = parameters.pop("learning_rates", None)
     try:
-        return builders[name](num_rounds, **parameters)
+        return Workload(
+            name,
+            num_rounds,
+            learning_rates=None if rates is None else tuple(float(rate) for rate in rates),
+            **parameters,
+        )
     except TypeError as error:
         raise ValueError(f"workload {name}: {error}.") from None
+
+
+def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndarray:
+    """Returns the (n, n) matrix of the workload that :func:`describe` returns."""
+    return describe(description, num_rounds).matrix()
+
+
+def _check_momentum(momentum: Any) -> float:
+    momentum = validation.finite_number(momentum, "momentum")
+    if not 0.0 <= momentum < 1.0:
+        raise ValueError(f"momentum must be at least 0 and below 1, found {momentum}.")
+    return momentum
+
+
+def _checked_rates(learning_rates: Any, num_rounds: int) -> np.ndarray:
+    rates = np.asarray(learning_rates, dtype=np.float64)
+    if rates.shape != (num_rounds,):
+        raise ValueError(
+            f"learning_rates must hold one rate for each of the {num_rounds} rounds, "
+            f"found an array of shape {rates.shape}."
+        )
+    if not np.all(np.isfinite(rates)) or np.any(rates <= 0.0):
+        raise ValueError("learning_rates must be finite and above zero.")
+    return rates

@@ -12,6 +12,7 @@ from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.noise_recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
+from mf_aggregators.workloads import Workload
 
 
 class Factorization(abc.ABC):
@@ -66,7 +67,7 @@ class Factorization(abc.ABC):
 
     @abc.abstractmethod
     def strategy_matrix(self) -> np.ndarray:
-        """Returns C as a dense (n, n) float64 array, for inspection."""
+        """Returns C as a dense float64 array, for inspection: (n, n), or (2 n - 1, n) for trees."""
 
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
@@ -100,14 +101,51 @@ class Factorization(abc.ABC):
         """
 
     def noising_matrix(self) -> np.ndarray:
-        """Returns C^-1 as a dense (n, n) float64 array, for inspection."""
+        """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
         return noise_recursions.noising_matrix(self.noise_recursion())
+
+    def strategy_product(self, x: Any) -> np.ndarray:
+        """Returns C x, the encoded stream.
+
+        Args:
+          x: (n, ...) floats, a row for each round.
+
+        Returns:
+          A float64 array with a row for each row of C.
+
+        Raises:
+          ValueError: If the number of rows is not n.
+        """
+        x = np.asarray(x, dtype=np.float64)
+        if x.shape[:1] != (self.num_rounds,):
+            raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
+        return self._strategy_product(x)
+
+    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+        return np.tensordot(self.strategy_matrix(), x, axes=1)
+
+    def noise_rows(self, z: Any) -> np.ndarray:
+        """Returns all n noise rows, by the recursion that the aggregator runs.
+
+        Args:
+          z: (n, ...) floats: the rows of Z, one drawn in each round.
+
+        Returns:
+          An array like ``z``: C^-1 Z where C is square.
+
+        Raises:
+          ValueError: If the number of rows is not n.
+        """
+        z = np.asarray(z)
+        if z.shape[:1] != (self.num_rounds,):
+            raise ValueError(f"z must have {self.num_rounds} rows, found shape {z.shape}.")
+        return noise_recursions.apply(self.noise_recursion(), z)
 
     def decoder_matrix(self, workload: Any) -> np.ndarray:
         """Returns B with A = BC.
 
         Args:
-          workload: A, an (n, n) lower-triangular array.
+          workload: A, an (n, n) lower-triangular array or a ``workloads.Workload``.
 
         Returns:
           B = A C^-1, an (n, n) float64 lower-triangular array.
@@ -116,7 +154,9 @@ class Factorization(abc.ABC):
           ValueError: If the workload is not square, finite and lower triangular,
             or not for n rounds.
         """
-        workload = self._checked(workload)
+        return self._decoder_matrix(self._checked(workload))
+
+    def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
         # C^T B^T = A^T: a triangular solve is more accurate than a product with C^-1.
         transposed = scipy.linalg.solve_triangular(
             self.strategy_matrix(), workload.T, lower=True, trans="T", check_finite=False
@@ -127,11 +167,36 @@ class Factorization(abc.ABC):
         """Returns the sensitivity of C under a schema: see ``mf_aggregators.sensitivity``."""
         return sensitivities.compute(self.strategy_matrix(), participation)
 
+    def sensitivity_of_first(self, num_rounds: int, participation: Participation) -> Sensitivity:
+        """Returns the sensitivity of what the first rounds of a run release.
+
+        Args:
+          num_rounds: How many rounds were released, 1 to n.
+          participation: The schema that their participations kept.
+
+        Returns:
+          The sensitivity of the leading part of C.
+
+        Raises:
+          ValueError: If ``num_rounds`` is not between 1 and n.
+        """
+        rounds = validation.positive_integer(num_rounds, "num_rounds")
+        if rounds > self.num_rounds:
+            raise ValueError(
+                f"num_rounds must be at most {self.num_rounds}, the rounds of the factorization, "
+                f"found {rounds}."
+            )
+        return self._sensitivity_of_first(rounds, participation)
+
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        return sensitivities.compute(self.strategy_matrix()[:rounds, :rounds], participation)
+
     def per_round_variance(self, workload: Any, participation: Participation) -> np.ndarray:
         """Returns sens(C)^2 ||row i of B||^2 for each round i: shape (n,), float64.
 
         Args:
-          workload: A, an (n, n) lower-triangular array.
+          workload: A, an (n, n) lower-triangular array or a ``workloads.Workload``, with
+            which structured mechanisms need no (n, n) matrix.
           participation: The schema under which C has sensitivity sens(C).
 
         Returns:
@@ -140,9 +205,23 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: As :meth:`decoder_matrix` does.
         """
-        decoder = self.decoder_matrix(workload)
-        squared_rows = np.einsum("ij,ij->i", decoder, decoder)
+        squared_rows = self.squared_decoder_rows(workload)
         return self.sensitivity(participation).value ** 2 * squared_rows
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns ||row i of B||^2 for each round i: shape (n,), float64.
+
+        Args:
+          workload: A, as in :meth:`per_round_variance`.
+
+        Returns:
+          The squared norms.
+
+        Raises:
+          ValueError: As :meth:`decoder_matrix` does.
+        """
+        decoder = self.decoder_matrix(workload)
+        return np.einsum("ij,ij->i", decoder, decoder)
 
     def total_error(self, workload: Any, participation: Participation) -> float:
         """Returns the root of the summed variances: the papers' sqrt(L), sens(C) ||B||_F."""
@@ -157,13 +236,19 @@ class Factorization(abc.ABC):
         return float(np.sqrt(np.max(self.per_round_variance(workload, participation))))
 
     def _checked(self, workload: Any) -> np.ndarray:
+        if isinstance(workload, Workload):
+            self._check_rounds(workload.num_rounds)
+            return workload.matrix()
         matrix = validation.lower_triangular(workload, "the workload")
-        if matrix.shape[0] != self.num_rounds:
+        self._check_rounds(matrix.shape[0])
+        return matrix
+
+    def _check_rounds(self, num_rounds: int) -> None:
+        if num_rounds != self.num_rounds:
             raise ValueError(
-                f"the workload is for {matrix.shape[0]} rounds, and the factorization for "
+                f"the workload is for {num_rounds} rounds, and the factorization for "
                 f"{self.num_rounds}."
             )
-        return matrix
 
     def __repr__(self) -> str:
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"

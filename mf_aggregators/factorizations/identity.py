@@ -5,9 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise_recursions import IndependentNoise
+from mf_aggregators.participation import Participation, check
+from mf_aggregators.sensitivity import Sensitivity
+from mf_aggregators.workloads import Workload
 
 
 class IdentityFactorization(Factorization):
@@ -31,6 +35,25 @@ class IdentityFactorization(Factorization):
     def noise_recursion(self) -> IndependentNoise:
         """Returns the recursion without memory."""
         return IndependentNoise(self._num_rounds)
+
+    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+        return x.copy()
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """Returns the sensitivity: the root of the most participations, exactly."""
+        return self._sensitivity_of_first(self._num_rounds, participation)
+
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        return sensitivities.from_column_norms(np.ones(rounds), check(participation), num_bands=1)
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns the squared row norms of the workload: see the base class."""
+        if isinstance(workload, Workload):
+            self._check_rounds(workload.num_rounds)
+            coefficients = workload.coefficients()
+            if coefficients is not None:
+                return np.cumsum(np.square(coefficients))
+        return super().squared_decoder_rows(workload)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns no arrays: the number of rounds says it all."""
