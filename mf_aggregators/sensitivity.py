@@ -14,7 +14,10 @@ below applies is decided from the matrix itself:
 * (k, b)-participation: every pattern is enumerated (BandMF Eq. 5);
 * min-separation b with a b-banded X: columns of one pattern are orthogonal, so a
   dynamic program over squared column norms is exact (BandMF Thm 2, Alg. 5);
-* min-separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4).
+* min-separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4);
+* Toeplitz matrices of non-negative, non-increasing coefficients: the pattern 0, b, 2 b,
+  ... is the worst (Kalinin and Lampert, Thm 2), so no search is needed; any other
+  Toeplitz matrix is bounded by one that has them.
 
 Squares are carried throughout and one square root is taken at the very end.
 """
@@ -23,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import validation
+from mf_aggregators import power_series, validation
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -34,6 +37,9 @@ from mf_aggregators.participation import (
 
 # Rows of X treated at a time by the upper bound: bounds its memory at n x k x this.
 _ROWS_AT_A_TIME = 128
+# Deviations from a non-increasing sequence, relative to its largest entry, that count as
+# rounding of computed coefficients. The value is that of the non-increasing sequence.
+_TOEPLITZ_ROUNDING = 1e-13
 
 
 class Sensitivity(float):
@@ -171,6 +177,114 @@ def from_column_norms(
     return Sensitivity(
         float(np.sqrt(squared)), is_exact=True, theorem="enumeration of patterns (BandMF Eq. 5)"
     )
+
+
+def from_toeplitz_coefficients(
+    coefficients: Any, num_rounds: int, participation: Participation
+) -> Sensitivity:
+    """Computes the sensitivity of a lower-triangular Toeplitz matrix, in O(n) memory.
+
+    For non-negative, non-increasing coefficients c, the worst pattern starts at round 0
+    and takes part every b rounds. With participations p_1 < p_2 < ..., p_j is at least
+    (j - 1) b and p_j - p_i at least (j - i) b, and
+    ``X[p_i, p_j] = sum_t c_t c_(t + p_j - p_i)`` over t < n - p_j only grows if p_j and
+    p_j - p_i become smaller.
+
+    Where c does not decrease, c' with c'_t = max |c_s| over s >= t does and is no smaller
+    in any entry, so that its sensitivity is an upper bound. Columns of a matrix of at
+    most b bands are orthogonal within a pattern, and their norms decide, whatever c is.
+
+    Args:
+      coefficients: (m,) the first column, m <= n; zeros follow.
+      num_rounds: n.
+      participation: The schema.
+
+    Returns:
+      The sensitivity, exact or an upper bound.
+
+    Raises:
+      ValueError: If the coefficients are not a finite vector of 1 to n entries.
+    """
+    check(participation)
+    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    series = np.asarray(coefficients, dtype=np.float64)
+    if series.ndim != 1 or not 1 <= series.shape[0] <= num_rounds:
+        raise ValueError(
+            f"coefficients must be a vector of 1 to {num_rounds} entries, found an array of "
+            f"shape {series.shape}."
+        )
+    if not np.all(np.isfinite(series)):
+        raise ValueError("the coefficients must be finite, found NaN or infinite entries.")
+    largest = float(np.max(np.abs(series)))
+    if largest == 0.0:
+        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
+    series = series / largest
+    most = participation.most_participations(num_rounds)
+    if most == 1:
+        value = float(np.linalg.norm(series))
+        return Sensitivity(
+            value * largest,
+            is_exact=True,
+            theorem="largest column norm (Denisov et al. Thm 4.1)",
+        )
+    assert not isinstance(participation, SingleParticipation)
+    separation = participation.separation
+    if np.trim_zeros(series, "b").shape[0] <= separation:
+        # The norms of columns fall from the first to the last.
+        norms = power_series.truncated_column_norms(series, num_rounds)
+        value = float(np.sqrt(np.sum(norms[::separation][:most])))
+        return Sensitivity(
+            value * largest, is_exact=True, theorem="banded matrix (BandMF Thm 2, Alg. 5)"
+        )
+    envelope = np.maximum.accumulate(np.abs(series)[::-1])[::-1]
+    encoded = pattern_sum(power_series.padded(envelope, num_rounds), separation, most)
+    is_exact = bool(
+        np.all(np.abs(series - envelope) <= _TOEPLITZ_ROUNDING)
+        or np.all(np.abs(series + envelope) <= _TOEPLITZ_ROUNDING)
+    )
+    return Sensitivity(
+        float(np.linalg.norm(encoded)) * largest,
+        is_exact=is_exact,
+        theorem=(
+            "non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)"
+            if is_exact
+            else "upper bound by non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)"
+        ),
+    )
+
+
+def pattern_sum(column: np.ndarray, separation: int, most: int) -> np.ndarray:
+    """Returns the sum of a Toeplitz matrix's columns 0, b, 2 b, ..., k of them.
+
+    Args:
+      column: (n,) the first column.
+      separation: b.
+      most: k, with (k - 1) b < n.
+
+    Returns:
+      (n,): entry t is the sum of ``column[t - j b]`` over j < k with j b <= t.
+    """
+    num_rounds = column.shape[0]
+    repeats = -(-num_rounds // separation)
+    table = np.zeros((repeats, separation))
+    table.ravel()[:num_rounds] = column
+    sums = np.cumsum(table, axis=0)
+    if most < repeats:
+        # In place, from the last row: each row loses what lies k or more rows before it.
+        sums[most:] -= sums[: repeats - most].copy()
+    return sums.ravel()[:num_rounds]
+
+
+def pattern_sum_adjoint(values: np.ndarray, separation: int, most: int) -> np.ndarray:
+    """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k."""
+    num_rounds = values.shape[0]
+    repeats = -(-num_rounds // separation)
+    table = np.zeros((repeats, separation))
+    table.ravel()[:num_rounds] = values
+    sums = np.cumsum(table[::-1], axis=0)[::-1].copy()
+    if most < repeats:
+        sums[: repeats - most] -= sums[most:].copy()
+    return sums.ravel()[:num_rounds]
 
 
 def from_gram_matrix(gram_matrix: Any, participation: Participation) -> Sensitivity:

@@ -1,6 +1,9 @@
 """How solvers say that they have, or have not, reached their target."""
 
 import warnings
+from typing import Any
+
+import numpy as np
 
 
 class NotConvergedWarning(UserWarning):
@@ -27,3 +30,29 @@ def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
             NotConvergedWarning,
             stacklevel=3,
         )
+
+
+def warn_unless_stationary(result: Any) -> None:
+    """Warns the caller of a solver whose SciPy optimiser ran out of evaluations.
+
+    Args:
+      result: What ``scipy.optimize.minimize`` returned for an objective in logarithms.
+    """
+    # SciPy's L-BFGS-B: 0 for convergence, 1 for its limits, 2 for a line search that finds
+    # nothing better, which near the optimum is rounding.
+    if result.status == 1 or (result.status == 2 and not _is_flat(result)):
+        warnings.warn(
+            f"the optimiser stopped before it converged, after {result.nfev} evaluations "
+            f"({result.message}); the factorization is the best that it found.",
+            NotConvergedWarning,
+            stacklevel=3,
+        )
+
+
+def _is_flat(result: Any) -> bool:
+    # The objective is a logarithm: a step that matters would change it by more than this.
+    return float(np.linalg.norm(result.jac) * np.linalg.norm(result.x)) < _FLAT
+
+
+# Relative change of the squared error that the remaining gradient may stand for.
+_FLAT = 1e-4

@@ -9,7 +9,7 @@ from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise_recursions import IndependentNoise
-from mf_aggregators.participation import Participation, check
+from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
@@ -44,7 +44,7 @@ class IdentityFactorization(Factorization):
         return self._sensitivity_of_first(self._num_rounds, participation)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        return sensitivities.from_column_norms(np.ones(rounds), check(participation), num_bands=1)
+        return sensitivities.from_toeplitz_coefficients([1.0], rounds, participation)
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns the squared row norms of the workload: see the base class."""

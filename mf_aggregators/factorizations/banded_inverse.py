@@ -1,0 +1,211 @@
+"""Factorizations with a banded noising matrix: noise from the last rows of Z alone.
+
+C^-1 is Toeplitz with ``num_bands`` coefficients, those of (1 - x)^(1/2) cut off or better
+ones, so that a row of the noise combines the last ``num_bands`` rows of Z, which are
+drawn again from their seeds: no state (Kalinin, McKenna, Upadhyay and Lampert, "Back to
+square roots").
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+import tqdm
+
+from mf_aggregators import power_series, validation
+from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.toeplitz import checked_coefficients
+from mf_aggregators.factorizations.toeplitz_errors import (
+    ErrorMeasure,
+    PatternOfRounds,
+    check_bands,
+    check_measure,
+    error_weights,
+)
+from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.noise_recursions import WindowNoise
+from mf_aggregators.participation import Participation, SingleParticipation, check
+
+
+class BandedInverseFactorization(ToeplitzStructure):
+    """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients."""
+
+    mechanism = "banded_inverse"
+
+    def __init__(self, num_rounds: int, coefficients: np.ndarray, **attributes: Any) -> None:
+        """Creates the factorization.
+
+        Args:
+          num_rounds: n.
+          coefficients: (p,) the first column of C^-1, p at most n; zeros follow. The
+            first is not zero.
+          **attributes: Those of the base class.
+
+        Raises:
+          ValueError: If the coefficients are not as said.
+        """
+        super().__init__(**attributes)
+        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        self._coefficients = checked_coefficients(coefficients, self._num_rounds)
+        if not np.all(np.isfinite(self.strategy_coefficients())):
+            raise ValueError("the inverse of the noising matrix is too large for float64.")
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return self._num_rounds
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands of C^-1."""
+        return len(self._coefficients)
+
+    def strategy_coefficients(self) -> np.ndarray:
+        """Returns the first column of C, (n,) float64."""
+        return power_series.reciprocal(self._coefficients, self._num_rounds)
+
+    def noising_coefficients(self) -> np.ndarray:
+        """Returns the first column of C^-1, (n,) float64."""
+        return power_series.padded(self._coefficients, self._num_rounds)
+
+    def noise_recursion(self) -> WindowNoise:
+        """Returns the combination of the last ``num_bands`` rows of Z."""
+        none = np.empty((self._num_rounds, 0))
+        return WindowNoise(self._num_rounds, self._coefficients[np.newaxis], none, none)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the (p,) coefficients of C^-1."""
+        return {"coefficients": self._coefficients}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "BandedInverseFactorization":
+        """Rebuilds the factorization; see the base class."""
+        return cls(num_rounds, arrays["coefficients"], **attributes)
+
+
+def banded_inverse(
+    num_rounds: int,
+    num_bands: int,
+    participation: Participation | None = None,
+    *,
+    coefficients: Literal["optimised", "square_root"] = "optimised",
+    error: ErrorMeasure = "mean",
+    max_evaluations: int = 2000,
+    show_progress: bool = False,
+) -> BandedInverseFactorization:
+    """Computes a factorization of the prefix sum with a banded C^-1, in O(n) memory.
+
+    Args:
+      num_rounds: n.
+      num_bands: The number of bands of C^-1, 1 (independent noise) to n.
+      participation: The schema to optimise for; SingleParticipation by default.
+      coefficients: ``optimised``, or ``square_root`` for those of (1 - x)^(1/2).
+      error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
+      max_evaluations: Give up after this many evaluations of the error.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      The factorization; the coefficients of C are non-negative and non-increasing, so
+      that its sensitivity is exact. If the optimiser stopped before its gradient
+      vanished, the best coefficients found, with a NotConvergedWarning.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    participation = check(SingleParticipation() if participation is None else participation)
+    num_bands = check_bands(validation.positive_integer(num_bands, "num_bands"), num_rounds, 1)
+    error = check_measure(error)
+    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    if coefficients not in ("optimised", "square_root"):
+        raise ValueError(
+            f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
+        )
+    series = power_series.inverse_square_root_coefficients(num_bands)
+    if coefficients == "optimised" and num_bands > 1:
+        pattern = PatternOfRounds.of(participation, num_rounds)
+        series = _optimised(series, pattern, error, max_evaluations, show_progress)
+    return BandedInverseFactorization(
+        num_rounds,
+        series,
+        participation=participation,
+        parameters={"num_bands": num_bands, "coefficients": coefficients, "error": error},
+    )
+
+
+def _optimised(
+    start: np.ndarray,
+    pattern: PatternOfRounds,
+    error: ErrorMeasure,
+    max_evaluations: int,
+    show_progress: bool,
+) -> np.ndarray:
+    """L-BFGS over the ratios r_t = b_t / b_(t-1) of the running sums b of C^-1's coefficients.
+
+    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. Where
+    clients return, the ratios are also kept non-decreasing: then b, which is constant
+    after its last ratio, is log-convex, all coefficients of 1 / b(x) after the first are
+    non-positive (Kaluza), and as these are the differences of the coefficients of
+    C = 1 / ((1 - x) b(x)), C does not increase.
+    """
+    weights = error_weights(pattern.num_rounds, error)
+    num_bands = len(start)
+    ordered = pattern.most > 1
+    sums = np.cumsum(start)
+    log_ratios = np.log(sums[1:] / sums[:-1])
+
+    def ratios_and_slopes(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if ordered:
+            steps = np.exp(free)
+            return -np.cumsum(steps[::-1])[::-1], steps
+        ratios = scipy.special.expit(free)
+        return scipy.special.log_expit(free), 1.0 - ratios
+
+    if ordered:
+        first = np.log(np.diff(log_ratios, append=0.0))
+    else:
+        first = log_ratios - np.log(-np.expm1(log_ratios))
+    with tqdm.tqdm(
+        desc=f"banded inverse, {num_bands} bands", unit=" evaluations", disable=not show_progress
+    ) as progress:
+
+        def log_error(free: np.ndarray) -> tuple[float, np.ndarray]:
+            progress.update()
+            logs, slopes = ratios_and_slopes(free)
+            decoder = np.exp(np.concatenate([[0.0], np.cumsum(logs)]))
+            column = power_series.reciprocal(np.diff(decoder, prepend=0.0), pattern.num_rounds)
+            squared_sensitivity, by_column = pattern.squared_sensitivity(column)
+            # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
+            response = power_series.product(column, column, pattern.num_rounds)
+            by_noising = -power_series.correlation(by_column, response, num_bands)
+            by_decoder = by_noising / squared_sensitivity
+            by_decoder[:-1] -= by_decoder[1:].copy()
+            # The last running sum stands for all later rounds as well.
+            heavier = power_series.padded(weights, num_bands)
+            heavier[-1] += np.sum(weights[num_bands:])
+            squared_rows = float(heavier @ np.square(decoder))
+            by_decoder += 2.0 * heavier * decoder / squared_rows
+            by_logs = np.cumsum((by_decoder * decoder)[::-1])[::-1][1:]
+            gradient = -np.cumsum(by_logs) * slopes if ordered else by_logs * slopes
+            return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
+
+        result = scipy.optimize.minimize(
+            log_error,
+            first,
+            jac=True,
+            method="L-BFGS-B",
+            options={
+                "maxcor": 20,
+                "maxiter": max_evaluations,
+                "maxfun": max_evaluations,
+                "ftol": 1e-10,
+                "gtol": 0.0,
+            },
+        )
+    warn_unless_stationary(result)
+    logs, _ = ratios_and_slopes(result.x)
+    return np.diff(np.exp(np.concatenate([[0.0], np.cumsum(logs)])), prepend=0.0)

@@ -1,0 +1,399 @@
+"""Buffered linear Toeplitz (BLT) factorizations: correlated noise from a few vectors of state.
+
+The coefficients of C are c_0 = 1 and c_t = sum_m w_m d_m^(t-1), so that its generating
+function is rational, c(x) = prod_m (1 - e_m x) / (1 - d_m x), and so is that of C^-1, with
+the decays d and e exchanged (McMahan, Xu and Zhang, "A hassle-free algorithm for private
+learning in practice"; Dvijotham, McMahan, Pillutla, Steinke and Thakurta, "Efficient and
+near-optimal noise generation for streaming differential privacy").
+
+All matrices here interlace, 1 > d_1 > e_1 > d_2 > e_2 > ... > e_m > -1, which makes all
+weights of C positive and all weights of C^-1 negative: no sum below cancels, and the
+coefficients of C are non-negative and non-increasing, so that its sensitivity is exact.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+import scipy.signal
+import tqdm
+
+from mf_aggregators import validation
+from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.toeplitz_errors import (
+    ErrorMeasure,
+    PatternOfRounds,
+    check_measure,
+    error_weights,
+)
+from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.noise_recursions import StateSpaceNoise
+from mf_aggregators.participation import Participation, SingleParticipation, check
+
+MOST_BUFFERS = 8
+
+# Decays are searched at up to so many rounds, and from there at the size asked for.
+_MOST_ROUNDS_OF_A_FULL_SEARCH = 8192
+# Of the places where one more buffer can start, how many are followed to the end.
+_STARTS_FOLLOWED = 3
+# Logarithms of the least and the largest ratio of neighbouring distances in a search.
+_CLOSEST, _FARTHEST = 1e-9, 20.0
+
+
+class BltFactorization(ToeplitzStructure):
+    """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers."""
+
+    mechanism = "blt"
+
+    def __init__(
+        self,
+        num_rounds: int,
+        buffer_decays: np.ndarray,
+        inverse_decays: np.ndarray,
+        **attributes: Any,
+    ) -> None:
+        """Creates the factorization with c(x) = prod_m (1 - e_m x) / (1 - d_m x).
+
+        Args:
+          num_rounds: n.
+          buffer_decays: (m,) decays d of C, decreasing.
+          inverse_decays: (m,) decays e of C^-1, with 1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a
+            pair of equal decays has no effect.
+          **attributes: Those of the base class.
+
+        Raises:
+          ValueError: If the decays do not interlace, or the coefficients of C are not
+            non-increasing: its sensitivity would not be known.
+        """
+        super().__init__(**attributes)
+        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        decays = np.array(buffer_decays, dtype=np.float64)
+        inverse = np.array(inverse_decays, dtype=np.float64)
+        if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
+            raise ValueError(
+                "buffer_decays and inverse_decays must be vectors of one length, found shapes "
+                f"{decays.shape} and {inverse.shape}."
+            )
+        # Written so that NaN does not pass.
+        if not (_interlace(decays, inverse) and decays[0] < 1.0 and inverse[-1] > -1.0):
+            raise ValueError(
+                "the decays must interlace, 1 > buffer_decays[0] >= inverse_decays[0] > "
+                "buffer_decays[1] >= ... > -1: the sensitivity is known only then."
+            )
+        self._decays, self._inverse_decays = decays, inverse
+        self._weights = _partial_fractions(decays, inverse)
+        if np.sum(self._weights) > 1.0 or decays[-1] < 0.0:
+            raise ValueError(
+                "the coefficients of the strategy matrix must be non-negative and "
+                "non-increasing: the sensitivity is known only then."
+            )
+        for array in (decays, inverse):
+            array.flags.writeable = False
+
+    @classmethod
+    def from_output_scales(
+        cls, num_rounds: int, buffer_decays: Any, output_scales: Any, **attributes: Any
+    ) -> "BltFactorization":
+        """Creates the factorization with c_t = sum_m output_scales[m] buffer_decays[m]^(t-1).
+
+        Args:
+          num_rounds: n.
+          buffer_decays: (m,) different decays in [0, 1).
+          output_scales: (m,) positive weights of sum at most one.
+          **attributes: Those of the base class.
+
+        Returns:
+          The factorization; the decays of C^-1 are the eigenvalues of the matrix
+          diag(d) - sqrt(w) sqrt(w)^T.
+
+        Raises:
+          ValueError: If the coefficients of C would not be non-negative and non-increasing.
+        """
+        decays = np.array(buffer_decays, dtype=np.float64)
+        scales = np.array(output_scales, dtype=np.float64)
+        if decays.ndim != 1 or decays.shape != scales.shape:
+            raise ValueError(
+                "buffer_decays and output_scales must be vectors of one length, found shapes "
+                f"{decays.shape} and {scales.shape}."
+            )
+        if not np.all(scales > 0.0) or not np.all(np.isfinite(decays)):
+            raise ValueError("output_scales must be above zero and all decays finite.")
+        order = np.argsort(-decays)
+        decays, roots = decays[order], np.sqrt(scales[order])
+        inverse = scipy.linalg.eigvalsh(np.diag(decays) - np.outer(roots, roots))[::-1]
+        return cls(num_rounds, decays, inverse, **attributes)
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return self._num_rounds
+
+    @property
+    def num_buffers(self) -> int:
+        """The number of buffers m: vectors of state in C and in C^-1."""
+        return len(self._decays)
+
+    @property
+    def buffer_decays(self) -> np.ndarray:
+        """The (m,) decays of C, read-only."""
+        return self._decays
+
+    @property
+    def output_scales(self) -> np.ndarray:
+        """The (m,) positive weights of C's decays."""
+        return self._weights.copy()
+
+    @property
+    def inverse_decays(self) -> np.ndarray:
+        """The (m,) decays of C^-1, read-only."""
+        return self._inverse_decays
+
+    @property
+    def inverse_output_scales(self) -> np.ndarray:
+        """The (m,) negative weights of C^-1's decays."""
+        return _partial_fractions(self._inverse_decays, self._decays)
+
+    def strategy_coefficients(self) -> np.ndarray:
+        """Returns the first column of C, (n,) float64."""
+        return _coefficients(self._decays, self._weights, self._num_rounds)
+
+    def noising_coefficients(self) -> np.ndarray:
+        """Returns the first column of C^-1, (n,) float64."""
+        return _coefficients(self._inverse_decays, self.inverse_output_scales, self._num_rounds)
+
+    def noise_recursion(self) -> StateSpaceNoise:
+        """Returns the recursion over ``num_buffers`` vectors, by the closed form of C^-1."""
+        count = self.num_buffers
+        return StateSpaceNoise(
+            phases=np.zeros(self._num_rounds, np.int64),
+            gains=np.ones(1),
+            outputs=self.inverse_output_scales[np.newaxis],
+            sources=np.arange(count)[np.newaxis],
+            decays=self._inverse_decays[np.newaxis].copy(),
+            inputs=np.ones((1, count)),
+            feedbacks=np.zeros((1, count)),
+        )
+
+    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+        """Streams C x with the buffers of C."""
+        product = np.empty_like(x)
+        buffers = np.zeros((self.num_buffers, *x.shape[1:]))
+        decays = self._decays.reshape((-1,) + (1,) * (x.ndim - 1))
+        for i, row in enumerate(x):
+            product[i] = row + np.tensordot(self._weights, buffers, axes=1)
+            buffers *= decays
+            buffers += row
+        return product
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the decays of C and of C^-1."""
+        return {"buffer_decays": self._decays, "inverse_decays": self._inverse_decays}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "BltFactorization":
+        """Rebuilds the factorization; see the base class."""
+        return cls(num_rounds, arrays["buffer_decays"], arrays["inverse_decays"], **attributes)
+
+
+def blt(
+    num_rounds: int,
+    num_buffers: int,
+    participation: Participation | None = None,
+    *,
+    error: ErrorMeasure = "mean",
+    max_evaluations: int = 2000,
+    show_progress: bool = False,
+) -> BltFactorization:
+    """Computes a BLT factorization of the prefix sum, in O(n) memory.
+
+    The 2 m decays are searched over their logarithmic distances from one, for which
+    interlacing is no constraint. The search for m buffers starts from the best m - 1,
+    with one more pair of decays between any two, so that more buffers are not worse.
+
+    Args:
+      num_rounds: n.
+      num_buffers: The number of buffers m, 1 to 8.
+      participation: The schema to optimise for; SingleParticipation by default.
+      error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
+      max_evaluations: Give up a search after this many evaluations of the error.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      The factorization. If the last search stopped before its gradient vanished, the
+      best decays found, with a NotConvergedWarning.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    num_buffers = validation.positive_integer(num_buffers, "num_buffers")
+    if num_buffers > MOST_BUFFERS:
+        raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
+    participation = check(SingleParticipation() if participation is None else participation)
+    error = check_measure(error)
+    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    pattern = PatternOfRounds.of(participation, num_rounds)
+    with tqdm.tqdm(
+        desc=f"{num_buffers} buffers", unit=" evaluations", disable=not show_progress
+    ) as progress:
+        distances = _Search(pattern, error, max_evaluations, progress).run(num_buffers)
+    decays = 1.0 - distances
+    return BltFactorization(
+        num_rounds,
+        decays[0::2],
+        decays[1::2],
+        participation=participation,
+        parameters={"num_buffers": num_buffers, "error": error},
+    )
+
+
+class _Search:
+    """The search for distances y = 1 - decay, in the order d_1, e_1, d_2, e_2, ..."""
+
+    def __init__(
+        self,
+        pattern: PatternOfRounds,
+        error: ErrorMeasure,
+        max_evaluations: int,
+        progress: "tqdm.tqdm[Any]",
+    ) -> None:
+        self._pattern = pattern
+        self._error = error
+        self._weights = error_weights(pattern.num_rounds, error)
+        self._max_evaluations = max_evaluations
+        self._progress = progress
+
+    def run(self, num_buffers: int) -> np.ndarray:
+        """Returns the best increasing distances found, (2 m,)."""
+        pattern = self._pattern
+        if pattern.num_rounds > _MOST_ROUNDS_OF_A_FULL_SEARCH:
+            ratio = _MOST_ROUNDS_OF_A_FULL_SEARCH / pattern.num_rounds
+            coarse = PatternOfRounds(
+                _MOST_ROUNDS_OF_A_FULL_SEARCH,
+                max(1, round(pattern.separation * ratio)),
+                min(pattern.most, _MOST_ROUNDS_OF_A_FULL_SEARCH),
+            )
+            search = _Search(coarse, self._error, self._max_evaluations, self._progress)
+            # Slow decays follow the number of rounds, fast ones do not.
+            stretch = np.log(pattern.num_rounds) / np.log(coarse.num_rounds)
+            start = search.run(num_buffers) ** stretch
+            return self._refined(start, is_last=True)
+        found = self._refined(np.array([8.0 / (pattern.num_rounds + 16.0), 0.2]), num_buffers == 1)
+        for count in range(2, num_buffers + 1):
+            starts = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
+            # Where clients return, a decay close to one, a constant in C, may be best.
+            starts.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
+            candidates = [
+                self._refined(start, is_last=count == num_buffers)
+                for start in starts[: 1 + _STARTS_FOLLOWED]
+            ]
+            # The same matrix with one more pair of decays that cancel.
+            candidates.append(_with_idle_pair(found))
+            found = min(candidates, key=lambda y: self._log_error(y)[0])
+        return found
+
+    def _refined(self, distances: np.ndarray, is_last: bool) -> np.ndarray:
+        """BFGS from some distances, over the logarithms of their ratios' logarithms."""
+
+        def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+            steps = np.exp(free)
+            candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
+            value, gradient = self._log_error(candidate)
+            if not np.isfinite(value):
+                return np.inf, np.zeros_like(free)
+            return value, -np.cumsum(gradient * candidate) * steps
+
+        ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
+        free = np.log(np.maximum(ratios, _CLOSEST))
+        result = scipy.optimize.minimize(
+            function,
+            free,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(free),
+            options={
+                "maxcor": 40,
+                "maxiter": self._max_evaluations,
+                "maxfun": self._max_evaluations,
+                "ftol": 1e-13,
+                "gtol": 1e-9,
+            },
+        )
+        if is_last:
+            warn_unless_stationary(result)
+        return np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
+
+    def _log_error(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
+        """The logarithm of the squared error and its gradient by the distances."""
+        self._progress.update()
+        num_rounds = self._pattern.num_rounds
+        decays = 1.0 - distances
+        ours, inverse = decays[0::2], decays[1::2]
+        if not _interlace(ours, inverse) or decays[0] >= 1.0:
+            return np.inf, np.zeros_like(distances)
+        column = _coefficients(ours, _partial_fractions(ours, inverse), num_rounds)
+        noising = _coefficients(inverse, _partial_fractions(inverse, ours), num_rounds)
+        decoder = np.cumsum(noising)
+        squared_sensitivity, by_column = self._pattern.squared_sensitivity(column)
+        squared_rows = float(self._weights @ np.square(decoder))
+        by_decoder = 2.0 * self._weights * decoder
+        gradient = np.empty_like(distances)
+        for j, decay in enumerate(decays):
+            # d log c(x) / d d_m = x / (1 - d_m x), and with the other sign for e_m and for
+            # the inverse; a distance is one minus the decay.
+            taps = [0.0, 1.0], [1.0, -decay]
+            along = by_column @ scipy.signal.lfilter(*taps, column) / squared_sensitivity
+            along -= by_decoder @ scipy.signal.lfilter(*taps, decoder) / squared_rows
+            gradient[j] = along if j % 2 else -along
+        return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
+
+
+def _with_one_more_pair(distances: np.ndarray) -> Iterator[np.ndarray]:
+    """The distances with two more between any two neighbours, or before the first."""
+    logs = np.concatenate([[np.log(distances[0]) - 3.0], np.log(distances), [0.0]])
+    for i in range(len(logs) - 1):
+        below, above = logs[i], logs[i + 1]
+        pair = [below + (above - below) / 3.0, below + (above - below) * 2.0 / 3.0]
+        yield np.exp(np.concatenate([logs[1 : i + 1], pair, logs[i + 1 : -1]]))
+
+
+def _with_idle_pair(distances: np.ndarray) -> np.ndarray:
+    """The distances with a pair of equal ones, which has no effect."""
+    between = (1.0 + distances[-1]) / 2.0
+    return np.concatenate([distances, [between, between]])
+
+
+def _interlace(decays: np.ndarray, inverse_decays: np.ndarray) -> bool:
+    """Whether d_1 >= e_1 > d_2 >= e_2 > ..."""
+    return bool(np.all(decays >= inverse_decays) and np.all(inverse_decays[:-1] > decays[1:]))
+
+
+def _partial_fractions(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """Weights w with prod (1 - zeros x) / (1 - poles x) = 1 + sum w x / (1 - poles x).
+
+    For interlacing numbers every factor is of one sign and differences of neighbours are
+    exact, so that the weights are accurate however close the decays are.
+    """
+    with_zeros = poles[:, np.newaxis] - zeros
+    between = poles[:, np.newaxis] - poles
+    np.fill_diagonal(between, 1.0)
+    ratios = with_zeros / between
+    return np.asarray(np.prod(ratios, axis=1))
+
+
+def _coefficients(decays: np.ndarray, weights: np.ndarray, num_rounds: int) -> np.ndarray:
+    """1, and sum_m weights[m] decays[m]^(t - 1) for t = 1, ..., n - 1."""
+    series = np.empty(num_rounds)
+    series[0] = 1.0
+    series[1:] = 0.0
+    # Powers of all lags as an outer product of those of blocks and those within a block.
+    block = max(1, int(np.sqrt(num_rounds)))
+    within, starts = np.arange(block), np.arange(0, num_rounds - 1, block)
+    for decay, weight in zip(decays, weights, strict=True):
+        powers = np.multiply.outer(weight * decay**starts, decay**within)
+        series[1:] += powers.ravel()[: num_rounds - 1]
+    return series

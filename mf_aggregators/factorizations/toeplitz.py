@@ -1,0 +1,366 @@
+"""Toeplitz factorizations: the square root of the prefix sum, banded, optimised, normalised."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import scipy.optimize
+import tqdm
+
+from mf_aggregators import power_series, validation
+from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.toeplitz_errors import (
+    ErrorMeasure,
+    PatternOfRounds,
+    check_bands,
+    check_measure,
+    error_weights,
+    squared_rows_by_strategy,
+)
+from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.noise_recursions import ToeplitzNoise, WindowNoise
+from mf_aggregators.participation import Participation, SingleParticipation, check
+from mf_aggregators.sensitivity import Sensitivity
+from mf_aggregators.workloads import Workload
+
+# Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
+# instead of keeping as many rows of the noise.
+_MOST_BANDS_KEPT_SHARE = 0.5
+
+
+class ToeplitzFactorization(ToeplitzStructure):
+    """C = T, lower-triangular Toeplitz of few or all bands, or C = T D with columns of norm one."""
+
+    mechanism = "toeplitz"
+
+    def __init__(
+        self,
+        num_rounds: int,
+        coefficients: np.ndarray,
+        *,
+        equal_column_norms: bool = False,
+        **attributes: Any,
+    ) -> None:
+        """Creates the factorization.
+
+        Args:
+          num_rounds: n.
+          coefficients: (b,) the first column of T, b at most n; zeros follow. The first
+            is not zero.
+          equal_column_norms: Whether the columns of T are scaled to norm one.
+          **attributes: Those of the base class.
+
+        Raises:
+          ValueError: If the coefficients are not as said.
+        """
+        super().__init__(**attributes)
+        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        self._coefficients = checked_coefficients(coefficients, self._num_rounds)
+        self._equal_column_norms = equal_column_norms
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return self._num_rounds
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands b."""
+        return len(self._coefficients)
+
+    @property
+    def equal_column_norms(self) -> bool:
+        """Whether the columns of C are scaled to norm one."""
+        return self._equal_column_norms
+
+    def strategy_coefficients(self) -> np.ndarray:
+        """Returns the first column of T, (n,) float64."""
+        return power_series.padded(self._coefficients, self._num_rounds)
+
+    def noising_coefficients(self) -> np.ndarray:
+        """Returns the first column of T^-1, (n,) float64."""
+        return power_series.reciprocal(self._coefficients, self._num_rounds)
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C as a dense (n, n) array."""
+        return super().strategy_matrix() / self._column_norms()
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns C^-1 as a dense (n, n) array."""
+        return super().noising_matrix() * self._column_norms()[:, np.newaxis]
+
+    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+        norms = self._column_norms().reshape((-1,) + (1,) * (x.ndim - 1))
+        return super()._strategy_product(x / norms)
+
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        if not self._equal_column_norms:
+            return super()._sensitivity_of_first(rounds, participation)
+        most = check(participation).most_participations(rounds)
+        if rounds == self._num_rounds and (
+            most == 1
+            or isinstance(participation, SingleParticipation)
+            or self.num_bands <= participation.separation
+        ):
+            return Sensitivity(
+                float(np.sqrt(most)),
+                is_exact=True,
+                theorem="columns of norm one, orthogonal in every pattern (BandMF Thm 2)",
+            )
+        if rounds <= _MOST_ROUNDS_OF_A_DENSE_SENSITIVITY:
+            dense = self.strategy_matrix()[:rounds, :rounds]
+            return sensitivities.compute(dense, participation)
+        return Sensitivity(
+            float(most), is_exact=False, theorem="upper bound: the sum of column norms"
+        )
+
+    def noise_recursion(self) -> ToeplitzNoise | WindowNoise:
+        """Returns forward substitution for few bands, and the product with T^-1 for many."""
+        scales = self._column_norms() if self._equal_column_norms else None
+        if self.num_bands <= max(1.0, _MOST_BANDS_KEPT_SHARE * self._num_rounds):
+            return ToeplitzNoise(self._num_rounds, self._coefficients, scales)
+        none = np.empty((self._num_rounds, 0))
+        window = self.noising_coefficients()[np.newaxis]
+        return WindowNoise(self._num_rounds, window, none, none, scales)
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns the squared row norms of B: see the base class."""
+        if not self._equal_column_norms:
+            return super().squared_decoder_rows(workload)
+        if isinstance(workload, Workload) and workload.name == "prefix_sum":
+            self._check_rounds(workload.num_rounds)
+            return self._squared_rows_of_prefix_sums()
+        decoder = self.decoder_matrix(workload)
+        return np.einsum("ij,ij->i", decoder, decoder)
+
+    def _column_norms(self) -> np.ndarray:
+        if not self._equal_column_norms:
+            return np.ones(self._num_rounds)
+        return np.sqrt(power_series.truncated_column_norms(self._coefficients, self._num_rounds))
+
+    def _squared_rows_of_prefix_sums(self) -> np.ndarray:
+        """Row i of B is row i - 1 plus column norm i times row i of T^-1: O(n) memory."""
+        norms, inverse = self._column_norms(), self.noising_coefficients()
+        # All columns but the last b - 1 have the same norm, so that B is Toeplitz at first.
+        alike = self._num_rounds - self.num_bands + 1
+        decoder = norms[0] * np.cumsum(inverse)[:alike]
+        squared = np.empty(self._num_rounds)
+        squared[:alike] = np.cumsum(np.square(decoder))
+        row = np.zeros(self._num_rounds)
+        row[:alike] = decoder[::-1]
+        for i in range(alike, self._num_rounds):
+            row[: i + 1] += norms[i] * inverse[i::-1]
+            squared[i] = row @ row
+        return squared
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the (b,) coefficients of T."""
+        return {"coefficients": self._coefficients}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "ToeplitzFactorization":
+        """Rebuilds the factorization; see the base class."""
+        normalised = attributes["parameters"].get("equal_column_norms", False)
+        return cls(
+            num_rounds, arrays["coefficients"], equal_column_norms=bool(normalised), **attributes
+        )
+
+
+_MOST_ROUNDS_OF_A_DENSE_SENSITIVITY = 8192
+
+
+def toeplitz(
+    num_rounds: int,
+    num_bands: int | None = None,
+    participation: Participation | None = None,
+    *,
+    coefficients: Literal["optimised", "square_root"] = "optimised",
+    error: ErrorMeasure = "mean",
+    equal_column_norms: bool = False,
+    max_evaluations: int = 2000,
+    show_progress: bool = False,
+) -> ToeplitzFactorization:
+    """Computes a Toeplitz factorization of the prefix sum, without any (n, n) matrix.
+
+    The first ``num_bands`` coefficients of C are those of (1 - x)^(-1/2), the square root
+    of the prefix sum, or minimise the mean or the maximal squared error. Where more bands
+    than the separation are asked for, coefficients are kept non-negative and
+    non-increasing, because only then is the sensitivity known exactly
+    (``sensitivity.from_toeplitz_coefficients``).
+
+    Args:
+      num_rounds: n.
+      num_bands: The number of bands b, 1 (independent noise) to n. None: all n for single
+        participation, else the separation.
+      participation: The schema to optimise for; SingleParticipation by default.
+      coefficients: ``optimised``, or ``square_root`` for the closed form.
+      error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
+      equal_column_norms: Whether to scale the columns of C to norm one afterwards: the
+        last b - 1 columns, cut off by the last round, are shorter than the others.
+        The coefficients are optimised for the matrix before that.
+      max_evaluations: Give up after this many evaluations of the error.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      The factorization. If the optimiser stopped before its gradient vanished, the best
+      coefficients found, with a NotConvergedWarning.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    participation = check(SingleParticipation() if participation is None else participation)
+    pattern = PatternOfRounds.of(participation, num_rounds)
+    num_bands = check_bands(num_bands, num_rounds, min(num_rounds, pattern.separation))
+    error = check_measure(error)
+    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    if coefficients not in ("optimised", "square_root"):
+        raise ValueError(
+            f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
+        )
+    if equal_column_norms and num_bands * num_rounds > _LARGEST_NORMALISED:
+        raise ValueError(
+            f"equal_column_norms with {num_bands} bands and {num_rounds} rounds would take more "
+            "than minutes: ask for fewer bands."
+        )
+    series = power_series.square_root_coefficients(num_bands)
+    if coefficients == "optimised" and num_bands > 1:
+        series = _optimised(series, pattern, error, max_evaluations, show_progress)
+    return ToeplitzFactorization(
+        num_rounds,
+        series,
+        equal_column_norms=equal_column_norms,
+        participation=participation,
+        parameters={
+            "num_bands": num_bands,
+            "coefficients": coefficients,
+            "error": error,
+            "equal_column_norms": equal_column_norms,
+        },
+    )
+
+
+# Bands times rounds: the error of a column-normalised matrix takes as many operations.
+_LARGEST_NORMALISED = 10**10
+
+
+def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
+    """Returns read-only float64 coefficients of a Toeplitz matrix.
+
+    Args:
+      coefficients: (m,) with 1 <= m <= n, finite, the first not zero.
+      num_rounds: n.
+
+    Returns:
+      A copy.
+
+    Raises:
+      ValueError: If they are not as said.
+    """
+    series = np.array(coefficients, dtype=np.float64)
+    if series.ndim != 1 or not 1 <= len(series) <= num_rounds:
+        raise ValueError(
+            f"coefficients must be a vector of 1 to {num_rounds} entries, found an array of "
+            f"shape {series.shape}."
+        )
+    if not np.all(np.isfinite(series)):
+        raise ValueError("coefficients must be finite, found NaN or infinite entries.")
+    if series[0] == 0.0:
+        raise ValueError("the matrix must be non-singular, found a zero first coefficient.")
+    series.flags.writeable = False
+    return series
+
+
+def _optimised(
+    start: np.ndarray,
+    pattern: PatternOfRounds,
+    error: ErrorMeasure,
+    max_evaluations: int,
+    show_progress: bool,
+) -> np.ndarray:
+    """The coefficients of least error, from a start with a positive first coefficient."""
+    weights = error_weights(pattern.num_rounds, error)
+    num_bands = len(start)
+    orthogonal = num_bands <= pattern.separation
+
+    def log_error(series: np.ndarray) -> tuple[float, np.ndarray]:
+        if orthogonal:
+            squared_sensitivity, by_sensitivity = pattern.sum_of_squared_norms(series)
+        else:
+            column = power_series.padded(series, pattern.num_rounds)
+            squared_sensitivity, by_sensitivity = pattern.squared_sensitivity(column)
+            by_sensitivity = by_sensitivity[:num_bands]
+        squared_rows, by_rows = squared_rows_by_strategy(series, weights)
+        gradient = by_sensitivity / squared_sensitivity + by_rows / squared_rows
+        return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
+
+    with tqdm.tqdm(
+        desc=f"Toeplitz, {num_bands} bands", unit=" evaluations", disable=not show_progress
+    ) as progress:
+        if orthogonal:
+            return _minimise_free(log_error, start, max_evaluations, progress)
+        return _minimise_non_increasing(log_error, start, max_evaluations, progress)
+
+
+_Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+
+def _minimise_free(
+    objective: _Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
+) -> np.ndarray:
+    """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
+
+    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+        progress.update()
+        value, gradient = objective(np.concatenate([[1.0], free]))
+        if not np.isfinite(value):
+            return np.inf, np.zeros_like(free)
+        return value, gradient[1:]
+
+    result = _minimise(function, start[1:] / start[0], max_evaluations, None)
+    return np.concatenate([[1.0], result])
+
+
+def _minimise_non_increasing(
+    objective: _Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
+) -> np.ndarray:
+    """L-BFGS-B over the decrements of c, which must not be negative."""
+
+    def series(decrements: np.ndarray) -> np.ndarray:
+        return np.cumsum(decrements[::-1])[::-1]
+
+    def function(decrements: np.ndarray) -> tuple[float, np.ndarray]:
+        progress.update()
+        value, gradient = objective(series(decrements))
+        return value, np.cumsum(gradient)
+
+    first = np.append(start[:-1] - start[1:], start[-1])
+    found = series(_minimise(function, first, max_evaluations, (0.0, None)))
+    return found / found[0]
+
+
+def _minimise(
+    function: _Objective,
+    start: np.ndarray,
+    max_evaluations: int,
+    bounds: tuple[float, float | None] | None,
+) -> np.ndarray:
+    result = scipy.optimize.minimize(
+        function,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=None if bounds is None else [bounds] * len(start),
+        options={
+            "maxcor": 20,
+            "maxiter": max_evaluations,
+            "maxfun": max_evaluations,
+            "ftol": 1e-13,
+            "gtol": 0.0,
+        },
+    )
+    warn_unless_stationary(result)
+    return np.asarray(result.x)

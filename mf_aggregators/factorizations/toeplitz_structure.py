@@ -1,0 +1,71 @@
+"""What all factorizations with a lower-triangular Toeplitz strategy matrix share."""
+
+import abc
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.signal
+
+from mf_aggregators import power_series
+from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.participation import Participation
+from mf_aggregators.sensitivity import Sensitivity
+from mf_aggregators.workloads import Workload
+
+# Up to here a sensitivity that Toeplitz structure only bounds is also computed from the
+# dense matrix, and the better of the two is taken.
+_MOST_ROUNDS_OF_A_DENSE_BOUND = 2500
+
+
+class ToeplitzStructure(Factorization):
+    """C is Toeplitz: C[i, j] depends on i - j alone. All but the dense views takes O(n) memory."""
+
+    @abc.abstractmethod
+    def strategy_coefficients(self) -> np.ndarray:
+        """Returns the first column of C, (n,) float64."""
+
+    @abc.abstractmethod
+    def noising_coefficients(self) -> np.ndarray:
+        """Returns the first column of C^-1, (n,) float64."""
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C as a dense (n, n) array."""
+        return _dense(self.strategy_coefficients())
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns C^-1 as a dense (n, n) array."""
+        return _dense(self.noising_coefficients())
+
+    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+        column = self.strategy_coefficients().reshape((-1,) + (1,) * (x.ndim - 1))
+        return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """Returns the sensitivity: see ``sensitivity.from_toeplitz_coefficients``."""
+        return self._sensitivity_of_first(self.num_rounds, participation)
+
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        coefficients = self.strategy_coefficients()[:rounds]
+        bound = sensitivities.from_toeplitz_coefficients(coefficients, rounds, participation)
+        if bound.is_exact or rounds > _MOST_ROUNDS_OF_A_DENSE_BOUND:
+            return bound
+        dense = sensitivities.compute(_dense(coefficients), participation)
+        return dense if dense <= bound else bound
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns the squared row norms of B; in O(n) memory for a Toeplitz ``Workload``."""
+        if isinstance(workload, Workload):
+            self._check_rounds(workload.num_rounds)
+            coefficients = workload.coefficients()
+            if coefficients is not None:
+                row = power_series.product(
+                    coefficients, self.noising_coefficients(), self.num_rounds
+                )
+                return np.cumsum(np.square(row))
+        return super().squared_decoder_rows(workload)
+
+
+def _dense(column: np.ndarray) -> np.ndarray:
+    return np.asarray(scipy.linalg.toeplitz(column, np.zeros_like(column)))
