@@ -37,6 +37,8 @@ from mf_aggregators.participation import (
 
 # Rows of X treated at a time by the upper bound: bounds its memory at n x k x this.
 _ROWS_AT_A_TIME = 128
+# Entries of X, relative to its diagonal, that may be rounding errors of a product.
+_ROUNDING_OF_GRAM = 1e-14
 # Deviations from a non-increasing sequence, relative to its largest entry, that count as
 # rounding of computed coefficients. The value is that of the non-increasing sequence.
 _TOEPLITZ_ROUNDING = 1e-13
@@ -415,8 +417,11 @@ def _is_reached(pattern: np.ndarray) -> bool:
 
     Then contributions s_i u, with one unit vector u, change C x by exactly the bound.
     Signs are spread along the non-zero entries from each connected group's first round.
+    Entries of the size of rounding errors have no sign.
     """
     count = pattern.shape[0]
+    rounding = _ROUNDING_OF_GRAM * np.max(np.diagonal(pattern))
+    pattern = np.where(np.abs(pattern) <= rounding, 0.0, pattern)
     signs = np.zeros(count)
     for first in range(count):
         if signs[first] != 0:

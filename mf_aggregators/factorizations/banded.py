@@ -1,5 +1,6 @@
-"""Banded factorizations with equal column norms (BandMF Problem 2)."""
+"""Banded factorizations, with equal column norms (BandMF Problem 2) and without (App. B)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,18 +9,30 @@ import scipy.linalg
 import scipy.optimize
 import tqdm
 
-from mf_aggregators import noise_recursions, validation
+from mf_aggregators import noise_recursions, power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.noise_recursions import BandedNoise
-from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation, check
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    check,
+)
 from mf_aggregators.sensitivity import Sensitivity
 
 # Rows that one matrix product or triangular solve treats together.
 _BLOCK = 128
 # Evaluations between two looks at the certificate, which costs about ten of them.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 25
+# The estimated gap at which a search ends, relative to the gap that is to be certified.
+_SAFE_SHARE = 0.9
+# How often entries of a dual that is not positive definite are halved.
+_MOST_HALVINGS = 10
 
 
 class BandedFactorization(Factorization):
@@ -114,22 +127,27 @@ def banded(
     max_evaluations: int = 1000,
     show_progress: bool = False,
 ) -> BandedFactorization:
-    """Computes the banded factorization of least total squared error (BandMF Problem 2).
+    """Computes the banded factorization of least total squared error.
 
-    Minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one. Every
-    such X is C^T C for exactly one lower-triangular banded C with a positive diagonal
-    and columns of norm one (BandMF Prop. 4.1), and L-BFGS runs over the entries of C
-    before their columns are scaled: the same problem, never infeasible, and solved in a
-    fraction of the steps that the entries of X take.
+    Minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one (BandMF
+    Problem 2). Every such X is C^T C for exactly one lower-triangular banded C with a
+    positive diagonal and columns of norm one (BandMF Prop. 4.1), and L-BFGS runs over the
+    entries of C before their columns are scaled: the same problem, never infeasible, and
+    solved in a fraction of the steps that the entries of X take.
 
     With equal column norms the squared sensitivity under any separation of at least
     ``num_bands`` is the number of participations times the squared norm, whatever the
     matrix, so one matrix is the optimum for all of them.
 
+    Without, the diagonal of X may vary as long as it sums to at most one over every
+    pattern of (k, b)-participation (BandMF App. B). Where the schema is MinSeparation, it
+    is optimised for the (k, b)-participation of the same k and b, as in the paper, and
+    the result says so; its sensitivity under MinSeparation is larger, and exact as well.
+
     Args:
       workload: A, an (n, n) lower-triangular array of full rank.
       num_bands: The number of bands b, 1 (independent noise) to n (no limit).
-      equal_column_norms: Must be True: the columns of C have equal norms.
+      equal_column_norms: Whether the columns of C have equal norms.
       participation: The schema that the factorization is for; at least ``num_bands``
         rounds between participations, ``MinSeparation(num_bands)`` by default.
       relative_gap: Stop when the squared total error is certified to be within this
@@ -138,21 +156,19 @@ def banded(
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      A factorization with columns of norm one and its certified gap. If the gap was
-      not reached, the best matrix found, with its gap and a NotConvergedWarning.
+      A factorization with its certified gap: with columns of norm one, or of sensitivity
+      one where the norms differ. If the gap was not reached, the best matrix found, with
+      its gap and a NotConvergedWarning.
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full
-        rank, the number of bands is out of range or above the schema's separation, or
-        unequal column norms are asked for.
+        rank, or the number of bands is out of range or above the schema's separation.
     """
     workload = validation.lower_triangular(workload, "the workload")
     num_rounds = workload.shape[0]
     num_bands = validation.positive_integer(num_bands, "num_bands")
     if num_bands > num_rounds:
         raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
-    if not equal_column_norms:
-        raise ValueError("banded optimises matrices of equal column norms only.")
     participation = check(MinSeparation(num_bands) if participation is None else participation)
     if (
         participation.most_participations(num_rounds) > 1
@@ -167,7 +183,13 @@ def banded(
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
 
-    search = _Search(workload, num_bands, relative_gap, max_evaluations, show_progress)
+    constraint: _EqualNorms | _PatternNorms = _EqualNorms(num_bands)
+    most = participation.most_participations(num_rounds)
+    if not equal_column_norms and most > 1 and not isinstance(participation, SingleParticipation):
+        participation = FixedEpochOrder(most, participation.separation)
+        layout = PatternLayout(num_rounds, participation.separation, most)
+        constraint = _PatternNorms(num_bands, layout)
+    search = _Search(workload, constraint, relative_gap, max_evaluations, show_progress)
     try:
         search.run()
     except Converged:
@@ -182,10 +204,105 @@ def banded(
         optimality_gap=gap,
         parameters={
             "num_bands": num_bands,
-            "equal_column_norms": True,
+            "equal_column_norms": isinstance(constraint, _EqualNorms),
             "relative_gap": relative_gap,
         },
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _EqualNorms:
+    """Columns of norm one."""
+
+    num_bands: int
+    sharpness: tuple[float, ...] = (1.0,)
+
+    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+        """Returns what each column of C is divided by, squared."""
+        return squared_norms
+
+    def by_squared_norms(
+        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
+    ) -> np.ndarray:
+        """Returns the part of the slope that changes the scales: a multiple of each column."""
+        return along / squared_norms
+
+    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+        """Returns the largest squared norm."""
+        return float(np.max(squared_norms))
+
+    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns a diagonal of V that the constraint allows, and the sum of its weights."""
+        return diagonal, float(np.sum(diagonal))
+
+
+@dataclasses.dataclass(frozen=True)
+class _PatternNorms:
+    """Squared column norms that sum to at most one over every pattern of (k, b)-participation.
+
+    A column's squared scale is the largest sum over the patterns that hold it, for
+    which the p-norm of the sums, no smaller and smooth, stands in. Where no two patterns
+    share a round, it is the one sum itself.
+    """
+
+    num_bands: int
+    layout: PatternLayout
+
+    @property
+    def sharpness(self) -> tuple[float, ...]:
+        """The exponents p to try in turn."""
+        return (
+            (1.0,) if self.layout.positions == self.layout.most else (16.0, 128.0, 1024.0, 8192.0)
+        )
+
+    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+        """Returns what each column of C is divided by, squared."""
+        sums = self.layout.sums(self.layout.by_position(squared_norms))
+        largest = np.max(sums, axis=1, keepdims=True)
+        # Relative to the largest sum of the class, so that powers stay in range.
+        powers = self.layout.cover((sums / largest) ** sharpness)
+        tightest = self.layout.tightest(sums)
+        smooth = largest * np.maximum(powers, np.finfo(np.float64).tiny) ** (1.0 / sharpness)
+        return self.layout.by_round(np.maximum(smooth, tightest))
+
+    def by_squared_norms(
+        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
+    ) -> np.ndarray:
+        """Returns the part of the slope that changes the scales: a multiple of each column."""
+        layout = self.layout
+        sums = layout.sums(layout.by_position(squared_norms))
+        largest = np.max(sums, axis=1, keepdims=True)
+        scales = layout.by_position(self.scales(squared_norms, sharpness)) / largest
+        exists = layout.exists
+        shares = np.zeros_like(scales)
+        shares[exists] = layout.by_position(along)[exists] * scales[exists] ** -sharpness
+        relative = sums / largest
+        powers = np.where(layout.windows, relative ** (sharpness - 1.0), 0.0)
+        return layout.by_round(layout.cover(powers * layout.sums(shares)) / largest)
+
+    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+        """Returns the largest sum over a pattern: columns of one are orthogonal."""
+        return float(np.max(self.layout.sums(self.layout.by_position(squared_norms))))
+
+    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns a diagonal of V that the constraint allows, and the sum of its weights.
+
+        V[i, i] must be the sum of weights of the patterns that hold round i; the closest
+        such diagonal, in relative terms, is taken.
+        """
+        layout = self.layout
+        table, weights = layout.by_position(diagonal), np.zeros(layout.windows.shape)
+        for row, exists, windows, found in zip(
+            table, layout.exists, layout.windows, weights, strict=True
+        ):
+            starts = np.flatnonzero(windows)
+            positions = np.flatnonzero(exists)[:, np.newaxis]
+            holds = (positions >= starts) & (positions < starts + layout.most)
+            target = row[exists]
+            found[starts], _ = scipy.optimize.nnls(
+                holds / target[:, np.newaxis], np.ones(len(target))
+            )
+        return layout.by_round(layout.cover(weights)), float(np.sum(weights))
 
 
 class _Search:
@@ -194,12 +311,15 @@ class _Search:
     def __init__(
         self,
         workload: np.ndarray,
-        num_bands: int,
+        constraint: _EqualNorms | _PatternNorms,
         relative_gap: float,
         max_evaluations: int,
         show_progress: bool,
     ) -> None:
+        num_bands = constraint.num_bands
         self._workload = workload
+        self._constraint = constraint
+        self._sharpness = constraint.sharpness[0]
         self._num_bands = num_bands
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
@@ -209,7 +329,8 @@ class _Search:
         self.evaluations = 0
         self._best_error = np.inf
         self.best_bands = np.empty(0)
-        self._lower_bound = 0.0
+        self._estimated_bound = 0.0
+        self._dual = workload, 1.0
         self._certified_error = np.inf
         in_band = np.tri(workload.shape[0], num_bands, dtype=bool)
         # bands[i, t] exists for t <= i: the first rows are shorter than the band.
@@ -217,30 +338,43 @@ class _Search:
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
-        scipy.optimize.minimize(
-            self._log_error,
-            _square_root_bands(*self._in_band.shape)[self._in_band],
-            jac=True,
-            method="L-BFGS-B",
-            options={
-                "maxcor": 10,
-                "maxiter": self._max_evaluations,
-                "maxfun": self._max_evaluations,
-                "ftol": 1e-15,
-                "gtol": 0.0,
-            },
-        )
+        entries = _square_root_bands(*self._in_band.shape)[self._in_band]
+        for sharpness in self._constraint.sharpness:
+            self._sharpness = sharpness
+            remaining = self._max_evaluations - self.evaluations
+            if remaining <= 0:
+                return
+            entries = scipy.optimize.minimize(
+                self._log_error,
+                entries,
+                jac=True,
+                method="L-BFGS-B",
+                options={
+                    "maxcor": 10,
+                    "maxiter": remaining,
+                    "maxfun": remaining,
+                    "ftol": 1e-15,
+                    "gtol": 0.0,
+                },
+            ).x
 
     def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix so far."""
+        """Returns the relative gap of the best matrix, with a lower bound that is certain."""
+        self._estimated_gap()
+        product, total = self._dual
+        root_sum = nuclear_norm_from_below(product)
+        return max(0.0, self._best_error * total / root_sum**2 - 1.0)
+
+    def _estimated_gap(self) -> float:
         if self._certified_error > self._best_error:
             self._certify()
-        return max(0.0, self._best_error / self._lower_bound - 1.0)
+        return self._best_error / self._estimated_bound - 1.0
 
     def _log_error(self, entries: np.ndarray) -> tuple[float, np.ndarray]:
         bands = np.zeros(self._in_band.shape)
         bands[self._in_band] = entries
-        norms = np.sqrt(_column_sums(np.square(bands)))
+        squared_norms = _column_sums(np.square(bands))
+        norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
         scaled = _divide_columns(bands, norms)
         strategy = noise_recursions.matrix_from_bands(scaled)
         # B = A C^-1 and W = A X^-1 = B C^-T; the derivative of ||B||^2 by C is
@@ -249,63 +383,67 @@ class _Search:
         error = float(np.sum(np.square(decoder_t)))
         weighted_t = _solve(strategy, self._num_bands, decoder_t)
         slope = -2.0 * _band_of_product(decoder_t, weighted_t, self._num_bands)
-        # The chain rule through the scaling of columns: the part along a column drops out.
+        # The chain rule through the scaling of columns.
         along = _column_sums(slope * scaled)
-        slope -= scaled * _spread_columns(along, self._num_bands)
+        by_norms = self._constraint.by_squared_norms(along, squared_norms, self._sharpness)
         slope = _divide_columns(slope, norms)
+        slope -= bands * _spread_columns(by_norms, self._num_bands)
 
         self.evaluations += 1
         self.progress.update()
-        if error < self._best_error:
-            self._best_error = error
-            self.best_bands = scaled
+        # At most one, and one where the scales are exact.
+        squared = self._constraint.squared_sensitivity(_column_sums(np.square(scaled)))
+        if error * squared < self._best_error:
+            self._best_error = error * squared
+            self.best_bands = scaled / np.sqrt(squared)
         if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
-            self.progress.set_postfix_str(f"relative gap {self.certified_gap():.1e}")
-            if self.certified_gap() <= self._relative_gap:
+            gap = self._estimated_gap()
+            self.progress.set_postfix_str(f"relative gap {gap:.1e}")
+            if gap <= _SAFE_SHARE * self._relative_gap:
                 raise Converged
         return float(np.log(error)), slope[self._in_band] / error
 
     def _certify(self) -> None:
-        """Raises the lower bound by the dual of Problem 2 at the best matrix.
+        """Raises the lower bound by the dual of the problem at the best matrix.
 
-        For symmetric positive definite V with V[i, j] = 0 for 0 < |i - j| < b and any
-        feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) = tr(A^T A X^-1) + tr(V X) -
-        tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of 2 sqrt(a v) <= a / x + v x;
-        the best multiple of V gives tr((A V A^T)^1/2)^2 / tr(V). At the optimum V is
-        X^-1 A^T A X^-1, whose entries within the band vanish because the gradient does.
+        With equal norms: for symmetric positive semi-definite V with V[i, j] = 0 for
+        0 < |i - j| < b and any feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) =
+        tr(A^T A X^-1) + tr(V X) - tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of
+        2 sqrt(a v) <= a / x + v x; the best multiple of V gives
+        tr((A V A^T)^1/2)^2 / tr(V). At the optimum V is X^-1 A^T A X^-1, whose entries
+        within the band vanish because the gradient does.
+        With pattern weights w, V[i, i] the sum of those of the patterns that hold i,
+        tr(V X) is at most the sum of w, which takes the place of tr(V).
         """
         strategy = noise_recursions.matrix_from_bands(self.best_bands)
         decoder_t = _solve_transposed(strategy, self._num_bands, self._workload.T)
         weighted_t = _solve(strategy, self._num_bands, decoder_t)
         dual = weighted_t @ weighted_t.T
-        diagonal = np.diagonal(dual).copy()
+        diagonal, total = self._constraint.dual_diagonal(np.diagonal(dual).copy())
         num_rounds = dual.shape[0]
         within_band = np.tri(num_rounds, k=self._num_bands - 1, dtype=bool)
         within_band &= within_band.T
         dual[within_band] = 0.0
-        share = 1.0
-        while share > 1e-3:
+        factor = np.diag(np.sqrt(diagonal))
+        for _ in range(_MOST_HALVINGS):
             np.fill_diagonal(dual, diagonal)
             try:
-                scipy.linalg.cholesky(dual, check_finite=False)
+                factor = scipy.linalg.cholesky(dual, lower=True, check_finite=False)
                 break
             except np.linalg.LinAlgError:
-                share *= 0.5
                 dual *= 0.5
-        else:
-            dual = np.diag(diagonal)
-        spectrum = np.linalg.eigvalsh(self._workload @ dual @ self._workload.T)
-        # Less what rounding may have added to any eigenvalue: a bound must stay one.
-        rounding = num_rounds * np.finfo(np.float64).eps * spectrum[-1]
-        root_sum = float(np.sum(np.sqrt(np.maximum(spectrum - rounding, 0.0))))
-        self._lower_bound = max(self._lower_bound, root_sum**2 / float(np.sum(diagonal)))
+        product = self._workload @ factor
+        # Roots of eigenvalues are cheaper than singular values, and good enough to go on.
+        spectrum = np.linalg.eigvalsh(product.T @ product)
+        estimate = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0)))) ** 2 / total
+        if estimate > self._estimated_bound:
+            self._estimated_bound, self._dual = estimate, (product, total)
         self._certified_error = self._best_error
 
 
 def _square_root_bands(num_rounds: int, num_bands: int) -> np.ndarray:
-    """Bands of the Toeplitz square root of the prefix sum: 1, 1/2, 3/8, ..."""
-    lags = np.arange(1, num_bands)
-    coefficients = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
+    """Bands of the Toeplitz square root of the prefix sum."""
+    coefficients = power_series.square_root_coefficients(num_bands)
     return np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
 
 

@@ -21,10 +21,23 @@ from mf_aggregators import validation
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
-from mf_aggregators.participation import Participation, SingleParticipation, check
+from mf_aggregators.factorizations.multi_epoch import (
+    MultiEpochSearch,
+    PatternEntries,
+    bounded_entries,
+)
+from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    Participation,
+    SingleParticipation,
+    check,
+)
 
 # How far log(v) may move from the start: keeps exp() finite in a line search.
 _LARGEST_CHANGE_OF_LOG = 12.0
+# The estimated gap at which a search ends, relative to the gap that is to be certified.
+_SAFE_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,17 +50,13 @@ class _Evaluation:
     eigenvalues: np.ndarray
 
     @property
-    def lower_bound(self) -> float:
-        """Eq. 8 at the best multiple of v.
+    def estimated_bound(self) -> float:
+        """Eq. 8 at the best multiple of v, up to the rounding of eigenvalues.
 
         tr(V (2 X(v) - I)) = 2 sum(phi) - sum(v); for s v it is 2 sqrt(s) sum(phi) -
         s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
-        The sum of phi is that of the eigenvalues' roots; what rounding may have added to
-        an eigenvalue is taken off, so that the bound stays one for any workload.
         """
-        rounding = len(self.v) * np.finfo(np.float64).eps * self.eigenvalues[-1]
-        root_sum = np.sum(np.sqrt(np.maximum(self.eigenvalues - rounding, 0.0)))
-        return float(root_sum**2 / np.sum(self.v))
+        return float(np.sum(self.phi) ** 2 / np.sum(self.v))
 
     @property
     def root_eigenvalues(self) -> np.ndarray:
@@ -66,41 +75,72 @@ def optimal(
     workload: Any,
     participation: Participation | None = None,
     *,
-    relative_gap: float = 1e-6,
+    equal_column_norms: bool = False,
+    pattern_entries: PatternEntries = "any",
+    relative_gap: float | None = None,
     max_evaluations: int = 300,
     show_progress: bool = False,
 ) -> DenseFactorization:
-    """Computes the factorization of least total squared error under single participation.
+    """Computes the factorization of least total squared error.
+
+    Under single participation that is the fixed point of Denisov et al. Thm 3.2, whose
+    columns have equal norms. Under (k, b)-participation it is the solution of BandMF
+    Problem 1: see ``multi_epoch``.
 
     Args:
       workload: A, an (n, n) lower-triangular array of full rank.
-      participation: The schema to optimise for; SingleParticipation, the default.
+      participation: The schema to optimise for: SingleParticipation, the default, or
+        FixedEpochOrder.
+      equal_column_norms: For clients that return: whether the columns of C must have
+        equal norms.
+      pattern_entries: For clients that return: what X[i, j] may be for two rounds i != j
+        of one pattern, ``any`` (the sensitivity counts its magnitude), ``non_negative``
+        or ``orthogonal`` (zero), as multi-epoch MF restricts it.
       relative_gap: Stop when the squared total error is certified to be within this
-        fraction of the smallest possible one.
+        fraction of the smallest possible one; default 1e-6, and 5e-6 for clients that
+        return.
       max_evaluations: Give up after this many eigendecompositions.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      A factorization with columns of norm one and the certified gap as its
+      A factorization of sensitivity one and the certified gap as its
       ``optimality_gap``. If the gap was not reached, the best found, with its gap
       and a NotConvergedWarning.
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full
-        rank, or the schema lets a client take part more than once.
+        rank, or the schema is MinSeparation and lets a client take part more than once.
     """
     workload = validation.lower_triangular(workload, "the workload")
     participation = check(SingleParticipation() if participation is None else participation)
     num_rounds = workload.shape[0]
-    if participation.most_participations(num_rounds) > 1:
+    pattern_entries = bounded_entries(pattern_entries)
+    returns = participation.most_participations(num_rounds) > 1
+    if returns and not isinstance(participation, FixedEpochOrder):
         raise ValueError(
-            f"optimal solves for single participation, found {participation}; for clients that "
-            "return, use banded with at most as many bands as the separation."
+            "optimal solves for single participation and for participations exactly b rounds "
+            f"apart (FixedEpochOrder), found {participation}; for clients that return after at "
+            "least b rounds, use banded with at most b bands."
         )
+    if relative_gap is None:
+        relative_gap = 5e-6 if returns else 1e-6
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
 
-    search = _Search(workload, relative_gap, max_evaluations, show_progress)
+    search: _Search | MultiEpochSearch
+    if returns:
+        assert isinstance(participation, FixedEpochOrder)
+        search = MultiEpochSearch(
+            workload,
+            participation,
+            equal_column_norms=equal_column_norms,
+            pattern_entries=pattern_entries,
+            relative_gap=relative_gap,
+            max_evaluations=max_evaluations,
+            show_progress=show_progress,
+        )
+    else:
+        search = _Search(workload, relative_gap, max_evaluations, show_progress)
     try:
         search.run()
     except Converged:
@@ -118,7 +158,11 @@ def optimal(
         search.strategy_matrix,
         participation=participation,
         optimality_gap=gap,
-        parameters={"relative_gap": relative_gap},
+        parameters={
+            "relative_gap": relative_gap,
+            "equal_column_norms": equal_column_norms or not returns,
+            "pattern_entries": pattern_entries,
+        },
     )
 
 
@@ -136,7 +180,8 @@ class _Search:
             desc="fixed point", unit=" evaluations", disable=not show_progress
         )
         self.evaluations = 0
-        self._lower_bound = 0.0
+        self._estimated_bound = 0.0
+        self._best_v = np.ones(workload.shape[0])
         self._squared_error = np.inf
         self._closest: _Evaluation | None = None
         self.strategy_matrix = np.empty(0)
@@ -176,14 +221,18 @@ class _Search:
         )
 
     def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix so far, certifying one if there is none."""
-        if not np.isfinite(self._squared_error) or self._current_gap() > self._relative_gap:
+        """Returns the relative gap of the best matrix, with a lower bound that is certain.
+
+        The bound at the best v is computed anew from the singular values of A V^1/2.
+        """
+        if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
             assert self._closest is not None
             self._certify(self._closest)
-        return self._current_gap()
+        root_sum = nuclear_norm_from_below(self._workload * np.sqrt(self._best_v))
+        return max(0.0, self._squared_error * float(np.sum(self._best_v)) / root_sum**2 - 1.0)
 
-    def _current_gap(self) -> float:
-        return max(0.0, self._squared_error / self._lower_bound - 1.0)
+    def _estimated_gap(self) -> float:
+        return self._squared_error / self._estimated_bound - 1.0
 
     def _evaluate(self, v: np.ndarray) -> _Evaluation:
         root_v = np.sqrt(v)
@@ -192,7 +241,8 @@ class _Search:
         phi = np.square(eigenvectors) @ np.sqrt(np.maximum(eigenvalues, floor))
         evaluation = _Evaluation(v, phi, eigenvectors, eigenvalues)
         self.evaluations += 1
-        self._lower_bound = max(self._lower_bound, evaluation.lower_bound)
+        if evaluation.estimated_bound > self._estimated_bound:
+            self._estimated_bound, self._best_v = evaluation.estimated_bound, v
         distance = evaluation.distance_from_feasible
         if self._closest is None or distance < self._closest.distance_from_feasible:
             self._closest = evaluation
@@ -200,8 +250,8 @@ class _Search:
         # Certifying costs a factorization of its own, so it waits until it may succeed.
         if distance <= 4.0 * self._relative_gap:
             self._certify(evaluation)
-            self.progress.set_postfix_str(f"relative gap {self._current_gap():.1e}")
-            if self._current_gap() <= self._relative_gap:
+            self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
+            if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
                 raise Converged
         return evaluation
 

@@ -36,8 +36,10 @@ from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
 _DECODERS = ("online", "full")
-# Elementary steps that the search for the exact sensitivity may take: seconds.
-_MOST_STEPS = 1_000_000_000
+# Elementary steps that the search for the exact sensitivity may take: a few seconds.
+_MOST_STEPS = 500_000_000
+# Entries of any one of its tables.
+_MOST_ENTRIES = 5_000_000
 
 # A subtree up to its place: its leaves, and how many of them belong to released rounds.
 _Shape: TypeAlias = tuple[int, int]
@@ -167,6 +169,8 @@ class TreeAggregationFactorization(Factorization):
     square matrix C_s = N_s^-1 (Denisov et al. Thm 2.1): C_s^T C_s = (N N^T)^-1 is at most
     C_T^T C_T in the order of symmetric matrices, and equal to it for ``full``, so that no
     change of x changes C_s x more than C_T x.
+
+    Decoders are (n, 2 n - 1): B = A N, so that B C_T = A.
     """
 
     mechanism = "tree"
@@ -294,7 +298,7 @@ class TreeAggregationFactorization(Factorization):
         cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
     ) -> "TreeAggregationFactorization":
         """Rebuilds the factorization; see the base class."""
-        decoder = (attributes.get("parameters") or {}).get("decoder")
+        decoder: Any = (attributes.get("parameters") or {}).get("decoder")
         return cls(num_rounds, decoder, **attributes)
 
 
@@ -363,7 +367,8 @@ def _online_recursion(num_rounds: int) -> StateSpaceNoise:
     E_top - sum_h s_h. State vector h is Q_h, the sum of slots 0 to h, which changes by that
     row unless all of them were merged, and then is zero.
     """
-    num_slots = num_rounds.bit_length() - 1
+    # At least one, unused for one round: a recurrence without a state is none.
+    num_slots = max(num_rounds.bit_length() - 1, 1)
     weights = _complete_variances(num_slots + 1)
     gains = np.ones(num_slots + 1)
     # A phase for each number of merges.
@@ -412,7 +417,8 @@ def _full_recursion(tree: _Tree) -> StateSpaceNoise:
     the nodes on the way from the last common ancestor of leaves i and i + 1 down to leaf
     i + 1 get multiples of that ancestor's R, and the nodes above it lose the row.
     """
-    num_rounds, height = tree.num_rounds, tree.height
+    # At least one state vector, unused for one round: a recurrence without a state is none.
+    num_rounds, height = tree.num_rounds, max(tree.height, 1)
     variances = _variances_from_below(tree)
     precisions = tree.precisions.copy()
     # mu of a node over R of the node from which the way to its first leaf branches off.
@@ -512,7 +518,7 @@ def _equally_spaced_sums(tree: _Tree, rounds: int, separation: int, most: int) -
         inside = (leaves < rounds) & (tree.precisions[nodes] > 0.0)
         leaves, nodes = leaves[inside], nodes[inside]
         until = -((tree.starts[nodes] - leaves - 1) // separation)
-        after = -((leaves - np.minimum(tree.stops[nodes], rounds)) // separation)
+        after = -((leaves - tree.stops[nodes]) // separation)
         first_appended[leaves] += 2 * until - 1
         appended[leaves] += 2 * np.minimum(until, most) - 1
         dropped[leaves] += 2 * np.minimum(after, most) - 1
@@ -588,6 +594,7 @@ class _PatternSearch:
             # Without a separation nothing was forgotten.
             if self.upper_bound > self.lower_bound and self._separation > 1:
                 self._shortfall = self.upper_bound - self.lower_bound - 1
+                self._spend_on_waits(self._shape)
                 waits = self._least_waits(self._shape, is_first=True)[:, :, 0]
                 counts, shortfalls = np.nonzero(waits < self._separation)
                 sums = bounds[counts] - shortfalls
@@ -630,6 +637,44 @@ class _PatternSearch:
             self._bounds[shape] = sums + _own_term(shape, counts)
         return self._bounds[shape]
 
+    def _spend_on_waits(self, root: _Shape) -> None:
+        """Counts what step 3 will take before any of it is done."""
+        done: set[tuple[_Shape, bool]] = set()
+        remaining = [(root, True)]
+        while remaining:
+            shape, is_first = remaining.pop()
+            if (shape, is_first) in done:
+                continue
+            done.add((shape, is_first))
+            width = 1 if is_first else self._separation + 1
+            if len(self._bound(shape)) * (self._shortfall + 1) * width > _MOST_ENTRIES:
+                raise _TooManySteps
+            if shape[0] > 1 and shape[1]:
+                _, _, spare = self._splits(shape)
+                self._spend(int(np.sum((spare + 1) * (spare + 2) // 2)) * width)
+                left, right = _parts(shape)
+                remaining += [(left, is_first), (right, False)]
+
+    def _splits(self, shape: _Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the splits of a node's participations that fall short by little enough.
+
+        Args:
+          shape: The node's shape, of more than one leaf.
+
+        Returns:
+          Counts in the left child, counts in the right one, and what remains of the
+          allowed shortfall, one entry of each for every split.
+        """
+        bounds = self._bound(shape)
+        left, right = (self._bound(part) for part in _parts(shape))
+        if len(left) * len(right) > _MOST_ENTRIES:
+            raise _TooManySteps
+        joined = np.add.outer(np.arange(len(left)), np.arange(len(right)))
+        sums = np.add.outer(left, right) + _own_term(shape, joined)
+        spare = self._shortfall + sums - bounds[np.minimum(joined, len(bounds) - 1)]
+        first, second = np.nonzero((spare >= 0) & (joined < len(bounds)))
+        return first, second, spare[first, second]
+
     def _least_waits(self, shape: _Shape, is_first: bool) -> np.ndarray:
         """Step 3: the least wait after a subtree, for a wait at its start.
 
@@ -647,8 +692,8 @@ class _PatternSearch:
             return self._waits[key]
         impossible = self._separation
         starts = np.arange(1 if is_first else impossible + 1)
-        bounds = self._bound(shape)
-        waits = np.full((len(bounds), self._shortfall + 1, len(starts)), impossible)
+        table_shape = (len(self._bound(shape)), self._shortfall + 1, len(starts))
+        waits = np.full(table_shape, impossible)
         if shape[1] == 0:
             # No released round follows.
             waits[0] = starts
@@ -657,38 +702,19 @@ class _PatternSearch:
             waits[1, :, 0] = impossible - 1
         else:
             left, right = _parts(shape)
-            self._join(shape, waits, bounds, (left, is_first), (right, False))
+            left_waits = self._least_waits(left, is_first)
+            right_waits = self._least_waits(right, False)
+            for first, second, spare in zip(*self._splits(shape), strict=True):
+                own = self._shortfall - spare
+                for lost in range(spare + 1):
+                    between = left_waits[first, lost]
+                    if lost and np.array_equal(between, left_waits[first, lost - 1]):
+                        continue
+                    reached = waits[first + second, own + lost :]
+                    ends = right_waits[second, : len(reached)][:, between]
+                    np.minimum(reached, ends, out=reached)
         self._waits[key] = waits
         return waits
-
-    def _join(
-        self,
-        shape: _Shape,
-        waits: np.ndarray,
-        bounds: np.ndarray,
-        left: tuple[_Shape, bool],
-        right: tuple[_Shape, bool],
-    ) -> None:
-        """Fills the table of a node from those of its children."""
-        left_bounds, right_bounds = self._bound(left[0]), self._bound(right[0])
-        joined = np.add.outer(np.arange(len(left_bounds)), np.arange(len(right_bounds)))
-        shortfalls = np.full(joined.shape, self._shortfall + 1)
-        fits = joined < len(bounds)
-        sums = np.add.outer(left_bounds, right_bounds) + _own_term(shape, joined)
-        shortfalls[fits] = bounds[joined[fits]] - sums[fits]
-        pairs = np.argwhere(shortfalls <= self._shortfall)
-        spare = self._shortfall - shortfalls[tuple(pairs.T)]
-        self._spend(waits.size + int(np.sum((spare + 1) * (spare + 2) // 2)) * waits.shape[2])
-        left_waits, right_waits = self._least_waits(*left), self._least_waits(*right)
-        for (first, second), to_spare in zip(pairs, spare, strict=True):
-            own = self._shortfall - to_spare
-            for lost in range(to_spare + 1):
-                between = left_waits[first, lost]
-                if lost and np.array_equal(between, left_waits[first, lost - 1]):
-                    continue
-                reached = waits[first + second, own + lost :]
-                ends = right_waits[second, : len(reached)][:, between]
-                np.minimum(reached, ends, out=reached)
 
 
 def _own_term(shape: _Shape, counts: np.ndarray) -> np.ndarray:

@@ -1,0 +1,371 @@
+"""The factorization of least total squared error under (k, b)-participation, with a certificate.
+
+The problem (BandMF Problem 1; Choquette-Choo et al., multi-epoch MF): minimise
+tr(A^T A X^-1) over positive definite X = C^T C with sum_{i, j in p} |X[i, j]| <= 1 for
+every pattern p (the squared sensitivity of BandMF Eq. 5).
+
+Its dual: for weights v_p >= 0 and a positive semi-definite V with V[i, i] = s[i, i] and
+|V[i, j]| <= s[i, j], where s[i, j] is the sum of v_p over the patterns that hold both i
+and j (so V is zero where there is none), tr(V X) <= sum_p v_p for every feasible X, and
+
+  tr(A^T A X^-1) >= tr(A^T A X^-1) + tr(V X) - sum_p v_p >= 2 tr((A V A^T)^1/2) - sum_p v_p.
+
+The best multiple of V gives tr((A V A^T)^1/2)^2 / sum_p v_p. The bound is concave in V,
+with equality for X V X = A^T A: one eigendecomposition gives the bound, its gradient and
+a nearly feasible X, which scaled to be feasible has the certified error. V is block
+diagonal over the classes of rounds modulo b, so that the dual has about n k / 2
+variables instead of the n^2 / 2 of X.
+
+The variants that the literature uses only change the range of V[i, j], i != j: X[i, j] >= 0
+within patterns allows any V[i, j] <= s[i, j], and X[i, j] = 0 any V[i, j] at all. With
+equal column norms, X[i, i] = 1 / k and therefore X[i, j] = 0 within patterns, V[i, i] is
+free as well.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+import tqdm
+
+from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations.convergence import Converged
+from mf_aggregators.factorizations.gram import lower_triangular_factor
+from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.participation import FixedEpochOrder
+
+PatternEntries = Literal["any", "non_negative", "orthogonal"]
+
+# Evaluations between two certificates, each of which costs about as much as one.
+_EVALUATIONS_BETWEEN_CERTIFICATES = 8
+# Multipliers this close to their bound are taken to be at it.
+_AT_BOUND = 1e-6
+_LARGEST_CHANGE_OF_LOG = 12.0
+# The estimated gap at which a search ends, relative to the gap that is to be certified.
+_SAFE_SHARE = 0.9
+# A logarithm of an error that no feasible point has.
+_INFEASIBLE = 1e3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Evaluation:
+    """The dual at one V, and what follows from its eigendecomposition."""
+
+    root_sum: float
+    estimated_bound: float
+    gram_blocks: np.ndarray
+    inverse_factors: np.ndarray
+    eigenvectors: np.ndarray
+    root_eigenvalues: np.ndarray
+    weights: np.ndarray
+    ratios: np.ndarray
+
+
+class MultiEpochSearch:
+    """L-BFGS over the dual, with the best certified matrix so far.
+
+    Attributes:
+      evaluations: How many eigendecompositions were made.
+      strategy_matrix: The best C so far, (n, n); empty before the first certificate.
+    """
+
+    def __init__(
+        self,
+        workload: np.ndarray,
+        participation: FixedEpochOrder,
+        *,
+        equal_column_norms: bool,
+        pattern_entries: PatternEntries,
+        relative_gap: float,
+        max_evaluations: int,
+        show_progress: bool,
+    ) -> None:
+        """Prepares a search; the arguments are those of ``optimal``."""
+        num_rounds = workload.shape[0]
+        self._workload = workload
+        self._participation = participation
+        self._layout = PatternLayout(
+            num_rounds, participation.separation, participation.most_participations(num_rounds)
+        )
+        self._equal_column_norms = equal_column_norms
+        self._pattern_entries = "orthogonal" if equal_column_norms else pattern_entries
+        self._relative_gap = relative_gap
+        self._max_evaluations = max_evaluations
+        self.progress = tqdm.tqdm(
+            desc="(k, b)-participation", unit=" evaluations", disable=not show_progress
+        )
+        layout = self._layout
+        self._real = np.flatnonzero(layout.exists.ravel())
+        self._order = layout.rounds.ravel()[self._real]
+        gram = workload.T @ workload
+        padded = np.zeros((layout.exists.size, num_rounds))
+        padded[self._real] = gram[np.ix_(self._order, self._order)]
+        self._gram = padded
+        # Pairs of positions that some pattern holds.
+        rows, columns = np.tril_indices(layout.positions, -1)
+        within = rows - columns < layout.most
+        self._pairs = rows[within], columns[within]
+        exists = layout.exists
+        self._pair_exists = exists[:, self._pairs[0]] & exists[:, self._pairs[1]]
+        self.evaluations = 0
+        self._squared_error = np.inf
+        self._best: _Evaluation | None = None
+        self.strategy_matrix = np.empty(0)
+
+    def run(self) -> None:
+        """Searches until the target is certified (raises Converged) or no progress is made."""
+        layout = self._layout
+        weights_mask = layout.exists if self._equal_column_norms else layout.windows
+        off_diagonal = np.zeros(self._pair_exists.shape)
+        first = self._evaluate(weights_mask.astype(np.float64), off_diagonal)
+        # One step of the fixed-point iteration, which at V diagonal is that of phi.
+        gradient = self._by_weights(first, off_diagonal, np.ones(weights_mask.shape))
+        start = np.log(gradient[weights_mask])
+        # In y = sqrt(v) log(v) the Hessian hardly depends on the spread of v.
+        scale = np.exp(0.5 * (start - np.max(start)))
+        by_class = np.zeros(weights_mask.shape)
+        by_class[weights_mask] = scale
+        pair_scale = np.broadcast_to(
+            np.max(by_class, axis=1, keepdims=True), self._pair_exists.shape
+        )[self._pair_exists]
+        count = len(start)
+        weights = np.zeros(weights_mask.shape)
+
+        def negative_log_bound(free: np.ndarray) -> tuple[float, np.ndarray]:
+            weights[weights_mask] = np.exp(free[:count] / scale)
+            ratios = np.zeros(self._pair_exists.shape)
+            ratios[self._pair_exists] = free[count:] / pair_scale
+            try:
+                evaluation = self._evaluate(weights, ratios)
+            except np.linalg.LinAlgError:
+                # V is not positive definite there: the line search has to come back, for
+                # which it needs a finite value.
+                return _INFEASIBLE, np.zeros_like(free)
+            total = float(np.sum(weights))
+            by_weights = self._by_weights(evaluation, ratios, weights) * weights
+            by_ratios = self._by_ratios(evaluation, weights)
+            gradient = np.concatenate(
+                [
+                    (weights / total - by_weights / evaluation.root_sum)[weights_mask] / scale,
+                    -by_ratios[self._pair_exists] / evaluation.root_sum / pair_scale,
+                ]
+            )
+            return np.log(total) - 2.0 * np.log(evaluation.root_sum), gradient
+
+        least, largest = {
+            "any": (-1.0, 1.0),
+            "non_negative": (-np.inf, 1.0),
+            "orthogonal": (-np.inf, np.inf),
+        }[self._pattern_entries]
+        lower = np.concatenate([(start - _LARGEST_CHANGE_OF_LOG) * scale, least * pair_scale])
+        upper = np.concatenate([(start + _LARGEST_CHANGE_OF_LOG) * scale, largest * pair_scale])
+        scipy.optimize.minimize(
+            negative_log_bound,
+            np.concatenate([start * scale, np.zeros(len(pair_scale))]),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=scipy.optimize.Bounds(lower, upper),
+            options={
+                "maxcor": 30,
+                "maxiter": self._max_evaluations,
+                "maxfun": self._max_evaluations,
+                "ftol": 1e-16,
+                "gtol": 0.0,
+            },
+        )
+
+    def certified_gap(self) -> float:
+        """Returns the relative gap of the best matrix, with a lower bound that is certain.
+
+        The bound at the best V = L L^T is computed anew from the singular values of A L.
+        """
+        best = self._best
+        assert best is not None
+        if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
+            self._certify(best)
+        layout = self._layout
+        factors = np.linalg.cholesky(self._multiplier_blocks(best.weights, best.ratios))
+        columns = np.zeros((layout.num_rounds, layout.exists.size))
+        columns[:, self._real] = self._workload[:, self._order]
+        blocks = columns.reshape(layout.num_rounds, layout.separation, layout.positions)
+        product = np.einsum("nbk,bkl->nbl", blocks, factors).reshape(layout.num_rounds, -1)
+        root_sum = nuclear_norm_from_below(product[:, self._real])
+        return max(0.0, self._squared_error * self._total(best.weights) / root_sum**2 - 1.0)
+
+    def _estimated_gap(self) -> float:
+        assert self._best is not None
+        return self._squared_error / self._best.estimated_bound - 1.0
+
+    def _total(self, weights: np.ndarray) -> float:
+        """What tr(V X) is at most: with equal norms, X[i, i] = 1 / k."""
+        share = 1.0 / self._layout.most if self._equal_column_norms else 1.0
+        return share * float(np.sum(weights))
+
+    def _multiplier_blocks(self, weights: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+        """(b, K, K) blocks of V; ones on the diagonal of rounds that do not exist."""
+        blocks = self._scales(weights)
+        rows, columns = self._pairs
+        off = blocks[:, rows, columns] * ratios
+        diagonal = np.where(self._layout.exists, np.diagonal(blocks, axis1=1, axis2=2), 1.0)
+        blocks = np.zeros_like(blocks)
+        positions = np.arange(self._layout.positions)
+        blocks[:, positions, positions] = diagonal
+        blocks[:, rows, columns] = off
+        blocks[:, columns, rows] = off
+        return blocks
+
+    def _scales(self, weights: np.ndarray) -> np.ndarray:
+        if self._equal_column_norms:
+            roots = np.sqrt(weights)
+            return roots[:, :, np.newaxis] * roots[:, np.newaxis]
+        return self._layout.cover_pairs(weights)
+
+    def _evaluate(self, weights: np.ndarray, ratios: np.ndarray) -> _Evaluation:
+        layout = self._layout
+        shape = (layout.separation, layout.positions)
+        blocks = self._multiplier_blocks(weights, ratios)
+        factors = np.linalg.cholesky(blocks)
+        num_rounds = layout.num_rounds
+        # With V = L L^T, the roots of the eigenvalues of L^T A^T A L sum to tr((A V A^T)^1/2).
+        left = np.matmul(
+            factors.transpose(0, 2, 1), self._gram.reshape(*shape, num_rounds)
+        ).reshape(-1, num_rounds)[self._real]
+        padded = np.zeros((num_rounds, layout.exists.size))
+        padded[:, self._real] = left
+        symmetric = np.einsum("nbk,bkl->nbl", padded.reshape(num_rounds, *shape), factors)
+        eigenvalues, eigenvectors = scipy.linalg.eigh(
+            symmetric.reshape(num_rounds, -1)[:, self._real],
+            driver="evd",
+            overwrite_a=True,
+            check_finite=False,
+        )
+        self.evaluations += 1
+        self.progress.update()
+        rounding = np.finfo(np.float64).eps * eigenvalues[-1]
+        roots = np.sqrt(np.maximum(eigenvalues, rounding))
+        vectors = np.zeros((layout.exists.size, num_rounds))
+        vectors[self._real] = eigenvectors
+        vectors = vectors.reshape(*shape, num_rounds)
+        inverse_factors = np.linalg.inv(factors)
+        # X = L^-T (L^T A^T A L)^1/2 L^-1, of which the blocks are the gradient.
+        roots_within = np.matmul(vectors * roots, vectors.transpose(0, 2, 1))
+        gram_blocks = np.matmul(
+            np.matmul(inverse_factors.transpose(0, 2, 1), roots_within), inverse_factors
+        )
+        root_sum = float(np.sum(roots))
+        evaluation = _Evaluation(
+            root_sum=root_sum,
+            estimated_bound=root_sum**2 / self._total(weights),
+            gram_blocks=gram_blocks,
+            inverse_factors=inverse_factors,
+            eigenvectors=eigenvectors,
+            root_eigenvalues=roots,
+            weights=weights.copy(),
+            ratios=ratios.copy(),
+        )
+        if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
+            self._best = evaluation
+        if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
+            assert self._best is not None
+            self._certify(self._best)
+            self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
+            if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
+                raise Converged
+        return evaluation
+
+    def _by_weights(
+        self, evaluation: _Evaluation, ratios: np.ndarray, weights: np.ndarray
+    ) -> np.ndarray:
+        """The derivative of 2 root_sum by the weights: X summed with the slopes of V."""
+        rows, columns = self._pairs
+        slopes = np.zeros_like(evaluation.gram_blocks)
+        diagonal = np.diagonal(evaluation.gram_blocks, axis1=1, axis2=2)
+        off = evaluation.gram_blocks[:, rows, columns] * ratios
+        positions = np.arange(self._layout.positions)
+        slopes[:, positions, positions] = np.where(self._layout.exists, diagonal, 0.0)
+        slopes[:, rows, columns] = slopes[:, columns, rows] = off
+        if self._equal_column_norms:
+            # V[i, j] = ratio sqrt(w_i w_j): half of each pair for each of its ends.
+            roots = np.sqrt(weights)
+            spread = slopes * roots[:, np.newaxis]
+            return np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
+        return self._layout.pair_sums(slopes)
+
+    def _by_ratios(self, evaluation: _Evaluation, weights: np.ndarray) -> np.ndarray:
+        """The derivative of 2 root_sum by the ratios V[i, j] / s[i, j], (b, pairs)."""
+        rows, columns = self._pairs
+        entries = evaluation.gram_blocks[:, rows, columns]
+        return 2.0 * entries * self._scales(weights)[:, rows, columns]
+
+    def _certify(self, evaluation: _Evaluation) -> None:
+        """Keeps C of X(V), scaled to be feasible, if its error is the best.
+
+        The error is that of the matrix itself, by a triangular solve and with the
+        sensitivity computed from it, so that nothing of the search enters it.
+        """
+        strategy = _factor_towards_diagonal(self._gram_matrix(evaluation))
+        if self._equal_column_norms:
+            strategy /= np.linalg.norm(strategy, axis=0)
+        decoder = scipy.linalg.solve_triangular(
+            strategy, self._workload.T, lower=True, trans="T", check_finite=False
+        )
+        bound = sensitivities.compute(strategy, self._participation).value
+        squared_error = bound**2 * float(np.sum(np.square(decoder)))
+        if squared_error < self._squared_error:
+            self._squared_error = squared_error
+            self.strategy_matrix = strategy / bound
+
+    def _gram_matrix(self, evaluation: _Evaluation) -> np.ndarray:
+        """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
+        layout = self._layout
+        num_rounds = layout.num_rounds
+        shape = (layout.separation, layout.positions, num_rounds)
+        half = np.zeros((layout.exists.size, num_rounds))
+        half[self._real] = evaluation.eigenvectors * np.sqrt(evaluation.root_eigenvalues)
+        half = np.matmul(
+            evaluation.inverse_factors.transpose(0, 2, 1), half.reshape(shape)
+        ).reshape(-1, num_rounds)[self._real]
+        # A round's scale is that of the tightest of its patterns, which makes X feasible.
+        sums = layout.pair_sums(
+            np.abs(evaluation.gram_blocks)
+            * (layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis])
+        )
+        tightest = layout.tightest(sums)
+        half /= np.sqrt(tightest.ravel()[self._real])[:, np.newaxis]
+        gram = np.empty((num_rounds, num_rounds))
+        gram[np.ix_(self._order, self._order)] = half @ half.T
+        # Complementary slackness: off its bounds, a multiplier's entry of X is zero.
+        least = {"any": -1.0}.get(self._pattern_entries, -np.inf)
+        largest = np.inf if self._pattern_entries == "orthogonal" else 1.0
+        multipliers = evaluation.ratios
+        interior = (multipliers > least + _AT_BOUND) & (multipliers < largest - _AT_BOUND)
+        classes, pairs = np.nonzero(interior & self._pair_exists)
+        rows = layout.rounds[classes, self._pairs[0][pairs]]
+        columns = layout.rounds[classes, self._pairs[1][pairs]]
+        gram[rows, columns] = gram[columns, rows] = 0.0
+        return gram
+
+
+def _factor_towards_diagonal(gram: np.ndarray) -> np.ndarray:
+    """C of X, or, if far from the optimum X is not positive definite, of X nearer to diag X."""
+    diagonal = np.diagonal(gram).copy()
+    while True:
+        try:
+            return lower_triangular_factor(gram)
+        except np.linalg.LinAlgError:
+            gram *= 0.5
+            np.fill_diagonal(gram, diagonal)
+
+
+def bounded_entries(pattern_entries: Any) -> PatternEntries:
+    """Returns ``pattern_entries``, or raises ValueError unless it is one of the variants."""
+    if pattern_entries not in ("any", "non_negative", "orthogonal"):
+        raise ValueError(
+            "pattern_entries must be 'any', 'non_negative' or 'orthogonal', found "
+            f"{pattern_entries!r}."
+        )
+    checked: PatternEntries = pattern_entries
+    return checked

@@ -1,0 +1,110 @@
+"""The patterns of (k, b)-participation as windows over the classes of rounds modulo b."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternLayout:
+    """Rounds by class modulo b: position a of class c is round c + a b, if that is below n.
+
+    A maximal pattern is ``most`` positions in a row of one class, or a whole class that
+    has no more; pattern w of class c starts at position w.
+
+    Attributes:
+      num_rounds: n.
+      separation: b.
+      most: k, at most ceil(n / b).
+    """
+
+    num_rounds: int
+    separation: int
+    most: int
+
+    @property
+    def positions(self) -> int:
+        """The number of positions K of the longest class."""
+        return -(-self.num_rounds // self.separation)
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """(b, K) int rounds; those of n and more do not exist."""
+        classes = np.arange(self.separation)[:, np.newaxis]
+        return classes + self.separation * np.arange(self.positions)
+
+    @property
+    def exists(self) -> np.ndarray:
+        """(b, K) bool: which positions are rounds."""
+        return self.rounds < self.num_rounds
+
+    @property
+    def windows(self) -> np.ndarray:
+        """(b, W) bool: which patterns are maximal patterns of a class."""
+        starts = np.arange(self.positions - self.most + 1)
+        sizes = np.sum(self.exists, axis=1, keepdims=True)
+        return (starts + self.most <= sizes) | ((starts == 0) & (sizes < self.most))
+
+    def by_position(self, values: np.ndarray) -> np.ndarray:
+        """Returns (b, K) values of (n,) rounds, zero where there is no round."""
+        table = np.zeros((self.separation, self.positions))
+        rounds = self.rounds
+        exists = self.exists
+        table[exists] = values[rounds[exists]]
+        return table
+
+    def by_round(self, table: np.ndarray) -> np.ndarray:
+        """Returns (n,) values of (b, K) positions."""
+        values = np.empty(self.num_rounds)
+        exists = self.exists
+        values[self.rounds[exists]] = table[exists]
+        return values
+
+    def sums(self, table: np.ndarray) -> np.ndarray:
+        """Returns (b, W) sums over each pattern of (b, K) values, zero where there is none."""
+        sums = np.concatenate([np.zeros((len(table), 1)), np.cumsum(table, axis=1)], axis=1)
+        starts = np.arange(self.positions - self.most + 1)
+        return np.where(self.windows, sums[:, starts + self.most] - sums[:, starts], 0.0)
+
+    def cover(self, values: np.ndarray) -> np.ndarray:
+        """Returns (b, K) sums over the patterns that hold a position of (b, W) values."""
+        first, last = self._holding(np.arange(self.positions), np.arange(self.positions))
+        sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+        return sums[:, last] - sums[:, first]
+
+    def cover_pairs(self, values: np.ndarray) -> np.ndarray:
+        """Returns (b, K, K) sums over the patterns that hold both positions of (b, W) values."""
+        positions = np.arange(self.positions)
+        first, last = self._holding(
+            np.minimum(positions[:, np.newaxis], positions),
+            np.maximum(positions[:, np.newaxis], positions),
+        )
+        sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+        return sums[:, last] - sums[:, first]
+
+    def pair_sums(self, blocks: np.ndarray) -> np.ndarray:
+        """Returns (b, W) sums over both positions in each pattern of (b, K, K) blocks."""
+        starts = np.arange(self.positions - self.most + 1)
+        stops = starts + self.most
+        table = np.zeros((len(blocks), self.positions + 1, self.positions + 1))
+        table[:, 1:, 1:] = np.cumsum(np.cumsum(blocks, axis=1), axis=2)
+        return (
+            table[:, stops, stops]
+            - table[:, starts, stops]
+            - table[:, stops, starts]
+            + table[:, starts, starts]
+        )
+
+    def tightest(self, sums: np.ndarray) -> np.ndarray:
+        """Returns (b, K): the largest of (b, W) values over the patterns that hold a position."""
+        positions = np.arange(self.positions)[:, np.newaxis]
+        starts = np.arange(sums.shape[1])
+        holds = (positions >= starts) & (positions < starts + self.most)
+        within = np.where(holds & self.windows[:, np.newaxis], sums[:, np.newaxis], 0.0)
+        return np.asarray(np.max(within, axis=2))
+
+    def _holding(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The range of patterns, first to before last, that hold positions low to high."""
+        count = self.positions - self.most + 1
+        first = np.maximum(0, high - self.most + 1)
+        return first, np.maximum(np.minimum(low, count - 1) + 1, first)

@@ -1,0 +1,357 @@
+"""Structured approximations of a factorization: a few diagonals and a low-rank rest.
+
+The decoder B of the prefix sum S is replaced by B_hat = L R^T below its first h
+diagonals, which stay as they are, and paired with C_hat = B_hat^-1 S, so that a noise row
+needs a few rows of Z and r accumulators (Denisov et al. App. H, Alg. 3; prefix-sum paper
+Sec. 4.2).
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse.linalg
+import tqdm
+
+from mf_aggregators import noise_recursions, validation, workloads
+from mf_aggregators.factorizations.convergence import NotConvergedWarning
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.noise_recursions import WindowNoise
+from mf_aggregators.workloads import Workload
+
+# Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
+# norm at most one.
+_PENALTY = 1e-6
+# Least squares goes on for as long as one of so many iterations in a row lowers the
+# total error by this fraction.
+_PATIENCE = 10
+_LEAST_IMPROVEMENT = 1e-4
+# Entries of the stack of normal equations that are solved together.
+_STACK = 1 << 22
+
+
+class StructuredFactorization(Factorization):
+    """C = B^-1 S for the prefix sum S and B = L R^T below the first h diagonals of B."""
+
+    mechanism = "structured"
+
+    def __init__(
+        self, diagonals: np.ndarray, left: np.ndarray, right: np.ndarray, **attributes: Any
+    ) -> None:
+        """Creates the factorization.
+
+        Args:
+          diagonals: (n, h) with ``diagonals[i, t] = B[i, i - t]``, zero where i < t; the
+            main diagonal ``diagonals[:, 0]`` has no zero.
+          left: L, (n, r).
+          right: R, (n, r).
+          **attributes: Those of the base class.
+
+        Raises:
+          ValueError: If the arrays are not as said.
+        """
+        super().__init__(**attributes)
+        diagonals, left, right = (
+            np.array(array, dtype=np.float64) for array in (diagonals, left, right)
+        )
+        if diagonals.ndim != 2 or not 1 <= diagonals.shape[1] <= diagonals.shape[0]:
+            raise ValueError(
+                "diagonals must have a row for each round and 1 to num_rounds columns, found an "
+                f"array of shape {diagonals.shape}."
+            )
+        num_rounds = diagonals.shape[0]
+        if left.ndim != 2 or left.shape[0] != num_rounds or left.shape[1] > num_rounds:
+            raise ValueError(
+                f"left must have a row for each of the {num_rounds} rounds and at most as many "
+                f"columns, found an array of shape {left.shape}."
+            )
+        if right.shape != left.shape:
+            raise ValueError(
+                f"right must have the shape of left, {left.shape}, found {right.shape}."
+            )
+        if not all(np.all(np.isfinite(array)) for array in (diagonals, left, right)):
+            raise ValueError(
+                "diagonals, left and right must be finite, found NaN or infinite entries."
+            )
+        if not np.all(diagonals[:, 0]):
+            raise ValueError("the decoder must be non-singular, found a zero on its diagonal.")
+        if np.any(diagonals[~np.tri(num_rounds, diagonals.shape[1], dtype=bool)]):
+            raise ValueError("diagonals must be zero before the first column of the matrix.")
+        for array in (diagonals, left, right):
+            array.flags.writeable = False
+        self._diagonals, self._left, self._right = diagonals, left, right
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self._diagonals.shape[0])
+
+    @property
+    def num_diagonals(self) -> int:
+        """The number of diagonals h."""
+        return int(self._diagonals.shape[1])
+
+    @property
+    def rank(self) -> int:
+        """The number of accumulators r."""
+        return int(self._left.shape[1])
+
+    def _prefix_decoder(self) -> np.ndarray:
+        """Returns B, the decoder of the prefix sum, as a dense (n, n) array."""
+        low_rank = np.tril(self._left @ self._right.T, -self.num_diagonals)
+        return low_rank + noise_recursions.matrix_from_bands(self._diagonals)
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C = B^-1 S as a dense (n, n) array."""
+        strategy = scipy.linalg.solve_triangular(
+            self._prefix_decoder(), np.tri(self.num_rounds), lower=True, check_finite=False
+        )
+        return np.tril(strategy)
+
+    def noise_recursion(self) -> WindowNoise:
+        """Returns the recursion over the last h + 1 rows of Z and r accumulators.
+
+        Row i of the noise is y_i - y_{i-1} for y = B Z, that is
+        y_i = sum_{t < h} diagonals[i, t] Z[i - t] + L[i] . beta_i with
+        beta_i = beta_{i-1} + R[i - h] Z[i - h]. Since beta_{i-1} = beta_i - R[i - h] Z[i - h],
+        row i has (L[i] - L[i - 1]) . beta_i from the accumulators, and from Z[i - h] the
+        last diagonal of row i - 1 as well as L[i - 1] . R[i - h].
+        """
+        length = self.num_diagonals
+        window = np.zeros((self.num_rounds, length + 1))
+        window[:, :length] = self._diagonals
+        window[1:, 1:] -= self._diagonals[:-1]
+        if length < self.num_rounds:
+            leaving = self._left[length - 1 : -1] * self._right[: self.num_rounds - length]
+            window[length:, length] += np.sum(leaving, axis=1)
+        left = self._left.copy()
+        left[1:] -= self._left[:-1]
+        return WindowNoise(self.num_rounds, window, left, self._right)
+
+    def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
+        # A C^-1 = (A S^-1) B, and A S^-1 is the differences of adjacent columns of A.
+        differences = workload.copy()
+        differences[:, :-1] -= workload[:, 1:]
+        return np.tril(differences @ self._prefix_decoder())
+
+    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+        sums = np.cumsum(x, axis=0).reshape(self.num_rounds, -1)
+        product = scipy.linalg.solve_triangular(
+            self._prefix_decoder(), sums, lower=True, check_finite=False
+        )
+        return np.asarray(product.reshape(x.shape))
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns ||row i of B||^2: see the base class; O(n (h + r^2)) for the prefix sum."""
+        if isinstance(workload, Workload) and workload.name == "prefix_sum":
+            self._check_rounds(workload.num_rounds)
+            return _squared_rows(self._diagonals, self._left, self._right)
+        return super().squared_decoder_rows(workload)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the (n, h) diagonals and the (n, r) factors of B."""
+        return {"diagonals": self._diagonals, "left": self._left, "right": self._right}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "StructuredFactorization":
+        """Rebuilds the factorization; see the base class."""
+        for name in ("diagonals", "left", "right"):
+            if arrays[name].shape[:1] != (num_rounds,):
+                raise ValueError(
+                    f"{name} has shape {arrays[name].shape}, which is not that of a matrix for "
+                    f"{num_rounds} rounds"
+                )
+        return cls(arrays["diagonals"], arrays["left"], arrays["right"], **attributes)
+
+
+def structured(
+    factorization: Factorization,
+    num_diagonals: int,
+    rank: int,
+    *,
+    max_iterations: int = 200,
+    show_progress: bool = False,
+) -> StructuredFactorization:
+    """Approximates a factorization of the prefix sum by diagonals and a low-rank rest.
+
+    Alternating least squares for the entries of B below its first h diagonals, with the
+    penalty of Denisov et al. App. H on the squared norms of L and R; B is taken for
+    columns of C of norm at most one. The errors of B are what least squares lowers; what
+    counts is the total error of B_hat with its own C_hat, ||B_hat||_F times the largest
+    column norm of C_hat, which soon stops following. So every iteration's total error is
+    computed, and the best iteration is returned.
+
+    Args:
+      factorization: What to approximate: a factorization with a square strategy matrix.
+      num_diagonals: The diagonals h of B that are kept, 1 to n. The main one has to be
+        kept because B_hat must be invertible.
+      rank: The rank r of the rest, 0 to n.
+      max_iterations: Give up after this many iterations, each a least-squares problem
+        for L and one for R.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      The factorization, for the participation schema of the one approximated. If the
+      total error was still falling in the last iterations, the best one found, with a
+      NotConvergedWarning.
+
+    Raises:
+      ValueError: If an argument is out of its range or the strategy matrix not square.
+    """
+    num_rounds = factorization.num_rounds
+    num_diagonals = validation.positive_integer(num_diagonals, "num_diagonals")
+    rank = validation.integer_at_least(rank, 0, "rank")
+    for name, value in (("num_diagonals", num_diagonals), ("rank", rank)):
+        if value > num_rounds:
+            raise ValueError(f"{name} must be at most num_rounds, {num_rounds}, found {value}.")
+    max_iterations = validation.positive_integer(max_iterations, "max_iterations")
+    strategy = factorization.strategy_matrix()
+    if strategy.shape != (num_rounds, num_rounds):
+        raise ValueError(
+            "structured approximates factorizations with a square strategy matrix, found one of "
+            f"shape {strategy.shape}."
+        )
+    decoder = factorization.decoder_matrix(workloads.prefix_sum(num_rounds))
+    scale = float(np.sqrt(np.max(np.einsum("ij,ij->j", strategy, strategy))))
+    decoder *= scale
+    diagonals = noise_recursions.bands_of_matrix(decoder, num_diagonals)
+    rest = np.tril(decoder, -num_diagonals)
+    if rank >= num_rounds - num_diagonals:
+        left, right = _exact_factors(rest, num_diagonals, rank)
+    elif rank == 0 or not np.any(rest):
+        left, right = np.zeros((num_rounds, rank)), np.zeros((num_rounds, rank))
+    else:
+        left, right = _alternating_least_squares(
+            diagonals, rest, rank, max_iterations, show_progress
+        )
+    return StructuredFactorization(
+        diagonals / scale,
+        left / scale,
+        right,
+        participation=factorization.participation,
+        parameters={
+            "num_diagonals": num_diagonals,
+            "rank": rank,
+            "base_mechanism": factorization.mechanism,
+        },
+    )
+
+
+def _exact_factors(rest: np.ndarray, lag: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of a matrix whose columns from n - lag on are zero, for that many ranks."""
+    columns = rest.shape[0] - lag
+    left, right = np.zeros((rest.shape[0], rank)), np.zeros((rest.shape[0], rank))
+    left[:, :columns] = rest[:, :columns]
+    right[np.arange(columns), np.arange(columns)] = 1.0
+    return left, right
+
+
+def _alternating_least_squares(
+    diagonals: np.ndarray, rest: np.ndarray, rank: int, max_iterations: int, show_progress: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns L and R of the iteration with the least total error."""
+    lag = diagonals.shape[1]
+    # A fixed vector to start from makes the result the same in every run.
+    start = np.ones(rest.shape[0])
+    left, values, right_t = scipy.sparse.linalg.svds(rest, k=rank, v0=start)
+    left, right = left * np.sqrt(values), right_t.T * np.sqrt(values)
+    transposed = np.ascontiguousarray(rest.T)
+    best_error, best_factors = np.inf, (left, right)
+    patience = _PATIENCE
+    progress = tqdm.tqdm(
+        total=max_iterations, desc=f"rank {rank}", unit=" iterations", disable=not show_progress
+    )
+    with progress:
+        for _ in range(max_iterations):
+            left = _ridge_rows(rest @ right, right, lag)
+            # The same problem from the last row and column backwards.
+            right = _ridge_rows((transposed @ left)[::-1], left[::-1], lag)[::-1]
+            error = _total_error(diagonals, left, right)
+            progress.update()
+            progress.set_postfix_str(f"total error {min(error, best_error):.6g}")
+            patience -= 1
+            if error < best_error * (1.0 - _LEAST_IMPROVEMENT):
+                patience = _PATIENCE
+            if error < best_error:
+                best_error, best_factors = error, (left, right)
+            if not patience:
+                break
+        else:
+            warnings.warn(
+                f"least squares stopped after {max_iterations} iterations with a total error of "
+                f"{best_error:.6g} under single participation, which may fall further with more "
+                "iterations; what is returned has that error.",
+                NotConvergedWarning,
+                stacklevel=3,
+            )
+    return best_factors
+
+
+def _ridge_rows(targets: np.ndarray, factors: np.ndarray, lag: int) -> np.ndarray:
+    """Solves a ridge regression for each row i, over the factors of rows 0 to i - lag.
+
+    Args:
+      targets: (n, r): the sums over those rows j of factors[j] times the entry (i, j).
+      factors: (n, r).
+      lag: At least 1.
+
+    Returns:
+      (n, r) minimisers of the squared errors plus the penalty.
+    """
+    solution = np.zeros_like(targets)
+    penalty = _PENALTY * np.eye(factors.shape[1])
+    for rows, grams in _running_grams(factors, lag):
+        columns = targets[rows, :, np.newaxis]
+        solution[rows] = np.linalg.solve(grams + penalty, columns)[..., 0]
+    return solution
+
+
+def _running_grams(factors: np.ndarray, lag: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yields blocks of rows i >= lag with the (r, r) sums of f_j f_j^T over j <= i - lag."""
+    num_rounds, rank = factors.shape
+    gram = np.zeros((rank, rank))
+    rows = max(1, _STACK // max(1, rank**2))
+    for first in range(lag, num_rounds, rows):
+        stop = min(first + rows, num_rounds)
+        added = factors[first - lag : stop - lag]
+        grams = gram + np.cumsum(added[:, :, np.newaxis] * added[:, np.newaxis, :], axis=0)
+        yield slice(first, stop), grams
+        gram = grams[-1]
+
+
+def _squared_rows(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Squared row norms of B: ||R_{<= i - h} L[i]||^2 by sums of outer products of rows of R."""
+    squared = np.einsum("ij,ij->i", diagonals, diagonals)
+    for rows, grams in _running_grams(right, diagonals.shape[1]):
+        squared[rows] += np.einsum("ia,iab,ib->i", left[rows], grams, left[rows])
+    return squared
+
+
+def _total_error(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
+    """||B||_F times the largest column norm of C, by forward substitution in B C = S.
+
+    Row i of C is (1 - sum_{0 < t < h} B[i, i - t] C[i - t] - L[i] . sum_{j <= i - h} R[j] C[j])
+    / B[i, i], with ones in the columns up to i: O(n^2 (h + r)), a fraction of what a
+    dense triangular solve takes.
+    """
+    num_rounds, length = diagonals.shape
+    sums = np.zeros((left.shape[1], num_rounds))
+    ring = np.zeros((length, num_rounds))
+    squared_norms = np.zeros(num_rounds)
+    for i in range(num_rounds):
+        # Columns after i are zero in this row and in those before it.
+        slot, width = i % length, i + 1
+        if i >= length:
+            sums[:, :width] += np.multiply.outer(right[i - length], ring[slot, :width])
+        row = 1.0 - left[i] @ sums[:, :width]
+        lags = (i - np.arange(length)) % length
+        weights = np.where(np.arange(length) == slot, 0.0, diagonals[i, lags])
+        row -= weights @ ring[:, :width]
+        ring[slot, :width] = row / diagonals[i, 0]
+        squared_norms[:width] += np.square(ring[slot, :width])
+    squared_error = np.sum(_squared_rows(diagonals, left, right)) * np.max(squared_norms)
+    return float(np.sqrt(squared_error))

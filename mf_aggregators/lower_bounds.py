@@ -1,0 +1,126 @@
+"""Lower bounds on the error of every factorization of a workload.
+
+For any weights v >= 0 on the patterns of a schema, with V diagonal and V[i, i] the sum of
+v over the patterns that hold round i, every C of sensitivity one has tr(V C^T C) <= sum v:
+contributions of random signs change C x, on average, by the root of the sum of X[i, i]
+over their pattern. With tr(A^T A X^-1) + tr(V X) >= 2 tr((A V A^T)^1/2), the squared total
+error is at least tr((A V A^T)^1/2)^2 / sum v. Equal weights give a bound by the singular
+values of A: for single participation that of Denisov et al. Prop. C.1,
+||A||_* / sqrt(n), and for clients that take part every b rounds ||A||_* / sqrt(b).
+
+Schemas that allow more patterns have larger sensitivities, so that a bound for
+(k, b)-participation is one for b-min-separation as well. The mean over rounds is at most
+the maximum, so that the bound on the root mean square bounds the maximal error.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.participation import Participation, SingleParticipation, check
+from mf_aggregators.workloads import Workload
+
+# Singular values of a dense matrix take minutes above this.
+_MOST_ROUNDS_OF_SINGULAR_VALUES = 5000
+# Values of the closed form that are summed together: bounds its memory.
+_TERMS_AT_A_TIME = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class LowerBound:
+    """What no factorization's error can be below, at sensitivity 1 and noise multiplier 1.
+
+    Attributes:
+      total_error: For the root of the summed variances.
+      rmse: For the root mean square over rounds; also for the maximum over rounds.
+    """
+
+    total_error: float
+    rmse: float
+
+
+def compute(workload: Any, participation: Participation) -> LowerBound | None:
+    """Computes the lower bound by singular values.
+
+    Args:
+      workload: A, an (n, n) lower-triangular array or a ``workloads.Workload``; a prefix
+        sum uses its closed form.
+      participation: The schema.
+
+    Returns:
+      The bound; None for a workload of more than 5,000 rounds without a closed form, whose
+      singular values would take minutes.
+
+    Raises:
+      ValueError: If the workload is not square, finite, lower triangular and of full rank.
+    """
+    check(participation)
+    if isinstance(workload, Workload):
+        num_rounds = workload.num_rounds
+        if workload.name == "prefix_sum":
+            return _from_nuclear_norm(
+                prefix_sum_nuclear_norm(num_rounds), num_rounds, participation
+            )
+        if num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
+            return None
+        matrix = workload.matrix()
+    else:
+        matrix = validation.lower_triangular(workload, "the workload")
+        num_rounds = matrix.shape[0]
+        if np.array_equal(matrix, np.tri(num_rounds)):
+            return _from_nuclear_norm(
+                prefix_sum_nuclear_norm(num_rounds), num_rounds, participation
+            )
+        if num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
+            return None
+    return _from_nuclear_norm(nuclear_norm_from_below(matrix), num_rounds, participation)
+
+
+def prefix_sum_nuclear_norm(num_rounds: int) -> float:
+    """Returns the sum of the prefix sum's singular values, by their closed form.
+
+    The singular values are 1 / (2 sin((2 j - 1) pi / (4 n + 2))), j = 1, ..., n (Denisov
+    et al. Prop. C.1).
+
+    Args:
+      num_rounds: n.
+
+    Returns:
+      The nuclear norm.
+
+    Raises:
+      ValueError: If ``num_rounds`` is not a positive integer.
+    """
+    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    total = 0.0
+    for first in range(1, num_rounds + 1, _TERMS_AT_A_TIME):
+        j = np.arange(first, min(first + _TERMS_AT_A_TIME, num_rounds + 1))
+        total += float(np.sum(0.5 / np.sin((2.0 * j - 1.0) * np.pi / (4.0 * num_rounds + 2.0))))
+    return total
+
+
+def _from_nuclear_norm(
+    nuclear_norm: float, num_rounds: int, participation: Participation
+) -> LowerBound:
+    """The bound at the best weights of a few: V equal to one, or to a share of rounds."""
+    most = participation.most_participations(num_rounds)
+    if most == 1 or isinstance(participation, SingleParticipation):
+        patterns = float(num_rounds)
+    else:
+        patterns = _fractional_patterns(num_rounds, participation.separation, most)
+    total_error = nuclear_norm / np.sqrt(patterns)
+    return LowerBound(float(total_error), float(total_error / np.sqrt(num_rounds)))
+
+
+def _fractional_patterns(num_rounds: int, separation: int, most: int) -> float:
+    """The least sum of weights of patterns that hold every round with weight one in all.
+
+    A class of s rounds (equal modulo b) is split into ceil(s / k) patterns: consecutive
+    ones of k rounds, and one of the rest.
+    """
+    shorter, longer_classes = divmod(num_rounds, separation)
+    classes_of = {shorter + 1: longer_classes, shorter: separation - longer_classes}
+    return float(sum(count * -(-size // most) for size, count in classes_of.items()))

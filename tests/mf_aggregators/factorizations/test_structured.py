@@ -1,0 +1,309 @@
+"""Structured approximations against printed values, the dense product and enumeration."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import noise_recursions, workloads
+from mf_aggregators.factorizations import (
+    DenseFactorization,
+    NotConvergedWarning,
+    banded,
+    identity,
+    optimal,
+)
+from mf_aggregators.factorizations import structured as module
+from mf_aggregators.factorizations.structured import StructuredFactorization, structured
+from mf_aggregators.factorizations.tree_aggregation import tree_aggregation
+from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
+from mf_aggregators.workloads import Workload
+from tests.mf_aggregators import brute_force
+
+_SINGLE = SingleParticipation()
+
+
+@st.composite
+def _structured(draw: st.DrawFn, most_rounds: int = 20) -> StructuredFactorization:
+    """Any matrix of the structure, not only those that least squares returns."""
+    num_rounds = draw(st.integers(1, most_rounds))
+    num_diagonals = draw(st.integers(1, num_rounds))
+    rank = draw(st.integers(0, num_rounds))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    diagonals = generator.normal(size=(num_rounds, num_diagonals)) / num_rounds
+    diagonals[~np.tri(num_rounds, num_diagonals, dtype=bool)] = 0.0
+    diagonals[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
+    left, right = generator.normal(size=(2, num_rounds, rank)) / num_rounds
+    return StructuredFactorization(diagonals, left, right)
+
+
+def _dense(factorization: StructuredFactorization) -> np.ndarray:
+    """B entry by entry, from the arrays."""
+    arrays = factorization.arrays()
+    diagonals, left, right = arrays["diagonals"], arrays["left"], arrays["right"]
+    num_rounds, num_diagonals = diagonals.shape
+    decoder = np.zeros((num_rounds, num_rounds))
+    for i in range(num_rounds):
+        for j in range(i + 1):
+            in_diagonals = i - j < num_diagonals
+            decoder[i, j] = diagonals[i, i - j] if in_diagonals else left[i] @ right[j]
+    return decoder
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "num_diagonals", "rank", "printed"),
+    [(256, 4, 4, 40.4), (512, 5, 4, 62.2), (1024, 5, 5, 95.5)],
+)
+def test_the_printed_errors(num_rounds: int, num_diagonals: int, rank: int, printed: float) -> None:
+    """Denisov et al. Table 2, column Efficient, with the paired C and no warning."""
+    base = optimal(workloads.prefix_sum(num_rounds))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        factorization = structured(base, num_diagonals, rank)
+    workload = Workload("prefix_sum", num_rounds)
+    error = factorization.total_error(workload, _SINGLE)
+    assert round(error, 1) <= printed
+    assert error >= base.total_error(workloads.prefix_sum(num_rounds), _SINGLE) * (1 - 1e-6)
+    recursion = factorization.noise_recursion()
+    assert noise_recursions.floats_per_parameter(recursion) == rank
+    assert noise_recursions.rows_of_z_per_round(recursion) == num_diagonals + 1
+
+
+@given(_structured(), st.sampled_from([(), (3,), (2, 3)]))
+@settings(max_examples=80, deadline=None)
+def test_streamed_rows_equal_the_dense_product(
+    factorization: StructuredFactorization, shape: tuple[int, ...]
+) -> None:
+    num_rounds = factorization.num_rounds
+    z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
+    prefix_noise = np.tensordot(_dense(factorization), z, axes=1)
+    expected = np.diff(prefix_noise, axis=0, prepend=0.0)
+    np.testing.assert_allclose(factorization.noise_rows(z), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(_structured())
+@settings(max_examples=80, deadline=None)
+def test_the_decoder_undoes_the_encoder(factorization: StructuredFactorization) -> None:
+    num_rounds = factorization.num_rounds
+    strategy, decoder = factorization.strategy_matrix(), _dense(factorization)
+    prefix_sum = np.tri(num_rounds)
+    assert not np.any(np.triu(strategy, 1))
+    np.testing.assert_allclose(decoder @ strategy, prefix_sum, atol=1e-9)
+    np.testing.assert_allclose(factorization.decoder_matrix(prefix_sum), decoder, atol=1e-12)
+    np.testing.assert_allclose(
+        strategy @ factorization.noising_matrix(), np.eye(num_rounds), atol=1e-8
+    )
+    workload = workloads.momentum_sgd(num_rounds, 0.7)
+    np.testing.assert_allclose(
+        factorization.decoder_matrix(workload) @ strategy, workload, atol=1e-8
+    )
+    x = np.random.default_rng(1).normal(size=(num_rounds, 2, 2))
+    np.testing.assert_allclose(
+        factorization.strategy_product(x), np.tensordot(strategy, x, axes=1), atol=1e-8
+    )
+
+
+@given(_structured())
+@settings(max_examples=60, deadline=None)
+def test_prefix_variances_need_no_matrix(factorization: StructuredFactorization) -> None:
+    workload = Workload("prefix_sum", factorization.num_rounds)
+    expected = np.sum(np.square(_dense(factorization)), axis=1)
+    np.testing.assert_allclose(factorization.squared_decoder_rows(workload), expected, rtol=1e-9)
+
+
+@given(_structured())
+@settings(max_examples=60, deadline=None)
+def test_the_error_that_is_watched_is_the_total_error(
+    factorization: StructuredFactorization,
+) -> None:
+    workload = Workload("prefix_sum", factorization.num_rounds)
+    watched = module._total_error(**factorization.arrays())
+    assert watched == pytest.approx(factorization.total_error(workload, _SINGLE), rel=1e-9)
+
+
+@given(_structured(most_rounds=8), st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_sensitivity_bounds_every_change(
+    factorization: StructuredFactorization, data: st.DataObject
+) -> None:
+    num_rounds = factorization.num_rounds
+    rounds = data.draw(st.integers(1, num_rounds))
+    separation = data.draw(st.integers(1, num_rounds))
+    schemas: list[Participation] = [_SINGLE, MinSeparation(separation)]
+    participation = data.draw(st.sampled_from(schemas))
+    found = factorization.sensitivity_of_first(rounds, participation)
+    strategy = np.linalg.solve(_dense(factorization), np.tri(num_rounds))[:rounds, :rounds]
+    truth = brute_force.scalar_sensitivity(strategy, participation)
+    assert found >= truth * (1 - 1e-9)
+    if found.is_exact:
+        assert found == pytest.approx(truth, rel=1e-9)
+    assert found.is_exact or participation != _SINGLE
+
+
+@given(st.integers(1, 24), st.data())
+@settings(max_examples=40, deadline=None)
+def test_approximations_are_never_better_than_the_optimum(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    num_diagonals = data.draw(st.integers(1, num_rounds))
+    rank = data.draw(st.integers(0, num_rounds))
+    base = optimal(workloads.prefix_sum(num_rounds))
+    factorization = structured(base, num_diagonals, rank)
+    assert factorization.num_diagonals == num_diagonals
+    assert factorization.rank == rank
+    workload = workloads.prefix_sum(num_rounds)
+    kept = np.tril(base.decoder_matrix(workload))
+    kept -= np.tril(kept, -num_diagonals)
+    found = factorization.decoder_matrix(workload)
+    np.testing.assert_allclose(found - np.tril(found, -num_diagonals), kept, rtol=1e-9, atol=1e-12)
+    best = base.total_error(workload, _SINGLE)
+    assert factorization.total_error(workload, _SINGLE) >= best * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("num_diagonals", "rank"), [(1, 30), (12, 30), (1, 29), (18, 12), (30, 0)])
+def test_all_ranks_or_all_diagonals_are_the_factorization_itself(
+    num_diagonals: int, rank: int
+) -> None:
+    base = optimal(workloads.prefix_sum(30))
+    factorization = structured(base, num_diagonals, rank)
+    np.testing.assert_allclose(
+        factorization.strategy_matrix(), base.strategy_matrix(), rtol=1e-9, atol=1e-10
+    )
+
+
+def test_more_ranks_give_less_error() -> None:
+    base = optimal(workloads.prefix_sum(64))
+    errors = [
+        structured(base, 2, rank).total_error(Workload("prefix_sum", 64), _SINGLE)
+        for rank in (0, 1, 2, 4)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    best = base.total_error(workloads.prefix_sum(64), _SINGLE)
+    assert errors[-1] <= 1.005 * best
+    assert errors[0] > 1.2 * best
+
+
+def test_a_scaling_of_the_factorization_changes_no_error() -> None:
+    base = optimal(workloads.prefix_sum(40))
+    larger = DenseFactorization(1000.0 * base.strategy_matrix())
+    workload = Workload("prefix_sum", 40)
+    error = structured(base, 3, 2).total_error(workload, _SINGLE)
+    assert structured(larger, 3, 2).total_error(workload, _SINGLE) == pytest.approx(error, rel=1e-6)
+
+
+def test_least_squares_solves_its_problem() -> None:
+    """One half step against a ridge regression for each row, across the blocks of a stack."""
+    generator = np.random.default_rng(3)
+    lag, rank, num_rounds = 3, 2, 11
+    matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)), -lag)
+    factors = generator.normal(size=(num_rounds, rank))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_STACK", 4 * rank**2)
+        solved = module._ridge_rows(matrix @ factors, factors, lag)
+    expected = np.zeros((num_rounds, rank))
+    for i in range(lag, num_rounds):
+        known = factors[: i - lag + 1]
+        gram = known.T @ known + module._PENALTY * np.eye(rank)
+        expected[i] = np.linalg.solve(gram, known.T @ matrix[i, : i - lag + 1])
+    np.testing.assert_allclose(solved, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_two_runs_give_the_same_matrix() -> None:
+    base = optimal(workloads.prefix_sum(50))
+    first, second = (structured(base, 3, 3) for _ in range(2))
+    np.testing.assert_allclose(first.arrays()["left"], second.arrays()["left"], rtol=1e-9)
+
+
+def test_a_solver_that_is_stopped_says_so() -> None:
+    base = optimal(workloads.prefix_sum(64))
+    with pytest.warns(NotConvergedWarning, match="3 iterations"):
+        factorization = structured(base, 2, 2, max_iterations=3)
+    assert factorization.rank == 2
+
+
+def test_the_schema_and_the_parameters_are_those_of_the_run() -> None:
+    participation = MinSeparation(4, 3)
+    base = banded(workloads.prefix_sum(16), 4, participation=participation)
+    factorization = structured(base, 3, 2)
+    assert factorization.mechanism == "structured"
+    assert factorization.participation == participation
+    assert factorization.optimality_gap is None
+    assert factorization.parameters == {
+        "num_diagonals": 3,
+        "rank": 2,
+        "base_mechanism": "banded",
+    }
+
+
+def test_a_decoder_without_a_rest_is_kept() -> None:
+    base = DenseFactorization(np.tri(6))
+    factorization = structured(base, 1, 3)
+    np.testing.assert_allclose(factorization.strategy_matrix(), np.tri(6), atol=1e-12)
+
+
+@pytest.mark.parametrize("num_diagonals", [0, 9, 2.5, True])
+def test_diagonals_out_of_range_are_refused(num_diagonals: int) -> None:
+    with pytest.raises(ValueError, match="num_diagonals"):
+        structured(identity(8), num_diagonals, 2)
+
+
+@pytest.mark.parametrize("rank", [-1, 9, 2.5])
+def test_ranks_out_of_range_are_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match="rank"):
+        structured(identity(8), 2, rank)
+
+
+def test_a_tree_is_refused() -> None:
+    with pytest.raises(ValueError, match="square strategy matrix"):
+        structured(tree_aggregation(8), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("diagonals", "left", "right"),
+    [
+        (np.ones(3), np.zeros((3, 1)), np.zeros((3, 1))),
+        (np.ones((3, 4)), np.zeros((3, 1)), np.zeros((3, 1))),
+        (np.ones((3, 0)), np.zeros((3, 1)), np.zeros((3, 1))),
+        (np.ones((3, 2)), np.zeros((3, 1)), np.zeros((3, 1))),
+        (np.zeros((3, 1)), np.zeros((3, 1)), np.zeros((3, 1))),
+        (np.full((3, 1), np.nan), np.zeros((3, 1)), np.zeros((3, 1))),
+        (np.ones((3, 1)), np.full((3, 1), np.inf), np.zeros((3, 1))),
+        (np.ones((3, 1)), np.zeros((3, 1)), np.full((3, 1), np.nan)),
+        (np.ones((3, 1)), np.zeros((2, 1)), np.zeros((2, 1))),
+        (np.ones((3, 1)), np.zeros((3, 4)), np.zeros((3, 4))),
+        (np.ones((3, 1)), np.zeros((3, 1)), np.zeros((3, 2))),
+        (np.ones((3, 1)), np.zeros(3), np.zeros(3)),
+    ],
+)
+def test_arrays_without_the_structure_are_refused(
+    diagonals: np.ndarray, left: np.ndarray, right: np.ndarray
+) -> None:
+    with pytest.raises(ValueError, match=r"diagonals|decoder|left|right"):
+        StructuredFactorization(diagonals, left, right)
+
+
+@given(_structured())
+@settings(max_examples=20, deadline=None)
+def test_a_factorization_is_rebuilt_from_its_arrays(
+    factorization: StructuredFactorization,
+) -> None:
+    num_rounds, arrays = factorization.num_rounds, factorization.arrays()
+    assert set(arrays) == {"diagonals", "left", "right"}
+    rebuilt = StructuredFactorization.from_arrays(num_rounds, arrays, parameters={"rank": 1})
+    assert rebuilt.parameters == {"rank": 1}
+    np.testing.assert_array_equal(rebuilt.strategy_matrix(), factorization.strategy_matrix())
+    with pytest.raises(ValueError, match="diagonals has shape"):
+        StructuredFactorization.from_arrays(num_rounds + 1, arrays)
+
+
+@given(_structured())
+@settings(max_examples=20, deadline=None)
+def test_rows_past_the_last_round_are_refused(factorization: StructuredFactorization) -> None:
+    recursion = factorization.noise_recursion()
+    state = noise_recursions.initial_state(recursion, ())
+    for _ in range(factorization.num_rounds):
+        _, state = noise_recursions.next_row(recursion, state, np.zeros(()))
+    with pytest.raises(ValueError, match="more rounds is needed"):
+        noise_recursions.next_row(recursion, state, np.zeros(()))

@@ -1,0 +1,337 @@
+"""Tree aggregation against the papers' values, dense linear algebra and enumeration."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import noise_recursions, workloads
+from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations import tree_aggregation as module
+from mf_aggregators.factorizations.tree_aggregation import (
+    TreeAggregationFactorization,
+    tree_aggregation,
+)
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.workloads import Workload
+from tests.mf_aggregators import brute_force
+
+_DECODERS = st.sampled_from(["online", "full"])
+
+
+def _largest_sum(strategy: np.ndarray, participation: Participation) -> int:
+    """The squared sensitivity of a matrix of zeros and ones, by enumeration."""
+    return max(
+        int(np.sum(np.square(np.sum(strategy[:, pattern], axis=1))))
+        for pattern in brute_force.patterns(participation, strategy.shape[1])
+    )
+
+
+def _largest_sum_from_left(strategy: np.ndarray, separation: int, most: int) -> int:
+    """The same for a least separation, round after round: for more rounds than enumeration."""
+    num_rounds = strategy.shape[1]
+    nodes = [tuple(np.flatnonzero(strategy[:, i])) for i in range(num_rounds)]
+
+    @functools.cache
+    def largest(start: int, left: int, counts: frozenset[tuple[int, int]]) -> int:
+        if start >= num_rounds or not left:
+            return 0
+        best = largest(start + 1, left, counts)
+        known = dict(counts)
+        gain = sum(2 * known.get(node, 0) + 1 for node in nodes[start])
+        for node in nodes[start]:
+            known[node] = known.get(node, 0) + 1
+        # Counts of nodes that no later round is in do not matter any more.
+        following = start + separation
+        open_counts = frozenset(
+            (node, count) for node, count in known.items() if np.any(strategy[node, following:])
+        )
+        return max(best, gain + largest(following, left - 1, open_counts))
+
+    return largest(0, most, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "printed"),
+    [(256, 74.4), (512, 116.5), (1024, 180.8), (2048, 278.3), (4096, 425.6)],
+)
+def test_the_printed_errors_of_the_online_estimator(num_rounds: int, printed: float) -> None:
+    """Denisov et al. Table 2, column Honaker."""
+    workload = Workload("prefix_sum", num_rounds)
+    error = tree_aggregation(num_rounds).total_error(workload, SingleParticipation())
+    assert round(error, 1) == printed
+
+
+def test_the_printed_ratios_of_the_full_estimator() -> None:
+    """BandMF Table 2, Optimal TreeAgg: n = 2052, six epochs of 342 rounds, optimum 8.1523."""
+    factorization = tree_aggregation(2052, "full")
+    workload = Workload("prefix_sum", 2052)
+    epochs, separated = FixedEpochOrder(6, 342), MinSeparation(342, 6)
+    of_epochs = factorization.sensitivity(epochs)
+    assert round(factorization.rmse(workload, epochs) / 8.1523, 2) == 1.53
+    assert round(factorization.rmse(workload, separated) / 8.1523, 2) == 1.53
+    assert round(factorization.sensitivity(SingleParticipation()) / of_epochs, 2) == 0.32
+    assert round(factorization.sensitivity(separated) / of_epochs, 2) == 1.00
+    assert of_epochs.is_exact
+    assert factorization.sensitivity(separated).is_exact
+
+
+def test_the_papers_matrix_for_four_rounds() -> None:
+    """Denisov et al. Eq. 12."""
+    expected = [
+        [1, 0, 0, 0],
+        [0, 1, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 0, 1],
+        [0, 0, 1, 1],
+        [1, 1, 1, 1],
+    ]
+    np.testing.assert_array_equal(tree_aggregation(4).strategy_matrix(), expected)
+
+
+@given(st.integers(1, 70))
+def test_the_rows_are_the_complete_trees_of_the_binary_expansion(num_rounds: int) -> None:
+    strategy = tree_aggregation(num_rounds).strategy_matrix()
+    assert strategy.shape == (2 * num_rounds - 1, num_rounds)
+    expected, start = set(), 0
+    for exponent in reversed(range(7)):
+        if num_rounds >> exponent & 1:
+            for height in range(exponent + 1):
+                for first in range(start, start + 2**exponent, 2**height):
+                    expected.add((first, first + 2**height))
+            start += 2**exponent
+    found = set()
+    for row in strategy[np.any(strategy, axis=1)]:
+        (covered,) = np.nonzero(row)
+        assert np.all(row[covered[0] : covered[-1] + 1] == 1.0)
+        found.add((int(covered[0]), int(covered[-1]) + 1))
+    assert found == expected
+    assert np.count_nonzero(np.any(strategy, axis=1)) == len(expected)
+
+
+@given(st.integers(1, 40), _DECODERS)
+@settings(max_examples=60, deadline=None)
+def test_streamed_rows_have_the_law_of_the_dense_view(num_rounds: int, decoder: str) -> None:
+    factorization = tree_aggregation(num_rounds, decoder)
+    noising = factorization.noising_matrix()
+    assert noising.shape == (num_rounds, 2 * num_rounds - 1)
+    streamed = factorization.noise_rows(np.eye(num_rounds))
+    assert not np.any(np.triu(streamed, 1))
+    np.testing.assert_allclose(streamed @ streamed.T, noising @ noising.T, atol=1e-12)
+
+
+@given(st.integers(1, 40))
+@settings(max_examples=30, deadline=None)
+def test_the_full_estimator_is_the_pseudo_inverse(num_rounds: int) -> None:
+    factorization = tree_aggregation(num_rounds, "full")
+    expected = np.linalg.pinv(factorization.strategy_matrix())
+    np.testing.assert_allclose(factorization.noising_matrix(), expected, atol=1e-11)
+
+
+@given(st.integers(1, 24))
+@settings(max_examples=24, deadline=None)
+def test_the_online_estimator_is_the_best_from_completed_nodes(num_rounds: int) -> None:
+    factorization = tree_aggregation(num_rounds, "online")
+    strategy = factorization.strategy_matrix()
+    decoder = factorization.decoder_matrix(workloads.prefix_sum(num_rounds))
+    for i in range(num_rounds):
+        completed = ~np.any(strategy[:, i + 1 :], axis=1)
+        target = (np.arange(num_rounds) <= i).astype(np.float64)
+        best = np.zeros(len(strategy))
+        best[completed] = target @ np.linalg.pinv(strategy[completed])
+        np.testing.assert_allclose(decoder[i], best, atol=1e-11)
+
+
+@given(st.integers(1, 30), _DECODERS, st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_the_decoder_undoes_the_encoder(num_rounds: int, decoder: str, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    workload = np.tril(generator.normal(size=(num_rounds, num_rounds)))
+    np.fill_diagonal(workload, 1.0)
+    factorization = tree_aggregation(num_rounds, decoder)
+    x = generator.normal(size=(num_rounds, 2, 3))
+    encoded = factorization.strategy_product(x)
+    strategy = factorization.strategy_matrix()
+    np.testing.assert_allclose(encoded, np.tensordot(strategy, x, axes=1), atol=1e-12)
+    decoded = np.tensordot(factorization.decoder_matrix(workload), encoded, axes=1)
+    np.testing.assert_allclose(decoded, np.tensordot(workload, x, axes=1), atol=1e-10)
+
+
+@given(st.integers(1, 60), _DECODERS)
+@settings(max_examples=60, deadline=None)
+def test_prefix_variances_need_no_matrix(num_rounds: int, decoder: str) -> None:
+    factorization = tree_aggregation(num_rounds, decoder)
+    np.testing.assert_allclose(
+        factorization.squared_decoder_rows(Workload("prefix_sum", num_rounds)),
+        factorization.squared_decoder_rows(workloads.prefix_sum(num_rounds)),
+        rtol=1e-11,
+    )
+
+
+@pytest.mark.parametrize("decoder", ["online", "full"])
+def test_other_workloads_take_the_dense_way(decoder: str) -> None:
+    factorization = tree_aggregation(11, decoder)
+    workload = Workload("momentum_sgd", 11, momentum=0.5)
+    decoded = workload.matrix() @ factorization.noising_matrix()
+    np.testing.assert_allclose(
+        factorization.squared_decoder_rows(workload), np.sum(np.square(decoded), axis=1)
+    )
+
+
+def test_the_full_estimator_has_the_smaller_error() -> None:
+    workload = Workload("prefix_sum", 100)
+    online, full = (
+        tree_aggregation(100, decoder).squared_decoder_rows(workload)
+        for decoder in ("online", "full")
+    )
+    assert np.all(full <= online * (1 + 1e-12))
+    assert np.sum(full) < 0.8 * np.sum(online)
+
+
+@given(st.integers(1, 12), st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_sensitivity_is_that_of_the_worst_pattern(num_rounds: int, data: st.DataObject) -> None:
+    rounds = data.draw(st.integers(1, num_rounds))
+    separation = data.draw(st.integers(1, num_rounds + 1))
+    most = data.draw(st.integers(1, 5))
+    schemas: list[Participation] = [
+        SingleParticipation(),
+        FixedEpochOrder(most, separation),
+        MinSeparation(separation, most),
+        MinSeparation(separation),
+    ]
+    participation = data.draw(st.sampled_from(schemas))
+    factorization = tree_aggregation(num_rounds, data.draw(_DECODERS))
+    strategy = factorization.strategy_matrix()[:, :rounds]
+    found = factorization.sensitivity_of_first(rounds, participation)
+    assert found.is_exact
+    assert found == pytest.approx(np.sqrt(_largest_sum(strategy, participation)), rel=1e-12)
+    assert found <= sensitivities.compute(strategy, participation) * (1 + 1e-9)
+    if rounds <= 6:
+        truth = brute_force.scalar_sensitivity(strategy, participation)
+        assert found == pytest.approx(truth, rel=1e-12)
+    if rounds == num_rounds:
+        assert factorization.sensitivity(participation) == found
+
+
+@given(st.integers(13, 45), st.integers(2, 9), st.integers(2, 8), st.integers(0, 12))
+@settings(max_examples=40, deadline=None)
+def test_the_search_finds_patterns_of_uneven_spacing(
+    num_rounds: int, separation: int, most: int, unreleased: int
+) -> None:
+    rounds = num_rounds - unreleased
+    factorization = tree_aggregation(num_rounds)
+    strategy = factorization.strategy_matrix()[:, :rounds]
+    found = factorization.sensitivity_of_first(rounds, MinSeparation(separation, most))
+    assert found.is_exact
+    truth = _largest_sum_from_left(strategy, separation, most)
+    assert found == pytest.approx(np.sqrt(truth), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "separation", "squared"),
+    # Between the best pattern of exact spacing, 141 and 1008, and the bound that forgets
+    # some separations, 149 and 1016.
+    [(1000, 100, 143), (2052, 100, 1012)],
+)
+def test_the_search_settles_what_its_bounds_leave_open(
+    num_rounds: int, separation: int, squared: int
+) -> None:
+    found = tree_aggregation(num_rounds).sensitivity(MinSeparation(separation))
+    assert found.is_exact
+    assert found == pytest.approx(np.sqrt(squared), rel=1e-12)
+
+
+@given(st.integers(2, 12), st.integers(1, 5), st.integers(2, 5), st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_a_search_that_gives_up_is_an_upper_bound(
+    num_rounds: int, separation: int, most: int, steps: int
+) -> None:
+    factorization = tree_aggregation(num_rounds)
+    participation = MinSeparation(separation, most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_STEPS", steps)
+        found = factorization.sensitivity(participation)
+    truth = np.sqrt(_largest_sum(factorization.strategy_matrix(), participation))
+    assert found >= truth * (1 - 1e-12)
+    if found.is_exact:
+        assert found == pytest.approx(truth, rel=1e-12)
+
+
+def test_giving_up_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_STEPS", 1000)
+    found = tree_aggregation(1000).sensitivity(MinSeparation(100))
+    assert not found.is_exact
+    assert found**2 == pytest.approx(149)
+
+
+def test_a_long_stream_is_small_and_quickly_described() -> None:
+    num_rounds = 50_000
+    for decoder, most in (("online", 15), ("full", 16)):
+        factorization = tree_aggregation(num_rounds, decoder)
+        recursion = factorization.noise_recursion()
+        assert noise_recursions.rows_of_z_per_round(recursion) == 1
+        assert noise_recursions.floats_per_parameter(recursion) <= most
+        stored = sum(
+            getattr(recursion, field.name).nbytes for field in dataclasses.fields(recursion)
+        )
+        assert stored < 50e6
+        assert factorization.sensitivity(MinSeparation(1000, 6)).is_exact
+        variances = factorization.squared_decoder_rows(Workload("prefix_sum", num_rounds))
+        assert np.all(variances > 0)
+
+
+@given(st.integers(1, 20), _DECODERS)
+@settings(max_examples=20, deadline=None)
+def test_rows_past_the_last_round_are_refused(num_rounds: int, decoder: str) -> None:
+    recursion = tree_aggregation(num_rounds, decoder).noise_recursion()
+    state = noise_recursions.initial_state(recursion, (2,))
+    for _ in range(num_rounds):
+        _, state = noise_recursions.next_row(recursion, state, np.ones(2))
+    with pytest.raises(ValueError, match="more rounds is needed"):
+        noise_recursions.next_row(recursion, state, np.zeros(2))
+
+
+@pytest.mark.parametrize("decoder", ["online", "full"])
+def test_a_factorization_is_rebuilt_from_its_parameters(decoder: str) -> None:
+    factorization = tree_aggregation(9, decoder)
+    assert factorization.mechanism == "tree"
+    assert factorization.parameters == {"decoder": decoder}
+    rebuilt = TreeAggregationFactorization.from_arrays(
+        9, factorization.arrays(), participation=None, parameters=factorization.parameters
+    )
+    assert rebuilt.decoder == decoder
+    np.testing.assert_array_equal(rebuilt.noising_matrix(), factorization.noising_matrix())
+
+
+@pytest.mark.parametrize("decoder", ["offline", None, 1])
+def test_unknown_decoders_are_refused(decoder: object) -> None:
+    with pytest.raises(ValueError, match="decoder must be one of online, full"):
+        tree_aggregation(4, decoder)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="decoder must be one of online, full"):
+        TreeAggregationFactorization.from_arrays(4, {}, parameters={"decoder": decoder})
+
+
+def test_a_missing_decoder_is_refused() -> None:
+    with pytest.raises(ValueError, match="decoder must be one of online, full"):
+        TreeAggregationFactorization.from_arrays(4, {})
+
+
+@pytest.mark.parametrize("num_rounds", [0, 2.5, True])
+def test_rounds_must_be_a_positive_integer(num_rounds: float) -> None:
+    with pytest.raises(ValueError, match="num_rounds"):
+        tree_aggregation(num_rounds)  # type: ignore[arg-type]
+
+
+def test_a_workload_for_other_rounds_is_refused() -> None:
+    with pytest.raises(ValueError, match="8 rounds"):
+        tree_aggregation(9).squared_decoder_rows(Workload("prefix_sum", 8))
