@@ -23,9 +23,14 @@ from mf_aggregators import participation as participations
 from mf_aggregators import version, workloads
 from mf_aggregators.factorizations import (
     BandedFactorization,
+    BandedInverseFactorization,
+    BltFactorization,
     DenseFactorization,
     Factorization,
     IdentityFactorization,
+    StructuredFactorization,
+    ToeplitzFactorization,
+    TreeAggregationFactorization,
 )
 from mf_aggregators.participation import Participation, SingleParticipation
 
@@ -33,10 +38,18 @@ FORMAT_VERSION = 1
 DESCRIPTION_FILE = "factorization.json"
 ARRAYS_FILE = "arrays.npz"
 
-_CLASSES: dict[str, type[Factorization]] = {
-    BandedFactorization.mechanism: BandedFactorization,
-    DenseFactorization.mechanism: DenseFactorization,
-    IdentityFactorization.mechanism: IdentityFactorization,
+_CLASSES: Mapping[str, type[Factorization]] = {
+    factorization.mechanism: factorization
+    for factorization in (
+        BandedFactorization,
+        BandedInverseFactorization,
+        BltFactorization,
+        DenseFactorization,
+        IdentityFactorization,
+        StructuredFactorization,
+        ToeplitzFactorization,
+        TreeAggregationFactorization,
+    )
 }
 
 # How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.
@@ -169,9 +182,9 @@ def load_with_description(
 def _describe(
     factorization: Factorization, workload: Mapping[str, Any], schema: Participation
 ) -> dict[str, Any]:
-    matrix = workloads.from_description(workload, factorization.num_rounds)
+    described = workloads.describe(workload, factorization.num_rounds)
     sensitivity = factorization.sensitivity(schema)
-    variances = factorization.per_round_variance(matrix, schema)
+    variances = sensitivity.value**2 * factorization.squared_decoder_rows(described)
     return {
         "format_version": FORMAT_VERSION,
         "library_version": version.__version__,

@@ -97,7 +97,18 @@ class Workload:
                 _checked_rates(self.learning_rates, self.num_rounds)
 
     def matrix(self) -> np.ndarray:
-        """Returns the workload as a dense (n, n) float64 array."""
+        """Returns the workload as a dense (n, n) float64 array.
+
+        Raises:
+          ValueError: If it would hold more than 2^15 rounds, 8 GiB.
+        """
+        if self.num_rounds > _MOST_ROUNDS_OF_A_MATRIX:
+            size = 8 * self.num_rounds**2 / 2**30
+            raise ValueError(
+                f"a dense matrix for {self.num_rounds} rounds would take {size:.0f} GiB; above "
+                f"{_MOST_ROUNDS_OF_A_MATRIX} rounds use toeplitz, blt, banded_inverse, tree or "
+                "identity, with a workload of constant learning rates."
+            )
         if self.name == "prefix_sum":
             return prefix_sum(self.num_rounds)
         return momentum_sgd(self.num_rounds, self.momentum, self.learning_rates)
@@ -119,6 +130,7 @@ class Workload:
         return {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
 
 
+_MOST_ROUNDS_OF_A_MATRIX = 1 << 15
 _NAMES = ("prefix_sum", "momentum_sgd")
 
 

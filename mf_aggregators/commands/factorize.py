@@ -1,45 +1,98 @@
 r"""mf-factorize: computes a factorization and saves it as a checkpoint.
 
-Example:
+Examples:
   mf-factorize --mechanism=banded --num_rounds=2052 --num_bands=342 \
     --separation=342 --max_participations=6 --output=banded_342
+  mf-factorize --mechanism=blt --num_rounds=1000000 --num_buffers=4 --output=blt_4
 """
 
 import sys
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from mf_aggregators import checkpoints, factorizations, workloads
+from mf_aggregators import checkpoints, factorizations, lower_bounds, workloads
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.workloads import Workload
 
-_MECHANISMS = ("identity", "optimal", "banded")
+# Which flags each mechanism takes, beside those that all take.
+_FLAGS_OF: Mapping[str, tuple[str, ...]] = {
+    "identity": (),
+    "tree": ("decoder",),
+    "optimal": ("equal_column_norms", "pattern_entries", "relative_gap"),
+    "banded": ("num_bands", "equal_column_norms", "relative_gap"),
+    "toeplitz": ("num_bands", "equal_column_norms", "coefficients", "error"),
+    "blt": ("num_buffers", "error"),
+    "banded_inverse": ("num_bands", "coefficients", "error"),
+    "structured": ("num_diagonals", "rank", "base_checkpoint"),
+}
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-factorize."""
-    flags.DEFINE_enum("mechanism", None, list(_MECHANISMS), "What to compute.", flag_values=values)
-    flags.DEFINE_integer("num_rounds", None, "The number of rounds n.", flag_values=values)
+
+    def integer(name: str, meaning: str) -> None:
+        flags.DEFINE_integer(name, None, meaning, flag_values=values)
+
+    def choice(name: str, choices: list[str], meaning: str) -> None:
+        flags.DEFINE_enum(name, None, choices, meaning, flag_values=values)
+
+    choice("mechanism", list(_FLAGS_OF), "What to compute.")
+    integer("num_rounds", "The number of rounds n.")
     flags.DEFINE_string("output", None, "The checkpoint directory to write.", flag_values=values)
-    flags.DEFINE_integer(
+    integer(
         "num_bands",
-        None,
-        "Bands of --mechanism=banded; default: --separation.",
-        flag_values=values,
+        "Bands of C (banded, toeplitz) or of its inverse (banded_inverse); default: --separation "
+        "for banded and toeplitz, and all n for toeplitz without a separation.",
+    )
+    integer("num_buffers", "Buffers of blt, 1 to 8.")
+    choice(
+        "decoder",
+        ["online", "full"],
+        "How tree estimates sums: from the nodes below alone, or from all nodes; default online.",
     )
     flags.DEFINE_bool(
-        "equal_column_norms", True, "Whether C has equal column norms.", flag_values=values
+        "equal_column_norms",
+        None,
+        "Whether C has equal column norms; default true for banded, false for toeplitz and for "
+        "optimal with clients that return.",
+        flag_values=values,
+    )
+    choice(
+        "coefficients",
+        ["optimised", "square_root"],
+        "Of toeplitz and banded_inverse; default optimised.",
+    )
+    choice(
+        "error",
+        ["mean", "max"],
+        "What toeplitz, blt and banded_inverse minimise: the mean squared error over rounds or "
+        "its maximum; default mean.",
+    )
+    choice(
+        "pattern_entries",
+        ["any", "non_negative", "orthogonal"],
+        "What optimal allows C^T C to be for two rounds of one client; default any.",
+    )
+    integer("num_diagonals", "Diagonals that structured keeps as they are, h.")
+    integer("rank", "The rank of the rest of structured, r.")
+    flags.DEFINE_string(
+        "base_checkpoint",
+        None,
+        "The factorization that structured approximates; default: optimal, computed anew.",
+        flag_values=values,
     )
     flags.DEFINE_float(
         "relative_gap",
         None,
-        "The certified relative gap of the squared error at which the solver stops; default "
-        "1e-6 for optimal, 1e-5 for banded.",
+        "The certified relative gap of the squared error at which optimal and banded stop; "
+        "default 1e-6 for optimal (5e-6 for clients that return), 1e-5 for banded.",
         flag_values=values,
     )
     mechanism_flags.define_workload(values)
@@ -50,24 +103,37 @@ def main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
     for name in ("mechanism", "num_rounds", "output"):
         command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
+    for name in sorted({name for names in _FLAGS_OF.values() for name in names}):
+        takers = [mechanism for mechanism, names in _FLAGS_OF.items() if name in names]
+        command_line.check_choice(
+            getattr(values, name) is None or values.mechanism in takers,
+            f"--{name} belongs to --mechanism={'|'.join(takers)}, not to "
+            f"--mechanism={values.mechanism}.",
+        )
     participation = mechanism_flags.participation(values)
-    description = mechanism_flags.workload_description(values) or {"name": "prefix_sum"}
-    workload = workloads.from_description(description, values.num_rounds)
+    workload = workloads.describe(
+        mechanism_flags.workload_description(values) or {"name": "prefix_sum"}, values.num_rounds
+    )
     start = time.monotonic()
     with warnings.catch_warnings():
         warnings.showwarning = _warn_in_one_line
-        factorization = _factorize(values, workload, participation)
+        factorization = _BUILDERS[values.mechanism](values, workload, participation)
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()
-    checkpoints.save(factorization, values.output, workload=description, participation=schema)
-    variances = factorization.per_round_variance(workload, schema)
+    checkpoints.save(
+        factorization, values.output, workload=workload.to_dict(), participation=schema
+    )
+    sensitivity = factorization.sensitivity(schema).value
+    variances = sensitivity**2 * factorization.squared_decoder_rows(workload)
+    bound = lower_bounds.compute(workload, schema)
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
-        "sensitivity": factorization.sensitivity(schema).value,
+        "sensitivity": sensitivity,
         "total_error": float(np.sqrt(np.sum(variances))),
         "rmse": float(np.sqrt(np.mean(variances))),
         "max_error": float(np.sqrt(np.max(variances))),
+        "rmse_lower_bound": None if bound is None else bound.rmse,
         "optimality_gap": factorization.optimality_gap,
         "seconds": seconds,
         "participation": str(schema),
@@ -81,28 +147,116 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
-def _factorize(
-    values: flags.FlagValues, workload: np.ndarray, participation: Participation | None
+def _given(values: flags.FlagValues, *names: str) -> dict[str, Any]:
+    """The flags that were given, as arguments."""
+    return {name: getattr(values, name) for name in names if getattr(values, name) is not None}
+
+
+def _required(values: flags.FlagValues, name: str) -> Any:
+    value = getattr(values, name)
+    command_line.check_choice(value is not None, f"--mechanism={values.mechanism} needs --{name}.")
+    return value
+
+
+def _identity(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
 ) -> Factorization:
-    mechanism = values.mechanism
-    command_line.check_choice(
-        mechanism == "banded" or values.num_bands is None,
-        f"--num_bands belongs to --mechanism=banded, not to --mechanism={mechanism}.",
-    )
-    solver: dict[str, Any] = {"show_progress": True}
-    if values.relative_gap is not None:
-        solver["relative_gap"] = values.relative_gap
-    if mechanism == "identity":
-        return factorizations.identity(values.num_rounds)
-    if mechanism == "optimal":
-        return factorizations.optimal(workload, participation, **solver)
+    return factorizations.identity(values.num_rounds)
+
+
+def _tree(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
+) -> Factorization:
+    return factorizations.tree_aggregation(values.num_rounds, **_given(values, "decoder"))
+
+
+def _optimal(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
+) -> Factorization:
+    options = _given(values, "equal_column_norms", "pattern_entries", "relative_gap")
+    return factorizations.optimal(workload.matrix(), participation, show_progress=True, **options)
+
+
+def _banded(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
+) -> Factorization:
     num_bands = values.separation if values.num_bands is None else values.num_bands
     command_line.check_choice(
         num_bands is not None, "--mechanism=banded needs --num_bands or --separation."
     )
     return factorizations.banded(
-        workload, num_bands, values.equal_column_norms, participation, **solver
+        workload.matrix(),
+        num_bands,
+        participation=participation,
+        show_progress=True,
+        **_given(values, "equal_column_norms", "relative_gap"),
     )
+
+
+def _toeplitz(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
+) -> Factorization:
+    options = _given(values, "num_bands", "equal_column_norms", "coefficients", "error")
+    return factorizations.toeplitz(
+        values.num_rounds, participation=participation, show_progress=True, **options
+    )
+
+
+def _blt(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
+) -> Factorization:
+    return factorizations.blt(
+        values.num_rounds,
+        _required(values, "num_buffers"),
+        participation,
+        show_progress=True,
+        **_given(values, "error"),
+    )
+
+
+def _banded_inverse(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
+) -> Factorization:
+    return factorizations.banded_inverse(
+        values.num_rounds,
+        _required(values, "num_bands"),
+        participation,
+        show_progress=True,
+        **_given(values, "coefficients", "error"),
+    )
+
+
+def _structured(
+    values: flags.FlagValues, workload: Workload, participation: Participation | None
+) -> Factorization:
+    num_diagonals, rank = _required(values, "num_diagonals"), _required(values, "rank")
+    if values.base_checkpoint is None:
+        prefix_sum = workloads.Workload("prefix_sum", values.num_rounds)
+        base: Factorization = factorizations.optimal(
+            prefix_sum.matrix(), participation, show_progress=True
+        )
+    else:
+        base = checkpoints.load(values.base_checkpoint)
+        command_line.check_choice(
+            base.num_rounds == values.num_rounds,
+            f"--base_checkpoint={values.base_checkpoint} is for {base.num_rounds} rounds, and "
+            f"--num_rounds={values.num_rounds}.",
+        )
+    return factorizations.structured(base, num_diagonals, rank, show_progress=True)
+
+
+_Builder = Callable[[flags.FlagValues, Workload, Participation | None], Factorization]
+
+_BUILDERS: Mapping[str, _Builder] = {
+    "identity": _identity,
+    "tree": _tree,
+    "optimal": _optimal,
+    "banded": _banded,
+    "toeplitz": _toeplitz,
+    "blt": _blt,
+    "banded_inverse": _banded_inverse,
+    "structured": _structured,
+}
 
 
 def _warn_in_one_line(message: Warning | str, *unused: Any, **also_unused: Any) -> None:

@@ -14,10 +14,20 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, checkpoints, factorizations, noise_recursions, workloads
+from mf_aggregators import (
+    accounting,
+    checkpoints,
+    factorizations,
+    lower_bounds,
+    noise_recursions,
+    workloads,
+)
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.factorizations import Factorization
+
+# Above this, a figure shows the first column of C instead of the whole matrix.
+_MOST_ROUNDS_DRAWN = 4096
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -46,9 +56,10 @@ def main(values: flags.FlagValues) -> None:
     workload_description = (
         mechanism_flags.workload_description(values) or description["errors"]["workload"]
     )
-    workload = workloads.from_description(workload_description, factorization.num_rounds)
-    variances = factorization.per_round_variance(workload, schema)
+    workload = workloads.describe(workload_description, factorization.num_rounds)
     sensitivity = factorization.sensitivity(schema)
+    variances = sensitivity.value**2 * factorization.squared_decoder_rows(workload)
+    bound = lower_bounds.compute(workload, schema)
     multiplier = mechanism_flags.noise_multiplier(values)
     rmse = float(np.sqrt(np.mean(variances)))
     # The certified gap is that of the problem the matrix was optimised for.
@@ -68,8 +79,13 @@ def main(values: flags.FlagValues) -> None:
         "total_error": float(np.sqrt(np.sum(variances))),
         "rmse": rmse,
         "max_error": float(np.sqrt(np.max(variances))),
+        "rmse_lower_bound": None if bound is None else bound.rmse,
+        "rmse_over_lower_bound": None if bound is None else rmse / bound.rmse,
         "optimality_gap": factorization.optimality_gap if is_own_problem else None,
         "noise_state_floats_per_parameter": noise_recursions.floats_per_parameter(
+            factorization.noise_recursion()
+        ),
+        "rows_of_z_per_round": noise_recursions.rows_of_z_per_round(
             factorization.noise_recursion()
         ),
         "noise_multiplier": multiplier,
@@ -101,7 +117,7 @@ def run() -> None:
 
 def _draw(
     factorization: Factorization,
-    workload: np.ndarray,
+    workload: workloads.Workload,
     schema: participations.Participation,
     variances: np.ndarray,
     path: pathlib.Path,
@@ -125,11 +141,21 @@ def _draw(
         title=f"noise multiplier 1, {schema}",
     )
     error_axes.legend()
-    image = matrix_axes.imshow(
-        np.abs(factorization.strategy_matrix()) ** 0.5, cmap="magma", interpolation="antialiased"
-    )
-    matrix_axes.set(title="strategy matrix C (root of magnitudes)", xlabel="round", ylabel="row")
-    figure.colorbar(image, ax=matrix_axes)
+    if factorization.num_rounds <= _MOST_ROUNDS_DRAWN:
+        image = matrix_axes.imshow(
+            np.abs(factorization.strategy_matrix()) ** 0.5,
+            cmap="magma",
+            interpolation="antialiased",
+        )
+        matrix_axes.set(
+            title="strategy matrix C (root of magnitudes)", xlabel="round", ylabel="row"
+        )
+        figure.colorbar(image, ax=matrix_axes)
+    else:
+        first = np.zeros(factorization.num_rounds)
+        first[0] = 1.0
+        matrix_axes.loglog(rounds, np.abs(factorization.strategy_product(first))[: len(rounds)])
+        matrix_axes.set(title="first column of C (magnitudes)", xlabel="row")
     figure.savefig(path, dpi=120)
 
 

@@ -1,19 +1,40 @@
 """Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
 
 from mf_aggregators.factorizations.banded import BandedFactorization, banded
+from mf_aggregators.factorizations.banded_inverse import (
+    BandedInverseFactorization,
+    banded_inverse,
+)
+from mf_aggregators.factorizations.blt import BltFactorization, blt
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
 from mf_aggregators.factorizations.optimal import optimal
+from mf_aggregators.factorizations.structured import StructuredFactorization, structured
+from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
+from mf_aggregators.factorizations.tree_aggregation import (
+    TreeAggregationFactorization,
+    tree_aggregation,
+)
 
 __all__ = [
     "BandedFactorization",
+    "BandedInverseFactorization",
+    "BltFactorization",
     "DenseFactorization",
     "Factorization",
     "IdentityFactorization",
     "NotConvergedWarning",
+    "StructuredFactorization",
+    "ToeplitzFactorization",
+    "TreeAggregationFactorization",
     "banded",
+    "banded_inverse",
+    "blt",
     "identity",
     "optimal",
+    "structured",
+    "toeplitz",
+    "tree_aggregation",
 ]

@@ -257,13 +257,13 @@ class _PatternNorms:
 
     def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
         """Returns what each column of C is divided by, squared."""
-        sums = self.layout.sums(self.layout.by_position(squared_norms))
-        largest = np.max(sums, axis=1, keepdims=True)
-        # Relative to the largest sum of the class, so that powers stay in range.
-        powers = self.layout.cover((sums / largest) ** sharpness)
-        tightest = self.layout.tightest(sums)
-        smooth = largest * np.maximum(powers, np.finfo(np.float64).tiny) ** (1.0 / sharpness)
-        return self.layout.by_round(np.maximum(smooth, tightest))
+        layout = self.layout
+        sums = layout.sums(layout.by_position(squared_norms))
+        tightest = layout.tightest(sums)
+        # Shares of the largest sum, at most one, whose powers stay in range.
+        shares = np.where(layout.held, sums[:, np.newaxis] / tightest[:, :, np.newaxis], 0.0)
+        norms = np.sum(shares**sharpness, axis=2) ** (1.0 / sharpness)
+        return layout.by_round(tightest * norms)
 
     def by_squared_norms(
         self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
@@ -271,14 +271,12 @@ class _PatternNorms:
         """Returns the part of the slope that changes the scales: a multiple of each column."""
         layout = self.layout
         sums = layout.sums(layout.by_position(squared_norms))
-        largest = np.max(sums, axis=1, keepdims=True)
-        scales = layout.by_position(self.scales(squared_norms, sharpness)) / largest
-        exists = layout.exists
-        shares = np.zeros_like(scales)
-        shares[exists] = layout.by_position(along)[exists] * scales[exists] ** -sharpness
-        relative = sums / largest
-        powers = np.where(layout.windows, relative ** (sharpness - 1.0), 0.0)
-        return layout.by_round(layout.cover(powers * layout.sums(shares)) / largest)
+        scales = layout.by_position(self.scales(squared_norms, sharpness))
+        scales[~layout.exists] = 1.0
+        shares = np.where(layout.held, sums[:, np.newaxis] / scales[:, :, np.newaxis], 0.0)
+        powers = np.where(layout.held, shares ** (sharpness - 1.0), 0.0)
+        by_pattern = np.sum((layout.by_position(along) / scales)[:, :, np.newaxis] * powers, axis=1)
+        return layout.by_round(layout.cover(by_pattern))
 
     def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
         """Returns the largest sum over a pattern: columns of one are orthogonal."""
@@ -292,14 +290,12 @@ class _PatternNorms:
         """
         layout = self.layout
         table, weights = layout.by_position(diagonal), np.zeros(layout.windows.shape)
-        for row, exists, windows, found in zip(
-            table, layout.exists, layout.windows, weights, strict=True
+        for row, exists, windows, held, found in zip(
+            table, layout.exists, layout.windows, layout.held, weights, strict=True
         ):
-            starts = np.flatnonzero(windows)
-            positions = np.flatnonzero(exists)[:, np.newaxis]
-            holds = (positions >= starts) & (positions < starts + layout.most)
             target = row[exists]
-            found[starts], _ = scipy.optimize.nnls(
+            holds = held[np.ix_(exists, windows)]
+            found[windows], _ = scipy.optimize.nnls(
                 holds / target[:, np.newaxis], np.ones(len(target))
             )
         return layout.by_round(layout.cover(weights)), float(np.sum(weights))

@@ -45,6 +45,14 @@ class PatternLayout:
         sizes = np.sum(self.exists, axis=1, keepdims=True)
         return (starts + self.most <= sizes) | ((starts == 0) & (sizes < self.most))
 
+    @property
+    def held(self) -> np.ndarray:
+        """(b, K, W) bool: which positions each maximal pattern holds."""
+        positions = np.arange(self.positions)[:, np.newaxis]
+        starts = np.arange(self.positions - self.most + 1)
+        holds = (positions >= starts) & (positions < starts + self.most)
+        return holds & self.windows[:, np.newaxis] & self.exists[:, :, np.newaxis]
+
     def by_position(self, values: np.ndarray) -> np.ndarray:
         """Returns (b, K) values of (n,) rounds, zero where there is no round."""
         table = np.zeros((self.separation, self.positions))
@@ -96,12 +104,12 @@ class PatternLayout:
         )
 
     def tightest(self, sums: np.ndarray) -> np.ndarray:
-        """Returns (b, K): the largest of (b, W) values over the patterns that hold a position."""
-        positions = np.arange(self.positions)[:, np.newaxis]
-        starts = np.arange(sums.shape[1])
-        holds = (positions >= starts) & (positions < starts + self.most)
-        within = np.where(holds & self.windows[:, np.newaxis], sums[:, np.newaxis], 0.0)
-        return np.asarray(np.max(within, axis=2))
+        """Returns (b, K): the largest of (b, W) values over the patterns that hold a position.
+
+        One where there is no round.
+        """
+        largest = np.max(np.where(self.held, sums[:, np.newaxis], 0.0), axis=2)
+        return np.where(self.exists, largest, 1.0)
 
     def _holding(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The range of patterns, first to before last, that hold positions low to high."""

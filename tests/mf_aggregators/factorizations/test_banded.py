@@ -167,9 +167,26 @@ def test_bands_beyond_the_separation_are_refused() -> None:
         banded(workloads.prefix_sum(8), 4, participation=MinSeparation(3))
 
 
-def test_unequal_column_norms_are_refused() -> None:
-    with pytest.raises(ValueError, match="equal column norms"):
-        banded(workloads.prefix_sum(8), 4, equal_column_norms=False)
+@pytest.mark.parametrize(
+    ("epochs", "separation", "num_rounds"), [(3, 4, 12), (2, 3, 8), (2, 3, 14)]
+)
+def test_free_column_norms_beat_equal_ones_under_their_own_schema(
+    epochs: int, separation: int, num_rounds: int
+) -> None:
+    workload = workloads.prefix_sum(num_rounds)
+    schema = FixedEpochOrder(epochs, separation)
+    equal = banded(workload, separation, participation=schema, relative_gap=1e-7)
+    free = banded(workload, separation, False, MinSeparation(separation, epochs), relative_gap=1e-3)
+    assert free.participation == schema
+    assert free.optimality_gap is not None
+    assert free.optimality_gap <= 1e-3
+    assert free.total_error(workload, schema) <= equal.total_error(workload, schema) * (1 + 1e-4)
+    # The certificate: no matrix of the class, such as that of equal norms, beats the bound.
+    bound = free.total_error(workload, schema) ** 2 / (1 + free.optimality_gap)
+    assert bound <= equal.total_error(workload, schema) ** 2
+    truth = brute_force.scalar_sensitivity(free.strategy_matrix(), schema)
+    assert free.sensitivity(schema).value == pytest.approx(truth, rel=1e-9)
+    assert free.sensitivity(schema).value == pytest.approx(1.0, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,13 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations import structured as module
-from mf_aggregators.factorizations.structured import StructuredFactorization, structured
+from mf_aggregators.factorizations.structured import (
+    _PENALTY,
+    StructuredFactorization,
+    _ridge_rows,
+    _total_error,
+    structured,
+)
 from mf_aggregators.factorizations.tree_aggregation import tree_aggregation
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -119,7 +124,7 @@ def test_the_error_that_is_watched_is_the_total_error(
     factorization: StructuredFactorization,
 ) -> None:
     workload = Workload("prefix_sum", factorization.num_rounds)
-    watched = module._total_error(**factorization.arrays())
+    watched = _total_error(**factorization.arrays())
     assert watched == pytest.approx(factorization.total_error(workload, _SINGLE), rel=1e-9)
 
 
@@ -201,11 +206,11 @@ def test_least_squares_solves_its_problem() -> None:
     factors = generator.normal(size=(num_rounds, rank))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_STACK", 4 * rank**2)
-        solved = module._ridge_rows(matrix @ factors, factors, lag)
+        solved = _ridge_rows(matrix @ factors, factors, lag)
     expected = np.zeros((num_rounds, rank))
     for i in range(lag, num_rounds):
         known = factors[: i - lag + 1]
-        gram = known.T @ known + module._PENALTY * np.eye(rank)
+        gram = known.T @ known + _PENALTY * np.eye(rank)
         expected[i] = np.linalg.solve(gram, known.T @ matrix[i, : i - lag + 1])
     np.testing.assert_allclose(solved, expected, rtol=1e-9, atol=1e-12)
 
