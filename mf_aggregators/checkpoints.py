@@ -39,17 +39,14 @@ DESCRIPTION_FILE = "factorization.json"
 ARRAYS_FILE = "arrays.npz"
 
 _CLASSES: Mapping[str, type[Factorization]] = {
-    factorization.mechanism: factorization
-    for factorization in (
-        BandedFactorization,
-        BandedInverseFactorization,
-        BltFactorization,
-        DenseFactorization,
-        IdentityFactorization,
-        StructuredFactorization,
-        ToeplitzFactorization,
-        TreeAggregationFactorization,
-    )
+    BandedFactorization.mechanism: BandedFactorization,
+    BandedInverseFactorization.mechanism: BandedInverseFactorization,
+    BltFactorization.mechanism: BltFactorization,
+    DenseFactorization.mechanism: DenseFactorization,
+    IdentityFactorization.mechanism: IdentityFactorization,
+    StructuredFactorization.mechanism: StructuredFactorization,
+    ToeplitzFactorization.mechanism: ToeplitzFactorization,
+    TreeAggregationFactorization.mechanism: TreeAggregationFactorization,
 }
 
 # How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.

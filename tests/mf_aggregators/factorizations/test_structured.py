@@ -1,5 +1,6 @@
 """Structured approximations against printed values, the dense product and enumeration."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -205,7 +206,7 @@ def test_least_squares_solves_its_problem() -> None:
     matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)), -lag)
     factors = generator.normal(size=(num_rounds, rank))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_STACK", 4 * rank**2)
+        patch.setattr(sys.modules[_ridge_rows.__module__], "_STACK", 4 * rank**2)
         solved = _ridge_rows(matrix @ factors, factors, lag)
     expected = np.zeros((num_rounds, rank))
     for i in range(lag, num_rounds):
