@@ -1,109 +1,135 @@
-r"""Seconds to compute factorizations, beside plain baselines in the same run.
+r"""Seconds to compute factorizations, each beside a plain baseline in the same run.
 
-  python benchmarks/factorizations.py --num_rounds=1024
+  python benchmarks/factorizations.py --num_rounds=1026
+  python benchmarks/factorizations.py --only=optimal,blt --num_rounds=2048
 
-1. The optimum for single participation: our search for the fixed point of Denisov et al.
-   Thm 3.2, beside iterating phi from the all-ones vector to the same relative gap, 1e-6.
-2. The banded optimum (BandMF Problem 2): L-BFGS over the entries of C, beside L-BFGS over
-   the entries of X from the same start, until the same error.
+optimal: the search for the fixed point of Denisov et al. Thm 3.2, beside iterating phi
+  from the all-ones vector until the same lower bound, relative gap 1e-6.
+banded: L-BFGS over the entries of C, beside L-BFGS over the entries of X from the same
+  start, until an error within 1e-4 of ours.
+multi_epoch: the dual search for the optimum under (6, n / 6)-participation, beside L-BFGS
+  over the entries of C scaled to be feasible, until an error within 1e-4 of ours.
+toeplitz: one evaluation of the error and its gradient, beside the same with dense
+  triangular matrices; and optimised coefficients for --many_rounds rounds.
+blt: 4 buffers, beside one L-BFGS search with numerical gradients from decays that are
+  equally spaced in their logarithms; and decays for --many_rounds rounds.
 
-Clocks are noisy: read the ratios, and the number of evaluations beside them.
+Clocks are noisy: read the ratios, and the number of evaluations beside them. A baseline
+stops after ten times our time, and its error above the target is printed then.
 """
 
 import contextlib
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.linalg
 import scipy.optimize
 from absl import flags
 
-from mf_aggregators import workloads
+from mf_aggregators import lower_bounds, power_series, workloads
 from mf_aggregators.commands import command_line
-from mf_aggregators.factorizations import banded, optimal
-from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
+from mf_aggregators.factorizations.toeplitz_errors import error_weights, squared_rows_by_strategy
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.workloads import Workload
+
+_SINGLE = SingleParticipation()
+# How much longer than we a baseline may take.
+_PATIENCE = 10.0
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the benchmark."""
     flags.DEFINE_integer("num_rounds", 512, "Rounds n.", flag_values=values)
     flags.DEFINE_integer("num_bands", None, "Bands; default n / 6.", flag_values=values)
+    flags.DEFINE_integer(
+        "many_rounds", 1_000_000, "Rounds for toeplitz and blt alone.", flag_values=values
+    )
+    flags.DEFINE_list("only", list(_PARTS), "Which comparisons to run.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
-    """Runs both comparisons and prints a table."""
-    num_rounds = values.num_rounds
-    num_bands = values.num_bands or max(1, num_rounds // 6)
-    workload = workloads.prefix_sum(num_rounds)
-
-    start = time.perf_counter()
-    factorization = optimal(workload)
-    ours = time.perf_counter() - start
-    error = factorization.total_error(workload, SingleParticipation()) ** 2
-    plain, steps = _plain_iteration(workload, error / (1.0 + 1e-6))
-    fields = {
-        "optimal_total_error": factorization.total_error(workload, SingleParticipation()),
-        "optimal_seconds": ours,
-        "plain_iteration_seconds": plain,
-        "plain_iteration_steps": steps,
-        "optimal_ratio": ours / plain,
-    }
-    start = time.perf_counter()
-    narrow = banded(workload, num_bands)
-    ours = time.perf_counter() - start
-    schema = MinSeparation(num_bands)
-    target = narrow.total_error(workload, SingleParticipation()) ** 2 * (1 + 1e-4)
-    plain, steps, reached = _banded_over_x(workload, num_bands, target, budget=10 * ours + 5.0)
-    fields |= {
-        "banded_rmse": narrow.rmse(workload, schema),
-        "banded_gap": narrow.optimality_gap or 0.0,
-        "banded_seconds": ours,
-        "banded_over_x_seconds": plain,
-        "banded_over_x_evaluations": steps,
-        "banded_over_x_error_above_target": max(0.0, reached / target - 1.0),
-        "banded_ratio": ours / plain,
-    }
+    """Runs the comparisons and prints a table."""
+    fields: dict[str, Any] = {"num_rounds": values.num_rounds}
+    for name in values.only:
+        command_line.check_choice(
+            name in _PARTS, f"--only must name some of {', '.join(_PARTS)}, found {name}."
+        )
+        fields |= {f"{name}_{field}": value for field, value in _PARTS[name](values).items()}
     command_line.print_result(values, fields, command_line.table(list(fields.items())))
 
 
-def _plain_iteration(workload: np.ndarray, target: float) -> tuple[float, int]:
-    """Seconds and steps of v <- phi(v) from ones until its lower bound (Eq. 8) reaches a target.
+class _Reached(Exception):  # noqa: N818 - a signal that ends a baseline.
+    """The baseline has reached its target or used up its time."""
 
-    The target is known from the optimum, so the baseline pays for no certificate.
-    """
+
+class _Baseline:
+    """Counts a baseline's evaluations and ends it at its target or after its time."""
+
+    def __init__(self, target: float, seconds: float) -> None:
+        self._target, self._seconds = target, seconds
+        self._start = time.perf_counter()
+        self.evaluations, self.best = 0, np.inf
+
+    def record(self, value: float) -> None:
+        """Notes one evaluation."""
+        self.evaluations += 1
+        self.best = min(self.best, value)
+        if self.best <= self._target or time.perf_counter() - self._start > self._seconds:
+            raise _Reached
+
+    def fields(self, ours: float) -> dict[str, Any]:
+        """Returns what to print, beside our own seconds."""
+        seconds = time.perf_counter() - self._start
+        return {
+            "seconds": ours,
+            "baseline_seconds": seconds,
+            "baseline_evaluations": self.evaluations,
+            "baseline_error_above_target": max(0.0, self.best / self._target - 1.0),
+            "ratio": ours / seconds,
+        }
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - start
+
+
+def _optimal(values: flags.FlagValues) -> dict[str, Any]:
+    workload = workloads.prefix_sum(values.num_rounds)
+    factorization, ours = _timed(lambda: optimal(workload))
+    error = factorization.total_error(workload, _SINGLE) ** 2
     gram = workload.T @ workload
-    v = np.ones(workload.shape[0])
-    start, steps, bound = time.perf_counter(), 0, 0.0
-    while bound < target:
-        steps += 1
-        root_v = np.sqrt(v)
-        eigenvalues, vectors = np.linalg.eigh(gram * root_v * root_v[:, np.newaxis])
-        phi = np.square(vectors) @ np.sqrt(np.maximum(eigenvalues, 0.0))
-        bound = float(np.sum(phi) ** 2 / np.sum(v))
-        v = phi
-    return time.perf_counter() - start, steps
+    v = np.ones(values.num_rounds)
+    # The target is known from the optimum, so the baseline pays for no certificate.
+    baseline = _Baseline(-error / (1.0 + 1e-6), np.inf)
+    with contextlib.suppress(_Reached):
+        while True:
+            root_v = np.sqrt(v)
+            eigenvalues, vectors = np.linalg.eigh(gram * root_v * root_v[:, np.newaxis])
+            phi = np.square(vectors) @ np.sqrt(np.maximum(eigenvalues, 0.0))
+            baseline.record(-float(np.sum(phi) ** 2 / np.sum(v)))
+            v = phi
+    fields = baseline.fields(ours)
+    del fields["baseline_error_above_target"]
+    return {"total_error": np.sqrt(error), "gap": factorization.optimality_gap, **fields}
 
 
-def _banded_over_x(
-    workload: np.ndarray, num_bands: int, target: float, budget: float
-) -> tuple[float, int, float]:
-    """Seconds, evaluations and squared error of L-BFGS over the entries of X."""
-    num_rounds = workload.shape[0]
-    lags = np.arange(1, num_bands)
-    coefficients = np.zeros(num_rounds)
-    coefficients[:num_bands] = [1.0, *np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))]
-    first = scipy.linalg.toeplitz(coefficients, np.zeros(num_rounds))
-    first /= np.linalg.norm(first, axis=0)
+def _banded(values: flags.FlagValues) -> dict[str, Any]:
+    num_rounds = values.num_rounds
+    num_bands = values.num_bands or max(1, num_rounds // 6)
+    workload = workloads.prefix_sum(num_rounds)
+    factorization, ours = _timed(lambda: banded(workload, num_bands))
+    target = factorization.total_error(workload, _SINGLE) ** 2 * (1.0 + 1e-4)
     rows, columns = np.nonzero(np.tri(num_rounds, k=-1) - np.tri(num_rounds, k=-num_bands))
-    begin, count, best = time.perf_counter(), 0, np.inf
-
-    class Reached(Exception):  # noqa: N818
-        pass
+    first = _square_root(num_rounds, num_bands)
+    baseline = _Baseline(target, _PATIENCE * ours + 5.0)
 
     def error(entries: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal count, best
-        count += 1
         x = np.eye(num_rounds)
         x[rows, columns] = x[columns, rows] = entries
         try:
@@ -112,20 +138,157 @@ def _banded_over_x(
             return 1e12, np.zeros_like(entries)
         weighted = scipy.linalg.cho_solve((factor, True), workload.T, check_finite=False).T
         value = float(np.sum(weighted * workload))
-        best = min(best, value)
-        if best <= target or time.perf_counter() - begin > budget:
-            raise Reached
+        baseline.record(value)
         return value, -2.0 * (weighted.T @ weighted)[rows, columns]
 
-    with contextlib.suppress(Reached):
+    _minimise(error, (first.T @ first)[rows, columns])
+    return {
+        "rmse": factorization.rmse(workload, MinSeparation(num_bands)),
+        "gap": factorization.optimality_gap,
+        **baseline.fields(ours),
+    }
+
+
+def _multi_epoch(values: flags.FlagValues) -> dict[str, Any]:
+    num_rounds, epochs = values.num_rounds, 6
+    separation = -(-num_rounds // epochs)
+    workload = workloads.prefix_sum(num_rounds)
+    schema = FixedEpochOrder(epochs, separation)
+    factorization, ours = _timed(lambda: optimal(workload, schema))
+    target = factorization.total_error(workload, schema) ** 2 * (1.0 + 1e-4)
+    lower = np.tri(num_rounds, dtype=bool)
+    classes = [np.arange(start, num_rounds, separation) for start in range(separation)]
+    baseline = _Baseline(target, _PATIENCE * ours + 5.0)
+
+    def error(entries: np.ndarray) -> tuple[float, np.ndarray]:
+        strategy = np.zeros((num_rounds, num_rounds))
+        strategy[lower] = entries
+        # Columns scaled so that every pattern has sensitivity one.
+        blocks = [strategy[:, rounds].T @ strategy[:, rounds] for rounds in classes]
+        scales = np.empty(num_rounds)
+        for rounds, block in zip(classes, blocks, strict=True):
+            scales[rounds] = np.sqrt(np.sum(np.abs(block)))
+        scaled = strategy / scales
+        decoder_t = scipy.linalg.solve_triangular(
+            scaled, workload.T, lower=True, trans="T", check_finite=False
+        )
+        value = float(np.sum(np.square(decoder_t)))
+        baseline.record(value)
+        weighted_t = scipy.linalg.solve_triangular(
+            scaled, decoder_t, lower=True, check_finite=False
+        )
+        slope = -2.0 * decoder_t @ weighted_t.T
+        along = np.einsum("ij,ij->j", slope, scaled)
+        gradient = slope / scales
+        for rounds, block in zip(classes, blocks, strict=True):
+            change = strategy[:, rounds] @ np.sign(block)
+            gradient[:, rounds] -= change * (np.sum(along[rounds]) / scales[rounds[0]] ** 2)
+        return value, gradient[lower]
+
+    _minimise(error, _square_root(num_rounds, num_rounds)[lower])
+    return {
+        "rmse": factorization.rmse(workload, schema),
+        "gap": factorization.optimality_gap,
+        **baseline.fields(ours),
+    }
+
+
+def _toeplitz(values: flags.FlagValues) -> dict[str, Any]:
+    num_rounds = values.num_rounds
+    series = power_series.square_root_coefficients(num_rounds)
+    weights = error_weights(num_rounds, "mean")
+    _, ours = _timed(lambda: squared_rows_by_strategy(series, weights))
+
+    def dense() -> np.ndarray:
+        strategy = scipy.linalg.toeplitz(series, np.zeros(num_rounds))
+        decoder_t = scipy.linalg.solve_triangular(
+            strategy, np.tri(num_rounds).T, lower=True, trans="T", check_finite=False
+        )
+        weighted_t = scipy.linalg.solve_triangular(
+            strategy, decoder_t, lower=True, check_finite=False
+        )
+        return decoder_t @ weighted_t.T
+
+    _, baseline = _timed(dense)
+    many = values.many_rounds
+    factorization, seconds = _timed(lambda: toeplitz(many))
+    return {
+        "evaluation_seconds": ours,
+        "baseline_seconds": baseline,
+        "ratio": ours / baseline,
+        **_many(factorization, seconds),
+    }
+
+
+def _blt(values: flags.FlagValues) -> dict[str, Any]:
+    num_rounds, num_buffers = values.num_rounds, 4
+    workload = Workload("prefix_sum", num_rounds)
+    factorization, ours = _timed(lambda: blt(num_rounds, num_buffers))
+    rmse = factorization.rmse(workload, _SINGLE)
+    baseline = _Baseline(rmse * (1.0 + 1e-4), 2.0 * _PATIENCE * ours + 5.0)
+    weights = error_weights(num_rounds, "mean")
+    powers = np.arange(num_rounds - 1)
+
+    def error(parameters: np.ndarray) -> float:
+        decays = 1.0 / (1.0 + np.exp(parameters[:num_buffers]))
+        scales = np.exp(parameters[num_buffers:])
+        column = np.concatenate([[1.0], scales @ decays[:, np.newaxis] ** powers])
+        decoder = np.cumsum(power_series.reciprocal(column, num_rounds))
+        value = float(np.linalg.norm(column) * np.sqrt(weights @ np.square(decoder)))
+        if not np.isfinite(value):
+            return 1e12
+        baseline.record(value)
+        return value
+
+    first = np.linspace(np.log(1.0 / num_rounds), 0.0, num_buffers)
+    with contextlib.suppress(_Reached):
         scipy.optimize.minimize(
             error,
-            (first.T @ first)[rows, columns],
+            np.concatenate([first, np.full(num_buffers, np.log(0.1))]),
+            method="L-BFGS-B",
+            options={"maxiter": 5000, "maxfun": 100_000, "ftol": 1e-15},
+        )
+    fields = {"rmse": rmse, **baseline.fields(ours)}
+    many = values.many_rounds
+    return {**fields, **_many(*_timed(lambda: blt(many, num_buffers)))}
+
+
+def _many(factorization: Any, seconds: float) -> dict[str, Any]:
+    workload = Workload("prefix_sum", factorization.num_rounds)
+    bound = lower_bounds.compute(workload, _SINGLE)
+    assert bound is not None
+    return {
+        "many_rounds": factorization.num_rounds,
+        "many_rounds_seconds": seconds,
+        "many_rounds_rmse_over_lower_bound": factorization.rmse(workload, _SINGLE) / bound.rmse,
+    }
+
+
+def _square_root(num_rounds: int, num_bands: int) -> np.ndarray:
+    """The banded square root of the prefix sum with columns of norm one."""
+    series = power_series.padded(power_series.square_root_coefficients(num_bands), num_rounds)
+    matrix = scipy.linalg.toeplitz(series, np.zeros(num_rounds))
+    return np.asarray(matrix / np.linalg.norm(matrix, axis=0))
+
+
+def _minimise(error: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray) -> None:
+    with contextlib.suppress(_Reached):
+        scipy.optimize.minimize(
+            error,
+            start,
             jac=True,
             method="L-BFGS-B",
             options={"maxiter": 5000, "maxfun": 5000, "ftol": 1e-15, "gtol": 0.0},
         )
-    return time.perf_counter() - begin, count, best
+
+
+_PARTS = {
+    "optimal": _optimal,
+    "banded": _banded,
+    "multi_epoch": _multi_epoch,
+    "toeplitz": _toeplitz,
+    "blt": _blt,
+}
 
 
 if __name__ == "__main__":
