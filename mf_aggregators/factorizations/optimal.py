@@ -37,7 +37,10 @@ from mf_aggregators.participation import (
 # How far log(v) may move from the start: keeps exp() finite in a line search.
 _LARGEST_CHANGE_OF_LOG = 12.0
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
-_SAFE_SHARE = 0.9
+_SAFE_SHARE = 0.99
+# The optimiser's first step relative to one of the fixed-point iteration.
+_FIRST_STEP = 1.5
+_SHORTEST_STEP = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +60,13 @@ class _Evaluation:
         s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
         """
         return float(np.sum(self.phi) ** 2 / np.sum(self.v))
+
+    @property
+    def safe_bound(self) -> float:
+        """The estimated bound, less what rounding may have added to any eigenvalue."""
+        rounding = len(self.v) * np.finfo(np.float64).eps * self.eigenvalues[-1]
+        root_sum = np.sum(np.sqrt(np.maximum(self.eigenvalues - rounding, 0.0)))
+        return float(root_sum**2 / np.sum(self.v))
 
     @property
     def root_eigenvalues(self) -> np.ndarray:
@@ -181,6 +191,7 @@ class _Search:
         )
         self.evaluations = 0
         self._estimated_bound = 0.0
+        self._safe_bound = 0.0
         self._best_v = np.ones(workload.shape[0])
         self._squared_error = np.inf
         self._closest: _Evaluation | None = None
@@ -189,12 +200,22 @@ class _Search:
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
         start = np.log(self._evaluate(np.sqrt(np.diagonal(self._gram))).phi)
+        first = self._evaluate(np.exp(start))
         # In y = sqrt(v) log(v) the bound's Hessian at the fixed point has a condition
-        # number that does not depend on the spread of v.
+        # number that does not depend on the spread of v. The optimiser's first step has
+        # length one: that of a step a little longer than log(phi(v) / v).
         scale = np.exp(0.5 * (start - np.max(start)))
+        step = np.log(first.phi) - start
+        step -= np.average(step, weights=first.v)
+        scale /= max(_FIRST_STEP * float(np.linalg.norm(scale * step)), _SHORTEST_STEP)
+        # Bounds passed to the optimiser would change its first step.
+        least, largest = start - _LARGEST_CHANGE_OF_LOG, start + _LARGEST_CHANGE_OF_LOG
+        known = [first]
 
         def negative_log_bound(y: np.ndarray) -> tuple[float, np.ndarray]:
-            evaluation = self._evaluate(np.exp(y / scale))
+            # The optimiser begins at the start, which has been evaluated.
+            log_v = np.clip(y / scale, least, largest)
+            evaluation = known.pop() if known else self._evaluate(np.exp(log_v))
             sum_phi, sum_v = np.sum(evaluation.phi), np.sum(evaluation.v)
             gradient = (evaluation.phi / sum_phi - evaluation.v / sum_v) / scale
             return np.log(sum_v) - 2.0 * np.log(sum_phi), -gradient
@@ -204,13 +225,6 @@ class _Search:
             start * scale,
             jac=True,
             method="L-BFGS-B",
-            bounds=np.stack(
-                [
-                    (start - _LARGEST_CHANGE_OF_LOG) * scale,
-                    (start + _LARGEST_CHANGE_OF_LOG) * scale,
-                ],
-                axis=1,
-            ),
             options={
                 "maxcor": 30,
                 "maxiter": self._max_evaluations,
@@ -223,13 +237,17 @@ class _Search:
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix, with a lower bound that is certain.
 
-        The bound at the best v is computed anew from the singular values of A V^1/2.
+        Where eigenvalues are too inaccurate to certify the target, the bound at the best v
+        is computed anew from the singular values of A V^1/2.
         """
         if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
             assert self._closest is not None
             self._certify(self._closest)
-        root_sum = nuclear_norm_from_below(self._workload * np.sqrt(self._best_v))
-        return max(0.0, self._squared_error * float(np.sum(self._best_v)) / root_sum**2 - 1.0)
+        bound = self._safe_bound
+        if self._squared_error > bound * (1.0 + self._relative_gap):
+            root_sum = nuclear_norm_from_below(self._workload * np.sqrt(self._best_v))
+            bound = max(bound, root_sum**2 / float(np.sum(self._best_v)))
+        return max(0.0, self._squared_error / bound - 1.0)
 
     def _estimated_gap(self) -> float:
         return self._squared_error / self._estimated_bound - 1.0
@@ -243,12 +261,13 @@ class _Search:
         self.evaluations += 1
         if evaluation.estimated_bound > self._estimated_bound:
             self._estimated_bound, self._best_v = evaluation.estimated_bound, v
+        self._safe_bound = max(self._safe_bound, evaluation.safe_bound)
         distance = evaluation.distance_from_feasible
         if self._closest is None or distance < self._closest.distance_from_feasible:
             self._closest = evaluation
         self.progress.update()
         # Certifying costs a factorization of its own, so it waits until it may succeed.
-        if distance <= 4.0 * self._relative_gap:
+        if distance <= 0.5 * self._relative_gap:
             self._certify(evaluation)
             self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
             if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
