@@ -116,6 +116,41 @@ def check(participation: Any) -> Participation:
     return participation
 
 
+def check_fits(participation: Any, num_rounds: int) -> Participation:
+    """Returns ``participation`` if all participations that it names fit into the rounds.
+
+    What optimises for a schema asks for this: a matrix for participations that cannot
+    take place is for another number of rounds than its user has in mind.
+
+    Args:
+      participation: A schema.
+      num_rounds: n.
+
+    Returns:
+      The schema.
+
+    Raises:
+      TypeError: If it is no schema.
+      ValueError: If it names more participations than fit.
+    """
+    check(participation)
+    if isinstance(participation, SingleParticipation):
+        return participation
+    named = (
+        participation.epochs
+        if isinstance(participation, FixedEpochOrder)
+        else participation.max_participations
+    )
+    fitting = _most_that_fit(num_rounds, participation.separation, None)
+    if named is not None and named > fitting:
+        raise ValueError(
+            f"{named} participations {participation.separation} rounds apart need "
+            f"{(named - 1) * participation.separation + 1} rounds, and there are {num_rounds}: "
+            f"at most {fitting} fit."
+        )
+    return participation
+
+
 def to_dict(participation: Participation) -> dict[str, Any]:
     """Returns a JSON-able description: ``schema`` and the schema's attributes."""
     check(participation)

@@ -15,9 +15,9 @@ below applies is decided from the matrix itself:
 * min-separation b with a b-banded X: columns of one pattern are orthogonal, so a
   dynamic program over squared column norms is exact (BandMF Thm 2, Alg. 5);
 * min-separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4);
-* Toeplitz matrices of non-negative, non-increasing coefficients: the pattern 0, b, 2 b,
-  ... is the worst (Kalinin and Lampert, Thm 2), so no search is needed; any other
-  Toeplitz matrix is bounded by one that has them.
+* Toeplitz matrices of non-negative coefficients that do not increase from lag b on: the
+  pattern 0, b, 2 b, ... is the worst (Kalinin and Lampert, Thm 2), so no search is needed;
+  any other Toeplitz matrix is bounded by way of one.
 
 Squares are carried throughout and one square root is taken at the very end.
 """
@@ -186,15 +186,16 @@ def from_toeplitz_coefficients(
 ) -> Sensitivity:
     """Computes the sensitivity of a lower-triangular Toeplitz matrix, in O(n) memory.
 
-    For non-negative, non-increasing coefficients c, the worst pattern starts at round 0
-    and takes part every b rounds. With participations p_1 < p_2 < ..., p_j is at least
-    (j - 1) b and p_j - p_i at least (j - i) b, and
+    For non-negative coefficients c that do not increase from lag b on, the worst pattern
+    starts at round 0 and takes part every b rounds. With participations p_1 < p_2 < ...,
+    p_j is at least (j - 1) b and p_j - p_i at least (j - i) b, and
     ``X[p_i, p_j] = sum_t c_t c_(t + p_j - p_i)`` over t < n - p_j only grows if p_j and
-    p_j - p_i become smaller.
+    p_j - p_i become smaller: the second factor is at a lag of b or more for i < j, and for
+    i = j the sum has more terms.
 
-    Where c does not decrease, c' with c'_t = max |c_s| over s >= t does and is no smaller
-    in any entry, so that its sensitivity is an upper bound. Columns of a matrix of at
-    most b bands are orthogonal within a pattern, and their norms decide, whatever c is.
+    Where c does not decrease, the second factor is at most e_(t + (j - i) b), with
+    e_t = max |c_s| over s >= t, which gives an upper bound. Columns of a matrix of at most
+    b bands are orthogonal within a pattern, and their norms decide, whatever c is.
 
     Args:
       coefficients: (m,) the first column, m <= n; zeros follow.
@@ -238,21 +239,58 @@ def from_toeplitz_coefficients(
         return Sensitivity(
             value * largest, is_exact=True, theorem="banded matrix (BandMF Thm 2, Alg. 5)"
         )
-    envelope = np.maximum.accumulate(np.abs(series)[::-1])[::-1]
-    encoded = pattern_sum(power_series.padded(envelope, num_rounds), separation, most)
+    magnitudes = np.abs(series)
+    envelope = magnitudes.copy()
+    envelope[separation:] = np.maximum.accumulate(magnitudes[separation:][::-1])[::-1]
     is_exact = bool(
-        np.all(np.abs(series - envelope) <= _TOEPLITZ_ROUNDING)
-        or np.all(np.abs(series + envelope) <= _TOEPLITZ_ROUNDING)
+        np.all(envelope - magnitudes <= _TOEPLITZ_ROUNDING)
+        and (np.all(series >= -_TOEPLITZ_ROUNDING) or np.all(series <= _TOEPLITZ_ROUNDING))
+    )
+    if is_exact:
+        encoded = pattern_sum(power_series.padded(envelope, num_rounds), separation, most)
+        return Sensitivity(
+            float(np.linalg.norm(encoded)) * largest,
+            is_exact=True,
+            theorem="non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)",
+        )
+    bound = _toeplitz_bound(
+        power_series.padded(magnitudes, num_rounds),
+        power_series.padded(envelope, num_rounds),
+        separation,
+        most,
     )
     return Sensitivity(
-        float(np.linalg.norm(encoded)) * largest,
-        is_exact=is_exact,
-        theorem=(
-            "non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)"
-            if is_exact
-            else "upper bound by non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)"
-        ),
+        bound * largest,
+        is_exact=False,
+        theorem="upper bound by non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)",
     )
+
+
+def _toeplitz_bound(
+    magnitudes: np.ndarray, envelope: np.ndarray, separation: int, most: int
+) -> float:
+    """The bound of :func:`from_toeplitz_coefficients`, in O(n) by running sums.
+
+    Twice the sum over i < j of sum_s |c|_(s - (j - 1) b) e_(s - (i - 1) b), plus the squared
+    norms of the columns. With s = r b + o, the inner sum over j of row r and offset o is
+    one over rows a = r - j + 1 > r - k of |c| times the sum of e over rows a + 1 to r.
+    """
+    num_rounds = len(magnitudes)
+    repeats = -(-num_rounds // separation)
+    tables = np.zeros((2, repeats, separation))
+    tables[0].ravel()[:num_rounds] = magnitudes
+    tables[1].ravel()[:num_rounds] = envelope
+    columns, above = tables[0], np.cumsum(tables[1], axis=0)
+    sums, weighted = np.cumsum(columns, axis=0), np.cumsum(columns * above, axis=0)
+    if most < repeats:
+        sums[most:] -= sums[: repeats - most].copy()
+        weighted[most:] -= weighted[: repeats - most].copy()
+    products = (above * sums - weighted).ravel()[:num_rounds]
+    norms = power_series.truncated_column_norms(magnitudes, num_rounds)
+    squared = float(np.sum(norms[::separation][:most])) + 2.0 * float(np.sum(products))
+    # Differences of running sums: more than they can be off by.
+    rounding = 16.0 * num_rounds * np.finfo(np.float64).eps
+    return float(np.sqrt(squared * (1.0 + rounding)))
 
 
 def pattern_sum(column: np.ndarray, separation: int, most: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
     check,
+    check_fits,
 )
 from mf_aggregators.sensitivity import Sensitivity
 
@@ -162,14 +163,17 @@ def banded(
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full
-        rank, or the number of bands is out of range or above the schema's separation.
+        rank, the number of bands is out of range or above the schema's separation, or
+        the schema names more participations than fit.
     """
     workload = validation.lower_triangular(workload, "the workload")
     num_rounds = workload.shape[0]
     num_bands = validation.positive_integer(num_bands, "num_bands")
     if num_bands > num_rounds:
         raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
-    participation = check(MinSeparation(num_bands) if participation is None else participation)
+    participation = check_fits(
+        MinSeparation(num_bands) if participation is None else participation, num_rounds
+    )
     if (
         participation.most_participations(num_rounds) > 1
         and not isinstance(participation, SingleParticipation)

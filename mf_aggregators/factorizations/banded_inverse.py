@@ -15,6 +15,7 @@ import scipy.special
 import tqdm
 
 from mf_aggregators import power_series, validation
+from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import checked_coefficients
 from mf_aggregators.factorizations.toeplitz_errors import (
@@ -26,7 +27,10 @@ from mf_aggregators.factorizations.toeplitz_errors import (
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.noise_recursions import WindowNoise
-from mf_aggregators.participation import Participation, SingleParticipation, check
+from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+
+# Bounds of the search's variables: logarithms of steps, or of odds.
+_LARGEST_LOG = 40.0
 
 
 class BandedInverseFactorization(ToeplitzStructure):
@@ -109,15 +113,18 @@ def banded_inverse(
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      The factorization; the coefficients of C are non-negative and non-increasing, so
-      that its sensitivity is exact. If the optimiser stopped before its gradient
-      vanished, the best coefficients found, with a NotConvergedWarning.
+      The factorization; the coefficients of C are non-negative. If the optimiser stopped
+      before its gradient vanished, the best coefficients found, with a
+      NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range.
+      ValueError: If an argument is out of its range, or the schema names more
+        participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    participation = check(SingleParticipation() if participation is None else participation)
+    participation = check_fits(
+        SingleParticipation() if participation is None else participation, num_rounds
+    )
     num_bands = check_bands(validation.positive_integer(num_bands, "num_bands"), num_rounds, 1)
     error = check_measure(error)
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
@@ -126,12 +133,26 @@ def banded_inverse(
             f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
         )
     series = power_series.inverse_square_root_coefficients(num_bands)
+    candidates = [series]
     if coefficients == "optimised" and num_bands > 1:
         pattern = PatternOfRounds.of(participation, num_rounds)
-        series = _optimised(series, pattern, error, max_evaluations, show_progress)
+        # Where clients return, the better of two: with ordered ratios the sensitivity is
+        # exact by construction, without it is what the coefficients turn out to give.
+        candidates = [
+            _optimised(series, pattern, error, ordered, max_evaluations, show_progress)
+            for ordered in ((False, True) if pattern.most > 1 else (False,))
+        ]
+    weights = error_weights(num_rounds, error)
+
+    def squared_error(candidate: np.ndarray) -> float:
+        column = power_series.reciprocal(candidate, num_rounds)
+        bound = sensitivities.from_toeplitz_coefficients(column, num_rounds, participation)
+        decoder = np.cumsum(power_series.padded(candidate, num_rounds))
+        return bound.value**2 * float(weights @ np.square(decoder))
+
     return BandedInverseFactorization(
         num_rounds,
-        series,
+        min(candidates, key=squared_error),
         participation=participation,
         parameters={"num_bands": num_bands, "coefficients": coefficients, "error": error},
     )
@@ -141,20 +162,20 @@ def _optimised(
     start: np.ndarray,
     pattern: PatternOfRounds,
     error: ErrorMeasure,
+    ordered: bool,
     max_evaluations: int,
     show_progress: bool,
 ) -> np.ndarray:
     """L-BFGS over the ratios r_t = b_t / b_(t-1) of the running sums b of C^-1's coefficients.
 
-    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. Where
-    clients return, the ratios are also kept non-decreasing: then b, which is constant
+    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. If
+    ``ordered``, the ratios are also kept non-decreasing: then b, which is constant
     after its last ratio, is log-convex, all coefficients of 1 / b(x) after the first are
     non-positive (Kaluza), and as these are the differences of the coefficients of
     C = 1 / ((1 - x) b(x)), C does not increase.
     """
     weights = error_weights(pattern.num_rounds, error)
     num_bands = len(start)
-    ordered = pattern.most > 1
     sums = np.cumsum(start)
     log_ratios = np.log(sums[1:] / sums[:-1])
 
@@ -198,6 +219,7 @@ def _optimised(
             first,
             jac=True,
             method="L-BFGS-B",
+            bounds=[(-_LARGEST_LOG, _LARGEST_LOG / 10.0 if ordered else _LARGEST_LOG)] * len(first),
             options={
                 "maxcor": 20,
                 "maxiter": max_evaluations,

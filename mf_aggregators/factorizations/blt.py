@@ -30,7 +30,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.noise_recursions import StateSpaceNoise
-from mf_aggregators.participation import Participation, SingleParticipation, check
+from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 
 MOST_BUFFERS = 8
 
@@ -227,13 +227,16 @@ def blt(
       best decays found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range.
+      ValueError: If an argument is out of its range, or the schema names more
+        participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
     num_buffers = validation.positive_integer(num_buffers, "num_buffers")
     if num_buffers > MOST_BUFFERS:
         raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
-    participation = check(SingleParticipation() if participation is None else participation)
+    participation = check_fits(
+        SingleParticipation() if participation is None else participation, num_rounds
+    )
     error = check_measure(error)
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     pattern = PatternOfRounds.of(participation, num_rounds)

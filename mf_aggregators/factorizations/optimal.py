@@ -31,7 +31,7 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,
     SingleParticipation,
-    check,
+    check_fits,
 )
 
 # How far log(v) may move from the start: keeps exp() finite in a line search.
@@ -119,11 +119,14 @@ def optimal(
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full
-        rank, or the schema is MinSeparation and lets a client take part more than once.
+        rank, the schema is MinSeparation and lets a client take part more than once, or
+        it names more participations than fit.
     """
     workload = validation.lower_triangular(workload, "the workload")
-    participation = check(SingleParticipation() if participation is None else participation)
     num_rounds = workload.shape[0]
+    participation = check_fits(
+        SingleParticipation() if participation is None else participation, num_rounds
+    )
     pattern_entries = bounded_entries(pattern_entries)
     returns = participation.most_participations(num_rounds) > 1
     if returns and not isinstance(participation, FixedEpochOrder):

@@ -20,7 +20,12 @@ from mf_aggregators.factorizations.toeplitz_errors import (
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.noise_recursions import ToeplitzNoise, WindowNoise
-from mf_aggregators.participation import Participation, SingleParticipation, check
+from mf_aggregators.participation import (
+    Participation,
+    SingleParticipation,
+    check,
+    check_fits,
+)
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
@@ -209,10 +214,13 @@ def toeplitz(
       coefficients found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range.
+      ValueError: If an argument is out of its range, or the schema names more
+        participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    participation = check(SingleParticipation() if participation is None else participation)
+    participation = check_fits(
+        SingleParticipation() if participation is None else participation, num_rounds
+    )
     pattern = PatternOfRounds.of(participation, num_rounds)
     num_bands = check_bands(num_bands, num_rounds, min(num_rounds, pattern.separation))
     error = check_measure(error)

@@ -61,3 +61,20 @@ def test_counts_must_be_positive_integers() -> None:
 def test_bad_descriptions_are_refused(description: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="schema"):
         participation.from_dict(description)
+
+
+@given(_SCHEMAS, st.integers(1, 9))
+def test_solvers_refuse_more_participations_than_fit(
+    schema: Participation, num_rounds: int
+) -> None:
+    named = 1
+    if isinstance(schema, FixedEpochOrder):
+        named = schema.epochs
+    elif isinstance(schema, MinSeparation):
+        named = schema.max_participations or 1
+    largest = max(len(pattern) for pattern in brute_force.patterns(schema, num_rounds))
+    if named > largest:
+        with pytest.raises(ValueError, match=f"at most {largest} fit"):
+            participation.check_fits(schema, num_rounds)
+    else:
+        assert participation.check_fits(schema, num_rounds) == schema
