@@ -1,4 +1,4 @@
-"""Streams of noise rows against the dense product C^-1 Z."""
+"""Streams of noise rows against the dense product C^-1 Z and the recursions' definitions."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,20 @@ from mf_aggregators.factorizations import (
     DenseFactorization,
     Factorization,
     IdentityFactorization,
+    banded_inverse,
+    blt,
+    structured,
+    toeplitz,
+    tree_aggregation,
+)
+from mf_aggregators.noise_recursions import (
+    BandedNoise,
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+    StateSpaceNoise,
+    ToeplitzNoise,
+    WindowNoise,
 )
 
 
@@ -75,3 +89,198 @@ def test_float32_streams_stay_close_to_float64_over_thousands_of_rounds() -> Non
     rounded = noise_recursions.apply(recursion, z.astype(np.float32))
     assert rounded.dtype == np.float32
     assert np.max(np.abs(rounded - exact)) < 1e-5 * np.max(np.abs(exact))
+
+
+_KINDS = (
+    IndependentNoise,
+    BandedNoise,
+    ToeplitzNoise,
+    DenseNoise,
+    WindowNoise,
+    StateSpaceNoise,
+)
+
+
+@st.composite
+def _recursions(draw: st.DrawFn) -> NoiseRecursion:
+    """Recursions of random weights, as no mechanism has them all."""
+    kind = draw(st.sampled_from(_KINDS))
+    num_rounds = draw(st.integers(1, 9))
+    width = draw(st.integers(1, num_rounds + (2 if kind is WindowNoise else 0)))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    row_scales = generator.uniform(0.5, 2.0, num_rounds) if draw(st.booleans()) else None
+    if kind is IndependentNoise:
+        return IndependentNoise(num_rounds)
+    if kind is BandedNoise:
+        bands = np.tril(generator.normal(size=(num_rounds, width)))
+        bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
+        return BandedNoise(bands)
+    if kind is ToeplitzNoise:
+        coefficients = generator.normal(size=width)
+        coefficients[0] = 1.5
+        return ToeplitzNoise(num_rounds, coefficients, row_scales)
+    if kind is DenseNoise:
+        return DenseNoise(np.tril(generator.normal(size=(num_rounds, num_rounds))))
+    if kind is WindowNoise:
+        rank = draw(st.integers(0, 3))
+        rows = draw(st.sampled_from([1, num_rounds]))
+        left, right = generator.normal(size=(2, num_rounds, rank))
+        window = generator.normal(size=(rows, width))
+        return WindowNoise(num_rounds, window, left, right, row_scales)
+    phases, states = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    outputs, decays, inputs, feedbacks = generator.normal(size=(4, phases, states)) / 2.0
+    return StateSpaceNoise(
+        phases=generator.integers(0, phases, num_rounds),
+        gains=generator.normal(size=phases),
+        outputs=outputs,
+        sources=generator.integers(0, states, (phases, states)),
+        decays=decays,
+        inputs=inputs * draw(st.sampled_from([0.0, 1.0])),
+        feedbacks=feedbacks * draw(st.sampled_from([0.0, 1.0])),
+    )
+
+
+def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
+    """The rows as the classes' docstrings define them, with all earlier rows at hand."""
+    rows = np.zeros_like(z)
+    if isinstance(recursion, IndependentNoise):
+        return z.copy()
+    if isinstance(recursion, DenseNoise):
+        return recursion.noising_matrix @ z
+    if isinstance(recursion, BandedNoise):
+        return np.linalg.solve(noise_recursions.matrix_from_bands(recursion.bands), z)
+    if isinstance(recursion, ToeplitzNoise):
+        matrix = np.zeros((len(z), len(z)))
+        for lag, coefficient in enumerate(recursion.coefficients):
+            matrix += coefficient * np.eye(len(z), k=-lag)
+        scales = np.ones(len(z)) if recursion.row_scales is None else recursion.row_scales
+        return np.linalg.solve(matrix, z) * scales[:, np.newaxis]
+    if isinstance(recursion, WindowNoise):
+        length = recursion.window_length
+        scales = np.ones(len(z)) if recursion.row_scales is None else recursion.row_scales
+        windows = np.broadcast_to(recursion.window, (len(z), length))
+        for i in range(len(z)):
+            for t in range(min(length, i + 1)):
+                rows[i] += windows[i, t] * z[i - t]
+            for j in range(i - length + 2):
+                rows[i] += recursion.left[i] @ recursion.right[j] * z[j]
+        return rows * scales[:, np.newaxis]
+    state = np.zeros((recursion.num_state_vectors, z.shape[1]))
+    for i, p in enumerate(recursion.phases):
+        rows[i] = recursion.gains[p] * z[i] + recursion.outputs[p] @ state
+        state = np.array(
+            [
+                recursion.decays[p, d] * state[recursion.sources[p, d]]
+                + recursion.inputs[p, d] * z[i]
+                + recursion.feedbacks[p, d] * rows[i]
+                for d in range(recursion.num_state_vectors)
+            ]
+        )
+    return rows
+
+
+@given(_recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
+@settings(max_examples=200, deadline=None)
+def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
+    num_rounds = recursion.num_rounds
+    z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
+    expected = _by_definition(recursion, z.reshape(num_rounds, int(np.prod(shape))))
+    size = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
+    rows = noise_recursions.apply(recursion, z)
+    np.testing.assert_allclose(rows, expected.reshape(z.shape), atol=1e-10 * size)
+    dense = noise_recursions.noising_matrix(recursion)
+    product = np.tensordot(dense, z, axes=1)
+    np.testing.assert_allclose(product, rows, atol=1e-9 * size)
+    assert not np.any(np.triu(dense, 1))
+
+
+@given(_recursions(), st.floats(1e-3, 1e3))
+@settings(max_examples=200, deadline=None)
+def test_scaling_to_sensitivity_one_multiplies_every_row(
+    recursion: NoiseRecursion, sensitivity: float
+) -> None:
+    """C / s has the inverse s C^-1; what a round costs stays the same."""
+    z = np.random.default_rng(1).normal(size=(recursion.num_rounds, 2))
+    scaled = noise_recursions.scaled_to_sensitivity_one(recursion, sensitivity)
+    rows = noise_recursions.apply(recursion, z)
+    np.testing.assert_allclose(
+        noise_recursions.apply(scaled, z),
+        sensitivity * rows,
+        rtol=1e-9,
+        atol=1e-9 * sensitivity * float(np.max(np.abs(rows))),
+    )
+    for cost in (noise_recursions.floats_per_parameter, noise_recursions.rows_of_z_per_round):
+        assert cost(scaled) == cost(recursion)
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan])
+def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> None:
+    with pytest.raises(ValueError, match="cannot be scaled"):
+        noise_recursions.scaled_to_sensitivity_one(IndependentNoise(3), sensitivity)
+
+
+@given(_recursions())
+@settings(deadline=None)
+def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
+    recursion: NoiseRecursion,
+) -> None:
+    state = noise_recursions.initial_state(recursion, (5,), np.float32)
+    kept = noise_recursions.floats_per_parameter(recursion)
+    if isinstance(recursion, DenseNoise | WindowNoise):
+        # NumPy is given its rows of Z and has to keep what it cannot draw again.
+        kept += noise_recursions.rows_of_z_per_round(recursion)
+    assert state.history.shape == (kept, 5)
+    assert state.history.dtype == np.float32
+    for i in range(recursion.num_rounds):
+        assert state.round_index == i
+        row, state = noise_recursions.next_row(recursion, state, np.ones(5))
+        assert (row.shape, row.dtype) == ((5,), np.float32)
+        assert state.history.shape == (kept, 5)
+    with pytest.raises(ValueError, match="more rounds is needed"):
+        noise_recursions.next_row(recursion, state, np.ones(5))
+
+
+def test_what_each_mechanism_keeps_between_rounds() -> None:
+    base = BandedFactorization(np.tri(16, 16))
+    expected = {
+        tree_aggregation(16): (4, 1),
+        toeplitz(16, 5, coefficients="square_root"): (4, 1),
+        # Above half of the bands, rows of Z are drawn again instead.
+        toeplitz(16, coefficients="square_root"): (0, 16),
+        blt(16, 2): (2, 1),
+        banded_inverse(16, 5): (0, 5),
+        structured(base, 2, 3): (3, 3),
+        IdentityFactorization(16): (0, 1),
+        DenseFactorization(np.tri(16)): (0, 16),
+    }
+    for factorization, costs in expected.items():
+        recursion = factorization.noise_recursion()
+        found = (
+            noise_recursions.floats_per_parameter(recursion),
+            noise_recursions.rows_of_z_per_round(recursion),
+        )
+        assert found == costs, factorization
+
+
+@pytest.mark.parametrize(
+    "factorization",
+    [
+        tree_aggregation(10_000),
+        tree_aggregation(10_000, "full"),
+        toeplitz(10_000, 16, coefficients="square_root"),
+        toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
+        blt(10_000, 3),
+        banded_inverse(10_000, 8, coefficients="square_root"),
+    ],
+    ids=lambda factorization: f"{factorization.mechanism}-{factorization.parameters}",
+)
+def test_rounding_in_single_precision_does_not_add_up(factorization: Factorization) -> None:
+    """Neither in the rows nor in their prefix sums, which are what training uses."""
+    recursion = factorization.noise_recursion()
+    z = np.random.default_rng(2).normal(size=(10_000, 2))
+    exact = noise_recursions.apply(recursion, z)
+    rounded = noise_recursions.apply(recursion, z.astype(np.float32))
+    assert rounded.dtype == np.float32
+    assert np.max(np.abs(rounded - exact)) < 2e-6 * np.max(np.abs(exact))
+    difference = np.abs(np.cumsum(rounded - exact, axis=0))
+    assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))

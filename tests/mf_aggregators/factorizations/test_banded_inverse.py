@@ -1,0 +1,441 @@
+"""Banded-inverse factorizations against printed values, dense algebra and other solvers."""
+
+import pathlib
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.optimize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import checkpoints, noise_recursions, power_series, workloads
+from mf_aggregators.factorizations import (
+    BandedInverseFactorization,
+    IdentityFactorization,
+    NotConvergedWarning,
+    banded_inverse,
+    toeplitz,
+)
+from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.workloads import Workload
+from tests.mf_aggregators import brute_force
+
+_PAPER = MinSeparation(342, 6)
+_SINGLE = SingleParticipation()
+
+
+def _prefix(num_rounds: int) -> Workload:
+    return Workload("prefix_sum", num_rounds)
+
+
+def _dense(series: np.ndarray, num_rounds: int) -> np.ndarray:
+    column = np.zeros(num_rounds)
+    column[: len(series)] = series
+    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
+
+
+def _error(
+    factorization: BandedInverseFactorization, error: ErrorMeasure, participation: Participation
+) -> float:
+    workload = _prefix(factorization.num_rounds)
+    if error == "mean":
+        return factorization.rmse(workload, participation)
+    return factorization.max_error(workload, participation)
+
+
+def _schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
+    separations = st.integers(1, num_rounds + 1)
+    counts = st.integers(1, num_rounds + 1)
+    return st.one_of(
+        st.just(_SINGLE),
+        st.builds(FixedEpochOrder, counts, separations),
+        st.builds(MinSeparation, separations, st.one_of(st.none(), counts)),
+    )
+
+
+@st.composite
+def _examples(draw: st.DrawFn, largest: int) -> BandedInverseFactorization:
+    num_rounds = draw(st.integers(1, largest))
+    num_bands = draw(st.integers(1, num_rounds))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    coefficients = generator.normal(size=num_bands) / num_bands
+    if draw(st.booleans()):
+        # Negative after the first, of sum above zero: C does not increase for some of these.
+        coefficients = -np.sort(np.abs(coefficients))[::-1] / num_bands
+    coefficients[0] = draw(st.sampled_from([-1.0, 1.0])) * generator.uniform(0.8, 2.0)
+    return BandedInverseFactorization(num_rounds, coefficients)
+
+
+def test_the_square_root_at_the_papers_size() -> None:
+    workload = _prefix(2052)
+    root = banded_inverse(2052, 64, _PAPER, coefficients="square_root")
+    assert root.rmse(workload, _PAPER) <= 10.60
+    assert root.sensitivity(_PAPER).is_exact
+    np.testing.assert_array_equal(
+        root.noising_coefficients()[:64], power_series.inverse_square_root_coefficients(64)
+    )
+    assert not np.any(root.noising_coefficients()[64:])
+
+
+def test_better_coefficients_at_the_papers_size() -> None:
+    workload = _prefix(2052)
+    root = banded_inverse(2052, 64, _PAPER, coefficients="square_root")
+    mean = banded_inverse(2052, 64, _PAPER)
+    worst = banded_inverse(2052, 64, _PAPER, error="max")
+    assert mean.rmse(workload, _PAPER) <= 0.87 * root.rmse(workload, _PAPER)
+    assert worst.max_error(workload, _PAPER) <= 0.79 * root.max_error(workload, _PAPER)
+    assert worst.max_error(workload, _PAPER) < mean.max_error(workload, _PAPER)
+    assert mean.rmse(workload, _PAPER) < worst.rmse(workload, _PAPER)
+    assert mean.sensitivity(_PAPER).is_exact
+    assert worst.sensitivity(_PAPER).is_exact
+
+
+def test_all_bands_of_the_square_root_are_the_square_root() -> None:
+    ours = banded_inverse(300, 300, coefficients="square_root")
+    other = toeplitz(300, coefficients="square_root")
+    np.testing.assert_allclose(
+        ours.strategy_coefficients(), other.strategy_coefficients(), rtol=1e-10
+    )
+    assert ours.max_error(_prefix(300), _SINGLE) == pytest.approx(
+        other.max_error(_prefix(300), _SINGLE), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("num_rounds", [2, 3, 10, 100])
+def test_all_bands_reach_the_least_maximal_error_of_all_toeplitz(num_rounds: int) -> None:
+    factorization = banded_inverse(num_rounds, num_rounds, error="max")
+    root = power_series.square_root_coefficients(num_rounds)
+    assert factorization.max_error(_prefix(num_rounds), _SINGLE) == pytest.approx(
+        float(root @ root), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("participation", [_SINGLE, MinSeparation(3)], ids=str)
+def test_one_band_is_independent_noise(participation: Participation) -> None:
+    factorization = banded_inverse(20, 1, participation)
+    np.testing.assert_array_equal(factorization.strategy_matrix(), np.eye(20))
+    assert _error(factorization, "max", participation) == pytest.approx(
+        IdentityFactorization(20).max_error(_prefix(20), participation), rel=1e-14
+    )
+
+
+def test_two_bands_in_closed_form() -> None:
+    """C^-1 has 1 and -r on its diagonals, so that c_t = r^t and b = 1, 1 - r, 1 - r, ..."""
+    num_rounds, ratio = 30, 0.7
+    factorization = BandedInverseFactorization(num_rounds, np.array([1.0, -ratio]))
+    np.testing.assert_allclose(
+        factorization.strategy_coefficients(), ratio ** np.arange(num_rounds), rtol=1e-12
+    )
+    squared = (1 - ratio ** (2 * num_rounds)) / (1 - ratio**2)
+    assert factorization.sensitivity(_SINGLE).value ** 2 == pytest.approx(squared, rel=1e-13)
+    np.testing.assert_allclose(
+        factorization.squared_decoder_rows(_prefix(num_rounds)),
+        1 + np.arange(num_rounds) * (1 - ratio) ** 2,
+        rtol=1e-12,
+    )
+
+
+@given(_examples(largest=24), st.sampled_from([0.0, 0.9]))
+@settings(max_examples=100, deadline=None)
+def test_every_view_is_that_of_the_dense_matrix(
+    factorization: BandedInverseFactorization, momentum: float
+) -> None:
+    num_rounds = factorization.num_rounds
+    inverse = _dense(factorization.arrays()["coefficients"], num_rounds)
+    strategy = scipy.linalg.solve_triangular(inverse, np.eye(num_rounds), lower=True)
+    scale = max(1.0, float(np.max(np.abs(strategy))))
+    np.testing.assert_allclose(factorization.noising_matrix(), inverse, atol=1e-14)
+    np.testing.assert_allclose(factorization.strategy_matrix(), strategy, atol=1e-11 * scale)
+    generator = np.random.default_rng(0)
+    for shape in [(num_rounds,), (num_rounds, 2), (num_rounds, 2, 3)]:
+        z = generator.normal(size=shape)
+        flat = z.reshape(num_rounds, -1)
+        for found, matrix in [
+            (factorization.noise_rows(z), inverse),
+            (factorization.strategy_product(z), strategy),
+        ]:
+            np.testing.assert_allclose(found, (matrix @ flat).reshape(shape), atol=1e-9 * scale)
+    described = Workload("momentum_sgd", num_rounds, momentum)
+    for workload, matrix in [
+        (_prefix(num_rounds), workloads.prefix_sum(num_rounds)),
+        (described, described.matrix()),
+    ]:
+        decoder = factorization.decoder_matrix(workload)
+        np.testing.assert_allclose(decoder @ strategy, matrix, atol=1e-9 * scale)
+        squared = np.sum((matrix @ inverse) ** 2, axis=1)
+        np.testing.assert_allclose(
+            factorization.squared_decoder_rows(workload), squared, rtol=1e-8, atol=1e-11
+        )
+
+
+@given(_examples(largest=8), st.data())
+@settings(max_examples=200, deadline=None)
+def test_sensitivities_are_those_of_enumeration(
+    factorization: BandedInverseFactorization, data: st.DataObject
+) -> None:
+    num_rounds = factorization.num_rounds
+    participation = data.draw(_schemas(num_rounds))
+    rounds = data.draw(st.integers(1, num_rounds))
+    for computed, part in [
+        (factorization.sensitivity(participation), num_rounds),
+        (factorization.sensitivity_of_first(rounds, participation), rounds),
+    ]:
+        leading = factorization.strategy_matrix()[:part, :part]
+        truth = brute_force.scalar_sensitivity(leading, participation)
+        assert computed.value >= truth * (1 - 1e-12)
+        if computed.is_exact:
+            assert computed.value == pytest.approx(truth, rel=1e-12)
+
+
+@given(st.integers(2, 8), st.data())
+@settings(max_examples=40, deadline=None)
+def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    num_bands = data.draw(st.integers(1, num_rounds))
+    separation = data.draw(st.integers(1, num_rounds - 1))
+    error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
+    participation = MinSeparation(separation)
+    factorization = banded_inverse(num_rounds, num_bands, participation, error=error)
+    assert np.all(factorization.strategy_coefficients() >= -1e-14)
+    # Also under schemas of returning clients that it was not made for.
+    schemas: list[Participation] = [participation, MinSeparation(1), FixedEpochOrder(2, 1), _SINGLE]
+    for schema in schemas:
+        computed = factorization.sensitivity(schema)
+        truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), schema)
+        assert computed.value >= truth * (1 - 1e-12)
+        if computed.is_exact:
+            assert computed.value == pytest.approx(truth, rel=1e-10)
+
+
+@pytest.mark.parametrize("participation", [_PAPER, MinSeparation(20), MinSeparation(1)], ids=str)
+@pytest.mark.parametrize("num_bands", [2, 16, 200])
+def test_sensitivities_at_thousands_of_rounds(num_bands: int, participation: MinSeparation) -> None:
+    root = banded_inverse(2052, num_bands, participation, coefficients="square_root")
+    assert root.sensitivity(participation).is_exact
+    for factorization in [root, banded_inverse(2052, num_bands, participation)]:
+        computed = factorization.sensitivity(participation)
+        most = participation.most_participations(2052)
+        columns = np.zeros(2052)
+        for start in range(0, most * participation.separation, participation.separation):
+            columns[start:] += factorization.strategy_coefficients()[: 2052 - start]
+        change = float(np.linalg.norm(columns))
+        assert computed.value >= change * (1 - 1e-12)
+        if computed.is_exact:
+            assert computed.value == pytest.approx(change, rel=1e-10)
+
+
+def test_coefficients_that_rise_are_bounded_and_not_exact() -> None:
+    """C^-1 = 1 + x/2 gives C the signs + - + -."""
+    factorization = BandedInverseFactorization(8, np.array([1.0, 0.5]))
+    computed = factorization.sensitivity(MinSeparation(3))
+    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), MinSeparation(3))
+    assert computed.value >= truth * (1 - 1e-12)
+    assert not computed.is_exact
+
+
+@given(_examples(largest=12), st.sampled_from([-3.0, 1e-60, 0.25, 1e60]))
+@settings(max_examples=60, deadline=None)
+def test_no_scaling_changes_an_error(
+    factorization: BandedInverseFactorization, scale: float
+) -> None:
+    num_rounds = factorization.num_rounds
+    scaled = BandedInverseFactorization(num_rounds, factorization.arrays()["coefficients"] * scale)
+    schemas: list[Participation] = [_SINGLE, MinSeparation(3), FixedEpochOrder(2, 4)]
+    for participation in schemas:
+        np.testing.assert_allclose(
+            scaled.per_round_variance(_prefix(num_rounds), participation),
+            factorization.per_round_variance(_prefix(num_rounds), participation),
+            rtol=1e-8,
+        )
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize(
+    ("num_rounds", "participation"),
+    [
+        (2, _SINGLE),
+        (15, _SINGLE),
+        (400, _SINGLE),
+        (15, MinSeparation(1)),
+        (15, MinSeparation(4)),
+        (400, MinSeparation(100, 3)),
+        (60, FixedEpochOrder(3, 10)),
+    ],
+    ids=str,
+)
+def test_the_best_two_bands_by_a_search_over_their_one_number(
+    num_rounds: int, participation: Participation, error: ErrorMeasure
+) -> None:
+    def function(ratio: float) -> float:
+        candidate = BandedInverseFactorization(num_rounds, np.array([1.0, -ratio]))
+        return _error(candidate, error, participation)
+
+    ratios = np.concatenate([np.linspace(0.0, 0.99, 100), 1.0 - np.geomspace(1e-6, 1e-2, 50)])
+    best = float(ratios[np.argmin([function(ratio) for ratio in ratios])])
+    refined = scipy.optimize.minimize_scalar(
+        function, bounds=(max(0.0, best - 0.02), min(1.0, best + 0.02)), method="bounded"
+    )
+    ours = _error(banded_inverse(num_rounds, 2, participation, error=error), error, participation)
+    assert ours <= min(float(refined.fun), function(best)) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize("num_bands", [3, 4])
+def test_another_solver_finds_nothing_better_where_nobody_returns(
+    num_bands: int, error: ErrorMeasure
+) -> None:
+    """Over all coefficients, also those that the parametrisation leaves out."""
+
+    def function(free: np.ndarray) -> float:
+        series = np.concatenate([[1.0], free])
+        return _error(BandedInverseFactorization(16, series), error, _SINGLE)
+
+    start = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    other = scipy.optimize.minimize(function, start, method="BFGS")
+    ours = _error(banded_inverse(16, num_bands, error=error), error, _SINGLE)
+    assert ours <= float(other.fun) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize(
+    "participation", [_SINGLE, MinSeparation(10), MinSeparation(16, 3)], ids=str
+)
+def test_more_bands_are_never_worse(participation: Participation, error: ErrorMeasure) -> None:
+    errors = [
+        _error(banded_inverse(64, bands, participation, error=error), error, participation)
+        for bands in (1, 2, 4, 8, 16, 32, 64)
+    ]
+    assert np.all(np.diff(errors) <= 1e-4 * errors[-1])
+    assert errors[3] < 0.7 * errors[0]
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize(
+    "participation",
+    [_SINGLE, MinSeparation(1), MinSeparation(12), FixedEpochOrder(2, 20)],
+    ids=str,
+)
+def test_optimised_coefficients_are_never_worse_than_the_square_root(
+    participation: Participation, error: ErrorMeasure
+) -> None:
+    for bands in (2, 5, 40):
+        root = banded_inverse(40, bands, participation, coefficients="square_root", error=error)
+        ours = banded_inverse(40, bands, participation, error=error)
+        limit = _error(root, error, participation) * (1 + 1e-9)
+        assert _error(ours, error, participation) <= limit
+
+
+def test_no_noise_after_the_last_round_and_no_state() -> None:
+    recursion = banded_inverse(6, 3).noise_recursion()
+    assert noise_recursions.floats_per_parameter(recursion) == 0
+    assert noise_recursions.rows_of_z_per_round(recursion) == 3
+    state = noise_recursions.initial_state(recursion, ())
+    for _ in range(6):
+        _, state = noise_recursions.next_row(recursion, state, np.ones(()))
+    with pytest.raises(ValueError, match="6 rounds"):
+        noise_recursions.next_row(recursion, state, np.ones(()))
+
+
+def test_checkpoints_hold_the_bands_alone(tmp_path: pathlib.Path) -> None:
+    factorization = banded_inverse(300, 5, MinSeparation(50, 4))
+    checkpoints.save(factorization, tmp_path / "c")
+    with np.load(tmp_path / "c" / "arrays.npz") as archive:
+        assert {name: archive[name].shape for name in archive.files} == {"coefficients": (5,)}
+    loaded = checkpoints.load(tmp_path / "c")
+    assert isinstance(loaded, BandedInverseFactorization)
+    np.testing.assert_array_equal(
+        loaded.noising_coefficients(), factorization.noising_coefficients()
+    )
+    assert loaded.participation == factorization.participation
+    assert loaded.parameters == factorization.parameters
+
+
+def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
+    num_rounds, participation = 100_000, MinSeparation(1000, 20)
+    tracemalloc.start()
+    try:
+        factorization = banded_inverse(num_rounds, 8, participation)
+        sensitivity = factorization.sensitivity(participation)
+        rmse = factorization.rmse(_prefix(num_rounds), participation)
+        checkpoints.save(factorization, tmp_path / "c")
+        loaded = checkpoints.load(tmp_path / "c")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 200e6
+    assert sensitivity.is_exact
+    assert loaded.sensitivity(participation) == sensitivity
+    root = banded_inverse(num_rounds, 8, participation, coefficients="square_root")
+    assert rmse < root.rmse(_prefix(num_rounds), participation)
+    z = np.random.default_rng(0).normal(size=(300, 2))
+    recursion = factorization.noise_recursion()
+    state = noise_recursions.initial_state(recursion, (2,))
+    rows = np.empty_like(z)
+    for i, row_of_z in enumerate(z):
+        rows[i], state = noise_recursions.next_row(recursion, state, row_of_z)
+    expected = _dense(factorization.arrays()["coefficients"], 300) @ z
+    np.testing.assert_allclose(rows, expected, atol=1e-12)
+
+
+def test_the_same_arguments_give_the_same_bits() -> None:
+    first, second = (banded_inverse(200, 20, MinSeparation(50), error="max") for _ in range(2))
+    np.testing.assert_array_equal(first.noising_coefficients(), second.noising_coefficients())
+
+
+def test_a_solver_that_is_stopped_says_so() -> None:
+    with pytest.warns(NotConvergedWarning, match="before it converged"):
+        banded_inverse(200, 30, max_evaluations=2)
+    with pytest.warns(NotConvergedWarning, match="before it converged"):
+        banded_inverse(200, 30, MinSeparation(20), max_evaluations=2)
+
+
+def test_a_strategy_that_overflows_is_refused() -> None:
+    with pytest.raises(ValueError, match="too large"):
+        BandedInverseFactorization(2000, np.array([1.0, 10.0]))
+
+
+@pytest.mark.parametrize(
+    "coefficients",
+    [
+        np.array([]),
+        np.ones((2, 2)),
+        np.ones(6),
+        np.array([1.0, np.nan]),
+        np.array([np.inf, 1.0]),
+        np.array([0.0, 1.0]),
+    ],
+    ids=["none", "matrix", "too many", "NaN", "infinite", "singular"],
+)
+def test_what_are_no_coefficients_is_refused(coefficients: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="coefficient"):
+        BandedInverseFactorization(5, coefficients)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "name"),
+    [
+        ((0, 1), {}, "num_rounds"),
+        ((8, 0), {}, "num_bands"),
+        ((8, 9), {}, "num_bands"),
+        ((8, 2.5), {}, "num_bands"),
+        ((8, None), {}, "num_bands"),
+        ((8, 2), {"coefficients": "best"}, "coefficients"),
+        ((8, 2), {"error": "worst"}, "error"),
+        ((8, 2), {"max_evaluations": 0}, "max_evaluations"),
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range_are_refused(
+    arguments: tuple[int, int], options: dict[str, object], name: str
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        banded_inverse(*arguments, **options)  # type: ignore[arg-type]

@@ -1,0 +1,563 @@
+"""BLT factorizations against printed values, exact fractions, enumeration and other solvers."""
+
+import fractions
+import itertools
+import pathlib
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.optimize
+import tqdm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import checkpoints, noise_recursions, workloads
+from mf_aggregators.factorizations import (
+    BltFactorization,
+    IdentityFactorization,
+    NotConvergedWarning,
+    blt,
+    toeplitz,
+)
+from mf_aggregators.factorizations.blt import _Search
+from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure, PatternOfRounds
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.workloads import Workload
+from tests.mf_aggregators import brute_force
+
+_PAPER = MinSeparation(342, 6)
+_SINGLE = SingleParticipation()
+
+
+def _prefix(num_rounds: int) -> Workload:
+    return Workload("prefix_sum", num_rounds)
+
+
+def _dense(series: np.ndarray) -> np.ndarray:
+    return np.asarray(scipy.linalg.toeplitz(series, np.zeros_like(series)))
+
+
+def _error(
+    factorization: BltFactorization, error: ErrorMeasure, participation: Participation
+) -> float:
+    workload = _prefix(factorization.num_rounds)
+    if error == "mean":
+        return factorization.rmse(workload, participation)
+    return factorization.max_error(workload, participation)
+
+
+def _exact_quotient(zeros: np.ndarray, poles: np.ndarray, count: int) -> list[fractions.Fraction]:
+    """The first coefficients of prod (1 - zeros x) / prod (1 - poles x), in exact fractions."""
+    series = [fractions.Fraction(1)] + [fractions.Fraction(0)] * (count - 1)
+    for zero in zeros:
+        factor = fractions.Fraction(float(zero))
+        series = [
+            value - factor * before
+            for value, before in zip(series, [fractions.Fraction(0), *series], strict=False)
+        ]
+    for pole in poles:
+        factor = fractions.Fraction(float(pole))
+        for t in range(1, count):
+            series[t] += factor * series[t - 1]
+    return series
+
+
+@st.composite
+def _interlacing(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Decays down from one, which some of them almost reach."""
+    count = draw(st.integers(1, 4))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    power = draw(st.sampled_from([1.0, 3.0, 8.0]))
+    distances = np.sort(generator.uniform(0.05, 1.0, 2 * count) ** power)
+    decays = 1.0 - distances
+    return decays[0::2], decays[1::2]
+
+
+@st.composite
+def _examples(draw: st.DrawFn, largest: int) -> BltFactorization:
+    return BltFactorization(draw(st.integers(1, largest)), *draw(_interlacing()))
+
+
+def _schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
+    separations = st.integers(1, num_rounds + 1)
+    counts = st.integers(1, num_rounds + 1)
+    return st.one_of(
+        st.just(_SINGLE),
+        st.builds(FixedEpochOrder, counts, separations),
+        st.builds(MinSeparation, separations, st.one_of(st.none(), counts)),
+    )
+
+
+def test_the_papers_size_reaches_the_printed_errors() -> None:
+    workload = _prefix(2052)
+    two, four = blt(2052, 2, _PAPER), blt(2052, 4, _PAPER)
+    assert two.rmse(workload, _PAPER) <= 9.19
+    assert four.rmse(workload, _PAPER) <= 9.175
+    assert blt(2052, 4, _PAPER, error="max").max_error(workload, _PAPER) <= 10.74
+    assert blt(2052, 4).rmse(workload, _SINGLE) <= 3.279
+    assert four.sensitivity(_PAPER).is_exact
+    # No Toeplitz matrix with all bands is worse than one of few buffers.
+    assert toeplitz(2052).rmse(workload, _SINGLE) <= blt(2052, 4).rmse(workload, _SINGLE)
+
+
+def test_one_buffer_in_closed_form() -> None:
+    num_rounds, decay, inverse = 50, 0.9, 0.6
+    factorization = BltFactorization(num_rounds, np.array([decay]), np.array([inverse]))
+    weight = decay - inverse
+    np.testing.assert_allclose(factorization.output_scales, [weight], rtol=1e-15)
+    np.testing.assert_allclose(factorization.inverse_output_scales, [-weight], rtol=1e-15)
+    # |c|^2 = 1 + w^2 (1 + d^2 + ... + d^(2 n - 4)).
+    squared = 1 + weight**2 * (1 - decay ** (2 * num_rounds - 2)) / (1 - decay**2)
+    computed = factorization.sensitivity(_SINGLE)
+    assert computed.value**2 == pytest.approx(squared, rel=1e-13)
+    # b_t = 1 - w (1 + e + ... + e^(t - 1)).
+    lags = np.arange(num_rounds)
+    decoder = 1 - weight * (1 - inverse**lags) / (1 - inverse)
+    np.testing.assert_allclose(
+        factorization.squared_decoder_rows(_prefix(num_rounds)), np.cumsum(decoder**2), rtol=1e-12
+    )
+
+
+@given(_interlacing())
+@settings(max_examples=60, deadline=None)
+def test_coefficients_are_those_of_the_rational_function(
+    decays: tuple[np.ndarray, np.ndarray],
+) -> None:
+    buffer_decays, inverse_decays = decays
+    factorization = BltFactorization(25, buffer_decays, inverse_decays)
+    strategy = [float(c) for c in _exact_quotient(inverse_decays, buffer_decays, 25)]
+    noising = [float(c) for c in _exact_quotient(buffer_decays, inverse_decays, 25)]
+    # Relative to each coefficient: no sum cancels.
+    np.testing.assert_allclose(factorization.strategy_coefficients(), strategy, rtol=1e-11)
+    np.testing.assert_allclose(factorization.noising_coefficients(), noising, rtol=1e-11)
+    assert np.all(factorization.output_scales > 0)
+    assert np.all(factorization.inverse_output_scales < 0)
+    assert np.all(np.diff(factorization.strategy_coefficients()) <= 0)
+
+
+@given(_examples(largest=24), st.sampled_from([0.0, 0.9]))
+@settings(max_examples=80, deadline=None)
+def test_every_view_is_that_of_the_dense_matrix(
+    factorization: BltFactorization, momentum: float
+) -> None:
+    num_rounds = factorization.num_rounds
+    quotient = _exact_quotient(
+        factorization.inverse_decays, factorization.buffer_decays, num_rounds
+    )
+    strategy = _dense(np.array([float(c) for c in quotient]))
+    np.testing.assert_allclose(factorization.strategy_matrix(), strategy, atol=1e-13)
+    inverse = scipy.linalg.solve_triangular(strategy, np.eye(num_rounds), lower=True)
+    np.testing.assert_allclose(factorization.noising_matrix(), inverse, atol=1e-12)
+    generator = np.random.default_rng(0)
+    for shape in [(num_rounds,), (num_rounds, 2), (num_rounds, 2, 3)]:
+        z = generator.normal(size=shape)
+        flat = z.reshape(num_rounds, -1)
+        for found, matrix in [
+            (factorization.noise_rows(z), inverse),
+            (factorization.strategy_product(z), strategy),
+        ]:
+            np.testing.assert_allclose(found, (matrix @ flat).reshape(shape), atol=1e-11)
+    described = Workload("momentum_sgd", num_rounds, momentum)
+    for workload, matrix in [
+        (_prefix(num_rounds), workloads.prefix_sum(num_rounds)),
+        (described, described.matrix()),
+    ]:
+        decoder = factorization.decoder_matrix(workload)
+        np.testing.assert_allclose(decoder @ strategy, matrix, atol=1e-11)
+        squared = np.sum((matrix @ inverse) ** 2, axis=1)
+        np.testing.assert_allclose(factorization.squared_decoder_rows(workload), squared, rtol=1e-9)
+
+
+@given(_examples(largest=8), st.data())
+@settings(max_examples=150, deadline=None)
+def test_sensitivities_are_exact_under_every_schema(
+    factorization: BltFactorization, data: st.DataObject
+) -> None:
+    num_rounds = factorization.num_rounds
+    participation = data.draw(_schemas(num_rounds))
+    rounds = data.draw(st.integers(1, num_rounds))
+    for computed, part in [
+        (factorization.sensitivity(participation), num_rounds),
+        (factorization.sensitivity_of_first(rounds, participation), rounds),
+    ]:
+        leading = factorization.strategy_matrix()[:part, :part]
+        truth = brute_force.scalar_sensitivity(leading, participation)
+        assert computed.is_exact
+        assert computed.value == pytest.approx(truth, rel=1e-12)
+
+
+@given(st.integers(2, 40), st.integers(1, 3), st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
+    num_rounds: int, num_buffers: int, data: st.DataObject
+) -> None:
+    participation = data.draw(_schemas(num_rounds))
+    error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    distances = np.cumsum(generator.uniform(0.05, 1.0, 2 * num_buffers))
+    distances /= distances[-1] * 1.1
+    pattern = PatternOfRounds.of(participation, num_rounds)
+    search = _Search(pattern, error, 10, tqdm.tqdm(disable=True))
+    value, gradient = search._log_error(distances)
+    decays = 1.0 - distances
+    factorization = BltFactorization(num_rounds, decays[0::2], decays[1::2])
+    stated = _error(factorization, error, participation)
+    assert value == pytest.approx(2 * np.log(stated), rel=1e-10, abs=1e-10)
+    direction = generator.normal(size=2 * num_buffers)
+    step = 1e-7
+    above, below = (search._log_error(distances + s * step * direction)[0] for s in (1, -1))
+    slope = (above - below) / (2 * step)
+    assert gradient @ direction == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+def _found_by_another_solver(
+    num_rounds: int, num_buffers: int, participation: Participation, error: ErrorMeasure
+) -> float:
+    """The least stated error from several starts of Nelder-Mead over ratios of distances."""
+
+    def function(free: np.ndarray) -> float:
+        distances = np.cumprod(1.0 / (1.0 + np.exp(-free)))[::-1]
+        decays = 1.0 - distances
+        try:
+            candidate = BltFactorization(num_rounds, decays[0::2], decays[1::2])
+        except ValueError:
+            return np.inf
+        return _error(candidate, error, participation)
+
+    starts = np.random.default_rng(0).normal(size=(3, 2 * num_buffers))
+    options = {"maxfev": 1500, "xatol": 1e-7, "fatol": 1e-9}
+    found = (
+        scipy.optimize.minimize(function, start, method="Nelder-Mead", options=options)
+        for start in starts
+    )
+    return min(float(result.fun) for result in found)
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize(
+    ("num_rounds", "participation"),
+    [
+        (2, _SINGLE),
+        (5, _SINGLE),
+        (16, _SINGLE),
+        (30, _SINGLE),
+        (100, _SINGLE),
+        (6, MinSeparation(2)),
+        (23, MinSeparation(4)),
+        (30, MinSeparation(15)),
+        (64, FixedEpochOrder(3, 10)),
+    ],
+    ids=str,
+)
+def test_another_solver_finds_no_better_single_buffer(
+    num_rounds: int, participation: Participation, error: ErrorMeasure
+) -> None:
+    factorization = blt(num_rounds, 1, participation, error=error)
+    other = _found_by_another_solver(num_rounds, 1, participation, error)
+    assert _error(factorization, error, participation) <= other * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize("participation", [_SINGLE, MinSeparation(8)], ids=str)
+def test_another_solver_finds_no_two_better_buffers(
+    participation: Participation, error: ErrorMeasure
+) -> None:
+    factorization = blt(32, 2, participation, error=error)
+    other = _found_by_another_solver(32, 2, participation, error)
+    assert _error(factorization, error, participation) <= other * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("participation", [_SINGLE, MinSeparation(1), MinSeparation(2)], ids=str)
+def test_two_rounds_are_as_good_as_any_toeplitz_matrix(participation: Participation) -> None:
+    """One coefficient is free in both."""
+    best = toeplitz(2, 2, participation).rmse(_prefix(2), participation)
+    ours = blt(2, 1, participation).rmse(_prefix(2), participation)
+    assert ours == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("num_buffers", [1, 2, 8])
+def test_one_round_is_independent_noise(num_buffers: int) -> None:
+    factorization = blt(1, num_buffers)
+    np.testing.assert_array_equal(factorization.strategy_matrix(), [[1.0]])
+    assert _error(factorization, "mean", _SINGLE) == 1.0
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize(
+    ("num_rounds", "participation"),
+    [
+        (10, _SINGLE),
+        (10, MinSeparation(1)),
+        (80, _SINGLE),
+        (80, MinSeparation(20)),
+        (400, MinSeparation(3)),
+        (400, FixedEpochOrder(4, 100)),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::mf_aggregators.factorizations.NotConvergedWarning")
+def test_more_buffers_are_never_worse(
+    num_rounds: int, participation: Participation, error: ErrorMeasure
+) -> None:
+    independent = IdentityFactorization(num_rounds)
+    workload = _prefix(num_rounds)
+    errors = [
+        independent.rmse(workload, participation)
+        if error == "mean"
+        else independent.max_error(workload, participation)
+    ]
+    for num_buffers in (1, 2, 3, 4, 6, 8):
+        factorization = blt(num_rounds, num_buffers, participation, error=error)
+        assert factorization.num_buffers == num_buffers
+        errors.append(_error(factorization, error, participation))
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(errors))
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "participation", "error"),
+    [
+        (20_000, MinSeparation(50, 5), "mean"),
+        (20_000, MinSeparation(20), "max"),
+        (100_000, MinSeparation(1000), "max"),
+    ],
+    ids=str,
+)
+def test_more_buffers_are_not_worse_above_the_size_of_a_full_search(
+    num_rounds: int, participation: Participation, error: ErrorMeasure
+) -> None:
+    errors = [
+        _error(blt(num_rounds, num_buffers, participation, error=error), error, participation)
+        for num_buffers in (1, 2, 4)
+    ]
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(errors))
+
+
+def test_a_search_at_fewer_rounds_finds_what_a_search_at_all_does() -> None:
+    """A separation far below the rounds is not scaled away; 16.8438 by a search at all rounds."""
+    participation = MinSeparation(50, 5)
+    factorization = blt(100_000, 3, participation)
+    assert factorization.rmse(_prefix(100_000), participation) <= 16.86
+
+
+def test_decays_as_close_to_one_as_floats_are() -> None:
+    """The weights, in exact fractions, at distances of one rounding error and more."""
+    distances = np.array([2.0**-52, 2.0**-50, 1e-12, 1e-9, 1e-4, 0.3])
+    decays = 1.0 - distances
+    factorization = BltFactorization(10**6, decays[0::2], decays[1::2])
+    buffer_decays = [fractions.Fraction(float(decay)) for decay in decays[0::2]]
+    inverse_decays = [fractions.Fraction(float(decay)) for decay in decays[1::2]]
+    for i, decay in enumerate(buffer_decays):
+        weight = fractions.Fraction(1)
+        for other in inverse_decays:
+            weight *= decay - other
+        for j, other in enumerate(buffer_decays):
+            if i != j:
+                weight /= decay - other
+        assert factorization.output_scales[i] == pytest.approx(float(weight), rel=1e-14)
+    coefficients = factorization.strategy_coefficients()
+    assert np.all(np.diff(coefficients) <= 0.0)
+    assert np.all(coefficients >= 0.0)
+    assert factorization.sensitivity(MinSeparation(1000)).is_exact
+
+
+def test_a_pair_of_equal_decays_has_no_effect() -> None:
+    one = BltFactorization(30, np.array([0.9]), np.array([0.6]))
+    two = BltFactorization(30, np.array([0.9, 0.5]), np.array([0.6, 0.5]))
+    np.testing.assert_allclose(two.strategy_coefficients(), one.strategy_coefficients(), rtol=1e-14)
+    np.testing.assert_allclose(two.noising_coefficients(), one.noising_coefficients(), rtol=1e-14)
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1), st.floats(0.05, 0.99))
+@settings(max_examples=60, deadline=None)
+def test_scales_of_buffers_give_their_sum_of_powers(count: int, seed: int, total: float) -> None:
+    generator = np.random.default_rng(seed)
+    decays = generator.uniform(0.0, 0.99, count)
+    scales = total * generator.dirichlet(np.full(count, 3.0))
+    factorization = BltFactorization.from_output_scales(20, decays, scales)
+    lags = np.arange(1, 20)[:, np.newaxis]
+    expected = np.concatenate([[1.0], (decays ** (lags - 1)) @ scales])
+    np.testing.assert_allclose(factorization.strategy_coefficients(), expected, atol=1e-12)
+    product = factorization.strategy_matrix() @ factorization.noising_matrix()
+    np.testing.assert_allclose(product, np.eye(20), atol=1e-11)
+
+
+@pytest.mark.parametrize("scales", [[0.5, 0.5], [0.3, 0.7], [0.1, 0.9]], ids=str)
+def test_scales_of_sum_one_are_allowed(scales: list[float]) -> None:
+    factorization = BltFactorization.from_output_scales(20, [0.9, 0.5], scales)
+    assert factorization.strategy_coefficients()[1] == pytest.approx(1.0, rel=1e-14)
+    assert factorization.sensitivity(MinSeparation(2)).is_exact
+
+
+@pytest.mark.parametrize(
+    ("buffer_decays", "inverse_decays"),
+    [
+        ([0.5], [0.6]),
+        ([0.9, 0.8], [0.7, 0.6]),
+        ([0.9, 0.6], [0.5, 0.55]),
+        ([0.5, 0.9], [0.4, 0.8]),
+        ([0.9, 0.9], [0.9, 0.5]),
+        ([1.0], [0.5]),
+        ([1.5], [0.5]),
+        ([0.5], [-1.0]),
+        ([np.nan], [0.5]),
+        ([0.5], [np.nan]),
+        ([0.5], [-np.inf]),
+    ],
+    ids=str,
+)
+def test_decays_that_do_not_interlace_are_refused(
+    buffer_decays: list[float], inverse_decays: list[float]
+) -> None:
+    with pytest.raises(ValueError, match="interlace"):
+        BltFactorization(10, np.array(buffer_decays), np.array(inverse_decays))
+
+
+@pytest.mark.parametrize(
+    ("buffer_decays", "inverse_decays"),
+    [([0.9], [-0.2]), ([-0.1], [-0.5]), ([0.9, -0.1], [0.5, -0.3])],
+    ids=["first step above one", "negative", "one negative"],
+)
+def test_decays_of_rising_coefficients_are_refused(
+    buffer_decays: list[float], inverse_decays: list[float]
+) -> None:
+    with pytest.raises(ValueError, match="non-increasing"):
+        BltFactorization(10, np.array(buffer_decays), np.array(inverse_decays))
+
+
+@pytest.mark.parametrize(
+    ("buffer_decays", "output_scales"),
+    [
+        ([0.5, 0.4], [0.5]),
+        ([0.5], [0.0]),
+        ([0.5], [-0.1]),
+        ([0.5], [np.nan]),
+        ([np.inf], [0.1]),
+        ([0.5], [1.1]),
+        ([0.5, 0.4], [0.6, 0.6]),
+        ([0.5, 0.5], [0.2, 0.2]),
+        ([1.0], [0.5]),
+    ],
+    ids=str,
+)
+def test_scales_that_are_none_are_refused(
+    buffer_decays: list[float], output_scales: list[float]
+) -> None:
+    with pytest.raises(ValueError, match=r"output_scales|interlace|non-increasing"):
+        BltFactorization.from_output_scales(10, buffer_decays, output_scales)
+
+
+def test_vectors_of_other_shapes_are_refused() -> None:
+    for decays, inverse in [
+        (np.array([]), np.array([])),
+        (np.array([0.5]), np.array([0.4, 0.3])),
+        (np.array([[0.5]]), np.array([[0.4]])),
+    ]:
+        with pytest.raises(ValueError, match="one length"):
+            BltFactorization(10, decays, inverse)
+
+
+def test_no_noise_after_the_last_round() -> None:
+    recursion = BltFactorization(4, np.array([0.9]), np.array([0.6])).noise_recursion()
+    state = noise_recursions.initial_state(recursion, ())
+    for _ in range(4):
+        _, state = noise_recursions.next_row(recursion, state, np.ones(()))
+    with pytest.raises(ValueError, match="4 rounds"):
+        noise_recursions.next_row(recursion, state, np.ones(()))
+
+
+def test_the_state_is_a_vector_for_each_buffer() -> None:
+    recursion = blt(64, 3).noise_recursion()
+    assert noise_recursions.floats_per_parameter(recursion) == 3
+    assert noise_recursions.rows_of_z_per_round(recursion) == 1
+
+
+def test_checkpoints_hold_the_decays_alone(tmp_path: pathlib.Path) -> None:
+    factorization = blt(300, 3, MinSeparation(50, 4))
+    checkpoints.save(factorization, tmp_path / "c")
+    with np.load(tmp_path / "c" / "arrays.npz") as archive:
+        shapes = {name: archive[name].shape for name in archive.files}
+    assert shapes == {"buffer_decays": (3,), "inverse_decays": (3,)}
+    loaded = checkpoints.load(tmp_path / "c")
+    assert isinstance(loaded, BltFactorization)
+    np.testing.assert_array_equal(loaded.buffer_decays, factorization.buffer_decays)
+    np.testing.assert_array_equal(loaded.inverse_decays, factorization.inverse_decays)
+    np.testing.assert_array_equal(
+        loaded.strategy_coefficients(), factorization.strategy_coefficients()
+    )
+    assert loaded.participation == factorization.participation
+    assert loaded.parameters == factorization.parameters
+
+
+def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
+    num_rounds, participation = 100_000, MinSeparation(10_000, 6)
+    tracemalloc.start()
+    try:
+        factorization = blt(num_rounds, 4, participation)
+        sensitivity = factorization.sensitivity(participation)
+        rmse = factorization.rmse(_prefix(num_rounds), participation)
+        checkpoints.save(factorization, tmp_path / "c")
+        loaded = checkpoints.load(tmp_path / "c")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 200e6
+    assert sensitivity.is_exact
+    assert loaded.sensitivity(participation) == sensitivity
+    assert rmse < 0.1 * IdentityFactorization(num_rounds).rmse(_prefix(num_rounds), participation)
+    z = np.random.default_rng(0).normal(size=(300, 2))
+    recursion = factorization.noise_recursion()
+    state = noise_recursions.initial_state(recursion, (2,))
+    rows = np.empty_like(z)
+    for i, row_of_z in enumerate(z):
+        rows[i], state = noise_recursions.next_row(recursion, state, row_of_z)
+    leading = _dense(factorization.strategy_coefficients()[:300])
+    np.testing.assert_allclose(rows, np.linalg.solve(leading, z), atol=1e-10)
+
+
+def test_the_same_arguments_give_the_same_bits() -> None:
+    first, second = (blt(200, 3, MinSeparation(50), error="max") for _ in range(2))
+    np.testing.assert_array_equal(first.buffer_decays, second.buffer_decays)
+    np.testing.assert_array_equal(first.inverse_decays, second.inverse_decays)
+
+
+def test_what_is_handed_out_cannot_change_the_matrix() -> None:
+    decays = np.array([0.9])
+    factorization = BltFactorization(10, decays, np.array([0.5]))
+    decays[0] = 0.1
+    factorization.output_scales[0] = 7.0
+    assert factorization.strategy_coefficients()[1] == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="read-only"):
+        factorization.buffer_decays[0] = 0.1
+    with pytest.raises(ValueError, match="read-only"):
+        factorization.inverse_decays[0] = 0.1
+
+
+def test_a_solver_that_is_stopped_says_so() -> None:
+    with pytest.warns(NotConvergedWarning, match="before it converged"):
+        blt(200, 2, max_evaluations=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "name"),
+    [
+        ((0, 1), {}, "num_rounds"),
+        ((8, 0), {}, "num_buffers"),
+        ((8, 9), {}, "num_buffers"),
+        ((8, 1.5), {}, "num_buffers"),
+        ((8, 1), {"error": "worst"}, "error"),
+        ((8, 1), {"max_evaluations": 0}, "max_evaluations"),
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range_are_refused(
+    arguments: tuple[int, int], options: dict[str, object], name: str
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        blt(*arguments, **options)  # type: ignore[arg-type]

@@ -1,0 +1,450 @@
+"""The optimum under (k, b)-participation against another solver and bounds made anew."""
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import lower_bounds, workloads
+from mf_aggregators.factorizations import (
+    DenseFactorization,
+    NotConvergedWarning,
+    banded,
+    identity,
+    optimal,
+)
+from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch, PatternEntries
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from tests.mf_aggregators import brute_force
+
+_SINGLE = SingleParticipation()
+_VARIANTS: tuple[PatternEntries, ...] = ("any", "non_negative", "orthogonal")
+# Rounds, epochs and separation: one pattern a class, shorter classes, overlapping patterns.
+_SIZES = [(4, 2, 2), (5, 3, 2), (6, 3, 2), (6, 2, 2), (6, 2, 1), (5, 5, 1), (6, 2, 4)]
+
+
+def _random_workload(num_rounds: int, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return np.tril(generator.normal(size=(num_rounds, num_rounds))) + 2.0 * np.eye(num_rounds)
+
+
+def _within_patterns(num_rounds: int, participation: FixedEpochOrder) -> np.ndarray:
+    """(n, n) bool: the pairs of different rounds that some pattern holds."""
+    lags = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
+    repeats, rest = np.divmod(np.abs(lags), participation.separation)
+    held: np.ndarray = (rest == 0) & (repeats > 0) & (repeats < participation.epochs)
+    return held
+
+
+def _other_optimum(
+    workload: np.ndarray,
+    participation: FixedEpochOrder,
+    pattern_entries: PatternEntries,
+    equal_diagonal: bool = False,
+) -> float:
+    """The least tr(A^T A X^-1), by sequential quadratic programming over the entries of X.
+
+    An entry within a pattern is the difference of two non-negative variables, which makes
+    the sums of magnitudes linear. The patterns are enumerated from their definition.
+    """
+    num_rounds = workload.shape[0]
+    gram = workload.T @ workload
+    within = _within_patterns(num_rounds, participation)
+    # Basis matrices of X, with how much each adds to the sum of a pattern.
+    basis, lower = [], []
+    if equal_diagonal:
+        basis, lower = [np.eye(num_rounds)], [1e-6]
+    else:
+        for i in range(num_rounds):
+            basis.append(np.diag(np.eye(num_rounds)[i]))
+            lower.append(1e-6)
+    diagonals = len(basis)
+    for i, j in itertools.combinations(range(num_rounds), 2):
+        pair = np.zeros((num_rounds, num_rounds))
+        pair[i, j] = pair[j, i] = 1.0
+        if not within[i, j]:
+            basis.append(pair)
+            lower.append(-np.inf)
+        elif pattern_entries != "orthogonal":
+            basis.append(pair)
+            lower.append(0.0)
+            if pattern_entries == "any":
+                basis.append(-pair)
+                lower.append(0.0)
+    stacked = np.array(basis)
+    patterns = list(brute_force.patterns(participation, num_rounds))
+    sums = np.array([np.abs(stacked[:, p][:, :, p]).sum(axis=(1, 2)) for p in patterns])
+
+    def log_error(free: np.ndarray) -> tuple[float, np.ndarray]:
+        x = np.tensordot(free, stacked, axes=1)
+        if np.linalg.eigvalsh(x)[0] <= 1e-10:
+            return 1e3, np.zeros_like(free)
+        inverse = np.linalg.inv(x)
+        value = float(np.sum(gram * inverse))
+        slope = -inverse @ gram @ inverse
+        return np.log(value), np.tensordot(stacked, slope, axes=2) / value
+
+    start = np.zeros(len(stacked))
+    start[:diagonals] = 0.9 / max(len(pattern) for pattern in patterns)
+    start[diagonals:] = np.where(np.isfinite(lower[diagonals:]), 1e-4, 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = scipy.optimize.minimize(
+            log_error,
+            start,
+            jac=True,
+            method="SLSQP",
+            bounds=[(bound, None) for bound in lower],
+            constraints=[{"type": "ineq", "fun": lambda x: 1.0 - sums @ x, "jac": lambda x: -sums}],
+            options={"maxiter": 2000, "ftol": 1e-14},
+        ).x
+    found = np.maximum(found, lower)
+    return float(np.exp(log_error(found / max(1.0, float(np.max(sums @ found))))[0]))
+
+
+@pytest.mark.parametrize("pattern_entries", _VARIANTS)
+@pytest.mark.parametrize(("num_rounds", "epochs", "separation"), _SIZES)
+def test_another_solver_finds_the_same_optimum(
+    num_rounds: int, epochs: int, separation: int, pattern_entries: PatternEntries
+) -> None:
+    participation = FixedEpochOrder(epochs, separation)
+    for workload in (
+        workloads.prefix_sum(num_rounds),
+        workloads.momentum_sgd(num_rounds, 0.9),
+        _random_workload(num_rounds, 7),
+    ):
+        factorization = optimal(workload, participation, pattern_entries=pattern_entries)
+        error = factorization.total_error(workload, participation) ** 2
+        other = _other_optimum(workload, participation, pattern_entries)
+        assert factorization.optimality_gap is not None
+        assert factorization.optimality_gap <= 5e-6
+        assert error / (1.0 + factorization.optimality_gap) <= other * (1 + 1e-9)
+        assert error <= other * (1 + 1e-5)
+        truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), participation)
+        computed = factorization.sensitivity(participation)
+        assert computed == pytest.approx(1.0, rel=1e-12)
+        assert computed.value >= truth * (1 - 1e-12)
+        assert not computed.is_exact or truth == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize(("num_rounds", "epochs", "separation"), _SIZES)
+def test_equal_norms_and_orthogonal_patterns_against_another_solver(
+    num_rounds: int, epochs: int, separation: int
+) -> None:
+    participation = FixedEpochOrder(epochs, separation)
+    for workload in (workloads.prefix_sum(num_rounds), _random_workload(num_rounds, 8)):
+        factorization = optimal(
+            workload, participation, equal_column_norms=True, pattern_entries="orthogonal"
+        )
+        error = factorization.total_error(workload, participation) ** 2
+        other = _other_optimum(workload, participation, "orthogonal", equal_diagonal=True)
+        assert factorization.optimality_gap is not None
+        assert error / (1.0 + factorization.optimality_gap) <= other * (1 + 1e-9)
+        assert error == pytest.approx(other, rel=1e-5)
+
+
+def test_orthogonal_patterns_are_part_of_the_class_of_equal_norms() -> None:
+    """Equal norms alone would allow less: off-diagonal entries for a smaller diagonal."""
+    workload = workloads.momentum_sgd(5, 0.9)
+    participation = FixedEpochOrder(5, 1)
+    factorization = optimal(workload, participation, equal_column_norms=True)
+    error = factorization.total_error(workload, participation) ** 2
+    orthogonal = _other_optimum(workload, participation, "orthogonal", equal_diagonal=True)
+    assert error == pytest.approx(orthogonal, rel=1e-5)
+    assert _other_optimum(workload, participation, "any", equal_diagonal=True) < 0.95 * error
+
+
+@pytest.mark.parametrize("pattern_entries", _VARIANTS)
+@pytest.mark.parametrize(("num_rounds", "epochs", "separation"), [(23, 4, 6), (24, 3, 5)])
+def test_the_matrix_is_in_the_class_it_is_the_best_of(
+    num_rounds: int, epochs: int, separation: int, pattern_entries: PatternEntries
+) -> None:
+    """Also where the search is stopped long before the optimum."""
+    participation = FixedEpochOrder(epochs, separation)
+    within = _within_patterns(num_rounds, participation)
+    workload = _random_workload(num_rounds, 3)
+    for evaluations in (2, 9, 300):
+        for equal in (False, True):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotConvergedWarning)
+                factorization = optimal(
+                    workload,
+                    participation,
+                    equal_column_norms=equal,
+                    pattern_entries=pattern_entries,
+                    max_evaluations=evaluations,
+                )
+            strategy = factorization.strategy_matrix()
+            entries = (strategy.T @ strategy)[within]
+            if pattern_entries == "orthogonal" or equal:
+                np.testing.assert_allclose(entries, 0.0, atol=1e-14)
+            elif pattern_entries == "non_negative":
+                assert np.min(entries) >= -1e-14
+            if equal:
+                norms = np.linalg.norm(strategy, axis=0)
+                np.testing.assert_allclose(norms, norms[0], rtol=1e-12)
+            assert factorization.sensitivity(participation) == pytest.approx(1.0, rel=1e-12)
+            np.testing.assert_allclose(
+                factorization.decoder_matrix(workload) @ strategy, workload, atol=1e-9
+            )
+
+
+@given(st.integers(2, 12), st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_matrix_is_below_the_certified_bound(num_rounds: int, data: st.DataObject) -> None:
+    """Whether the search has converged or not, and for sensitivities by enumeration."""
+    separation = data.draw(st.integers(1, num_rounds - 1))
+    fitting = -(-num_rounds // separation)
+    participation = FixedEpochOrder(data.draw(st.integers(2, fitting)), separation)
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 2.0 * np.eye(num_rounds)
+    if data.draw(st.booleans()):
+        workload = workloads.momentum_sgd(
+            num_rounds, data.draw(st.floats(0.0, 0.99)), generator.uniform(0.1, 1.0, num_rounds)
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        factorization = optimal(
+            workload,
+            participation,
+            pattern_entries="any",
+            max_evaluations=data.draw(st.sampled_from([1, 4, 16, 300])),
+        )
+        better = optimal(workload, participation, max_evaluations=1000)
+    gap = factorization.optimality_gap
+    assert gap is not None
+    assert gap >= 0.0
+    bound = factorization.total_error(workload, participation) ** 2 / (1.0 + gap) * (1 - 1e-9)
+    assert better.total_error(workload, participation) ** 2 >= bound
+    assert identity(num_rounds).total_error(workload, participation) ** 2 >= bound
+    strategy = better.strategy_matrix()
+    for size in (1e-4, 1e-2, 1.0):
+        changed = strategy + size * np.tril(generator.normal(size=strategy.shape))
+        if np.linalg.cond(changed) < 1e8:
+            other = DenseFactorization(changed)
+            assert other.total_error(workload, participation) ** 2 >= bound
+
+
+def _bound_made_anew(
+    workload: np.ndarray, strategy: np.ndarray, participation: FixedEpochOrder
+) -> float:
+    """The dual's bound at V = X^-1 A^T A X^-1, made feasible, for one pattern in each class."""
+    inverse = np.linalg.inv(strategy.T @ strategy)
+    stationary = inverse @ workload.T @ workload @ inverse
+    multipliers = np.zeros_like(stationary)
+    total = 0.0
+    for start in range(participation.separation):
+        rounds = np.arange(start, workload.shape[0], participation.separation)
+        assert len(rounds) <= participation.epochs
+        block = stationary[np.ix_(rounds, rounds)]
+        weight = float(np.mean(np.diagonal(block)))
+        # Shrunk a little so that rounding leaves it positive semi-definite.
+        block = np.clip(block * (1 - 1e-9), -weight, weight)
+        np.fill_diagonal(block, weight)
+        multipliers[np.ix_(rounds, rounds)] = block
+        total += weight
+    assert np.linalg.eigvalsh(multipliers)[0] >= 0.0
+    spectrum = np.linalg.eigvalsh(workload @ multipliers @ workload.T)
+    return float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))) ** 2 / total)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "epochs", "separation", "momentum"),
+    [(120, 4, 30, 0.0), (110, 4, 30, 0.0), (96, 6, 16, 0.5), (150, 3, 50, 0.5)],
+)
+def test_the_optimality_conditions_hold_at_moderate_size(
+    num_rounds: int, epochs: int, separation: int, momentum: float
+) -> None:
+    """The matrix alone gives a bound close to its own error, whatever found it."""
+    workload = workloads.momentum_sgd(num_rounds, momentum)
+    participation = FixedEpochOrder(epochs, separation)
+    factorization = optimal(workload, participation)
+    error = factorization.total_error(workload, participation) ** 2
+    bound = _bound_made_anew(workload, factorization.strategy_matrix(), participation)
+    assert bound <= error * (1 + 1e-9)
+    assert bound >= error * (1 - 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "epochs", "separation"), [(24, 4, 6), (26, 4, 7), (20, 2, 5)]
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.filterwarnings("ignore::mf_aggregators.factorizations.NotConvergedWarning")
+def test_every_restriction_costs_something(
+    num_rounds: int, epochs: int, separation: int, momentum: float
+) -> None:
+    """Lower bound <= free <= non-negative <= orthogonal <= equal norms <= bands <= identity."""
+    workload = workloads.momentum_sgd(num_rounds, momentum)
+    participation = FixedEpochOrder(epochs, separation)
+    bound = lower_bounds.compute(workload, participation)
+    assert bound is not None
+    free = [
+        optimal(workload, participation, pattern_entries=variant, max_evaluations=1000)
+        for variant in _VARIANTS
+    ]
+    equal = optimal(workload, participation, equal_column_norms=True, max_evaluations=1000)
+    bands = banded(workload, separation, participation=participation)
+    few_bands = banded(workload, 2, participation=participation)
+    errors = [bound.total_error] + [
+        factorization.total_error(workload, participation)
+        for factorization in (*free, equal, bands, few_bands, identity(num_rounds))
+    ]
+    for smaller, larger in itertools.pairwise(errors):
+        assert smaller <= larger * (1 + 1e-5)
+    # The extremes are far apart, so that the order is more than a chain of equalities.
+    assert errors[0] < errors[1] * 0.999
+    assert errors[3] < errors[4] * 0.999
+    assert errors[5] < errors[6] * 0.999
+    free_bands = banded(workload, separation, False, participation, relative_gap=1e-3)
+    free_error = free_bands.total_error(workload, participation)
+    assert errors[1] * (1 - 1e-5) <= free_error <= errors[5] * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_all_bands_are_the_optimum_of_single_participation(momentum: float) -> None:
+    workload = workloads.momentum_sgd(20, momentum)
+    best = optimal(workload, relative_gap=1e-9)
+    norms = np.linalg.norm(best.strategy_matrix(), axis=0)
+    np.testing.assert_allclose(norms, 1.0, rtol=1e-12)
+    bands = banded(workload, 20, relative_gap=1e-8)
+    assert bands.total_error(workload, _SINGLE) == pytest.approx(
+        best.total_error(workload, _SINGLE), rel=1e-7
+    )
+
+
+def test_clients_that_cannot_return_are_single_participation() -> None:
+    workload = workloads.prefix_sum(9)
+    single = optimal(workload).strategy_matrix()
+    schemas: list[Participation] = [
+        FixedEpochOrder(1, 2),
+        FixedEpochOrder(1, 12),
+        MinSeparation(9),
+    ]
+    for participation in schemas:
+        found = optimal(workload, participation)
+        np.testing.assert_array_equal(found.strategy_matrix(), single)
+        assert found.parameters["equal_column_norms"] is True
+
+
+def test_epochs_beyond_those_that_fit_are_refused() -> None:
+    workload = workloads.prefix_sum(10)
+    assert optimal(workload, FixedEpochOrder(4, 3)).num_rounds == 10
+    with pytest.raises(ValueError, match="at most 4 fit"):
+        optimal(workload, FixedEpochOrder(5, 3))
+
+
+def test_the_optimum_does_not_depend_on_the_scale_of_the_workload() -> None:
+    workload = workloads.momentum_sgd(12, 0.5)
+    participation = FixedEpochOrder(3, 4)
+    errors = [
+        optimal(scale * workload, participation).total_error(workload, participation)
+        for scale in (1e-6, 1.0, -1.0, 1e6)
+    ]
+    np.testing.assert_allclose(errors, errors[1], rtol=1e-5)
+
+
+@given(st.integers(2, 9), st.data())
+@settings(max_examples=40, deadline=None)
+def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObject) -> None:
+    separation = data.draw(st.integers(1, num_rounds - 1))
+    fitting = -(-num_rounds // separation)
+    equal = data.draw(st.booleans())
+    search = MultiEpochSearch(
+        _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
+        FixedEpochOrder(data.draw(st.integers(2, fitting)), separation),
+        equal_column_norms=equal,
+        pattern_entries="any",
+        # So that no certificate ends a search that was never begun.
+        relative_gap=1e-300,
+        max_evaluations=1,
+        show_progress=False,
+    )
+    layout = search._layout
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    mask = layout.exists if equal else layout.windows
+    weights = np.where(mask, generator.uniform(0.5, 2.0, mask.shape), 0.0)
+    # Diagonally dominant whatever the weights are.
+    exists = search._pair_exists
+    ratios = np.where(exists, generator.uniform(-1.0, 1.0, exists.shape) / (8 * num_rounds), 0.0)
+    if data.draw(st.booleans()):
+        ratios[:] = 0.0
+    evaluation = search._evaluate(weights, ratios)
+    by_weights = search._by_weights(evaluation, ratios, weights)
+    by_ratios = search._by_ratios(evaluation, weights)
+    step = 1e-6
+    along_weights = np.where(mask, generator.normal(size=mask.shape), 0.0)
+    along_ratios = np.where(exists, generator.normal(size=exists.shape), 0.0)
+    above = search._evaluate(weights + step * along_weights, ratios + step * along_ratios)
+    below = search._evaluate(weights - step * along_weights, ratios - step * along_ratios)
+    slope = 2.0 * (above.root_sum - below.root_sum) / (2.0 * step)
+    expected = np.sum(by_weights * along_weights) + np.sum(by_ratios * along_ratios)
+    assert expected == pytest.approx(slope, rel=1e-5, abs=1e-6 * evaluation.root_sum)
+
+
+def test_a_search_that_is_stopped_says_so_and_states_its_gap() -> None:
+    workload = workloads.prefix_sum(40)
+    participation = FixedEpochOrder(4, 10)
+    with pytest.warns(NotConvergedWarning, match="relative gap"):
+        stopped = optimal(workload, participation, max_evaluations=1)
+    assert stopped.optimality_gap is not None
+    assert stopped.optimality_gap > 5e-6
+    best = optimal(workload, participation)
+    stated = stopped.total_error(workload, participation) ** 2 / (1 + stopped.optimality_gap)
+    assert stated <= best.total_error(workload, participation) ** 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("num_rounds", [64, 200])
+def test_momentum_converges_to_its_target(num_rounds: int) -> None:
+    workload = workloads.momentum_sgd(num_rounds, 0.8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotConvergedWarning)
+        factorization = optimal(workload, FixedEpochOrder(4, num_rounds // 4))
+    assert factorization.optimality_gap is not None
+    assert factorization.optimality_gap <= 5e-6
+
+
+@pytest.mark.xfail(strict=True, reason="the search stalls where multipliers are nearly singular")
+@pytest.mark.parametrize("options", [{}, {"equal_column_norms": True}])
+def test_strong_momentum_converges_to_its_target(options: dict[str, Any]) -> None:
+    workload = workloads.momentum_sgd(64, 0.95)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotConvergedWarning)
+        factorization = optimal(workload, FixedEpochOrder(4, 16), **options)
+    assert factorization.optimality_gap is not None
+    assert factorization.optimality_gap <= 5e-6
+
+
+def test_the_same_arguments_give_the_same_matrix() -> None:
+    workload = workloads.momentum_sgd(20, 0.9, np.linspace(1.0, 0.1, 20))
+    for equal in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotConvergedWarning)
+            found = [
+                optimal(
+                    workload, FixedEpochOrder(3, 6), equal_column_norms=equal, max_evaluations=40
+                )
+                for _ in range(2)
+            ]
+        np.testing.assert_array_equal(found[0].strategy_matrix(), found[1].strategy_matrix())
+
+
+def test_what_cannot_be_solved_is_refused() -> None:
+    workload = workloads.prefix_sum(8)
+    with pytest.raises(ValueError, match="banded"):
+        optimal(workload, MinSeparation(3))
+    with pytest.raises(ValueError, match="pattern_entries"):
+        optimal(workload, FixedEpochOrder(2, 4), pattern_entries="some")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="relative_gap"):
+        optimal(workload, FixedEpochOrder(2, 4), relative_gap=0.0)
+    with pytest.raises(ValueError, match="max_evaluations"):
+        optimal(workload, FixedEpochOrder(2, 4), max_evaluations=0)
