@@ -148,6 +148,8 @@ def load_with_description(
         mechanism = description["mechanism"]
         if mechanism not in _CLASSES:
             raise ValueError(f"its mechanism {mechanism!r} is not one of {', '.join(_CLASSES)}")
+        if not isinstance(description["parameters"], dict):
+            raise ValueError("its parameters are no description")
         stated = description["optimised_for"]
         factorization = _CLASSES[mechanism].from_arrays(
             description["num_rounds"],

@@ -295,8 +295,8 @@ def next_row(
         row = _substituted(recursion, i, history, row)
     elif isinstance(recursion, DenseNoise):
         history[i] = row
-        weights = recursion.noising_matrix[i, : i + 1].astype(history.dtype)
-        row = np.tensordot(weights, history[: i + 1], axes=1)
+        weights = recursion.noising_matrix[i, : i + 1]
+        row = np.tensordot(weights, history[: i + 1], axes=1).astype(history.dtype)
     elif isinstance(recursion, WindowNoise):
         row = _windowed(recursion, i, history, row)
     elif isinstance(recursion, StateSpaceNoise):
@@ -320,38 +320,41 @@ def _substituted(
 
 
 def _windowed(recursion: WindowNoise, i: int, history: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """A row of a banded C^-1 with accumulators, in float64.
+
+    Weights rounded to single precision would be those of another matrix, whose inverse
+    may differ by more than they do.
+    """
     length = recursion.window_length
     ring, accumulators = history[:length], history[length:]
     ring[i % length] = row
     window = recursion.window[i if len(recursion.window) > 1 else 0]
     lags = (i - np.arange(length)) % length
-    weights = np.where(lags <= i, window[lags], 0.0).astype(history.dtype)
-    result = np.tensordot(weights, ring, axes=1)
+    result = np.tensordot(np.where(lags <= i, window[lags], 0.0), ring, axes=1)
     if recursion.num_accumulators:
         oldest = i - length + 1
         if oldest >= 0:
-            gains = recursion.right[oldest].astype(history.dtype)
-            accumulators += np.multiply.outer(gains, ring[oldest % length])
-        result += np.tensordot(recursion.left[i].astype(history.dtype), accumulators, axes=1)
+            added = np.multiply.outer(recursion.right[oldest], ring[oldest % length])
+            accumulators += added.astype(history.dtype)
+        result += np.tensordot(recursion.left[i], accumulators, axes=1)
     if recursion.row_scales is not None:
         result *= recursion.row_scales[i]
-    return np.asarray(result)
+    return np.asarray(result).astype(history.dtype)
 
 
 def _advanced(
     recursion: StateSpaceNoise, i: int, history: np.ndarray, z: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    phase, dtype = recursion.phases[i], history.dtype
-    outputs = recursion.outputs[phase].astype(dtype)
-    row = dtype.type(recursion.gains[phase]) * z + np.tensordot(outputs, history, axes=1)
+    """A step of the recurrence, in float64: rounded decays would be those of another matrix."""
+    phase = recursion.phases[i]
+    row = recursion.gains[phase] * z + np.tensordot(recursion.outputs[phase], history, axes=1)
     column = (-1,) + (1,) * z.ndim
-    following = history[recursion.sources[phase]]
-    following *= recursion.decays[phase].astype(dtype).reshape(column)
+    following = history[recursion.sources[phase]] * recursion.decays[phase].reshape(column)
     if np.any(recursion.inputs[phase]):
-        following += np.multiply.outer(recursion.inputs[phase].astype(dtype), z)
+        following += np.multiply.outer(recursion.inputs[phase], z)
     if np.any(recursion.feedbacks[phase]):
-        following += np.multiply.outer(recursion.feedbacks[phase].astype(dtype), row)
-    return row, following
+        following += np.multiply.outer(recursion.feedbacks[phase], row)
+    return row.astype(history.dtype), following.astype(history.dtype)
 
 
 def ring_weights(recursion: BandedNoise | ToeplitzNoise, round_index: int) -> np.ndarray:

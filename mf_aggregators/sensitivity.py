@@ -269,28 +269,72 @@ def from_toeplitz_coefficients(
 def _toeplitz_bound(
     magnitudes: np.ndarray, envelope: np.ndarray, separation: int, most: int
 ) -> float:
-    """The bound of :func:`from_toeplitz_coefficients`, in O(n) by running sums.
+    """The bound of :func:`from_toeplitz_coefficients`, in O(n).
 
     Twice the sum over i < j of sum_s |c|_(s - (j - 1) b) e_(s - (i - 1) b), plus the squared
-    norms of the columns. With s = r b + o, the inner sum over j of row r and offset o is
-    one over rows a = r - j + 1 > r - k of |c| times the sum of e over rows a + 1 to r.
+    norms of the columns. With s = r b + o, the inner sum is one over rows a < a' of tables
+    of b columns, both within the k rows up to r, of |c| in row a times e in row a'.
     """
     num_rounds = len(magnitudes)
-    repeats = -(-num_rounds // separation)
-    tables = np.zeros((2, repeats, separation))
-    tables[0].ravel()[:num_rounds] = magnitudes
-    tables[1].ravel()[:num_rounds] = envelope
-    columns, above = tables[0], np.cumsum(tables[1], axis=0)
-    sums, weighted = np.cumsum(columns, axis=0), np.cumsum(columns * above, axis=0)
-    if most < repeats:
-        sums[most:] -= sums[: repeats - most].copy()
-        weighted[most:] -= weighted[: repeats - most].copy()
-    products = (above * sums - weighted).ravel()[:num_rounds]
+    products = _pairs_within_windows(
+        _table(magnitudes, separation), _table(envelope, separation), most
+    )
     norms = power_series.truncated_column_norms(magnitudes, num_rounds)
-    squared = float(np.sum(norms[::separation][:most])) + 2.0 * float(np.sum(products))
-    # Differences of running sums: more than they can be off by.
-    rounding = 16.0 * num_rounds * np.finfo(np.float64).eps
+    cross = float(np.sum(products.ravel()[:num_rounds]))
+    squared = float(np.sum(norms[::separation][:most])) + 2.0 * cross
+    # All terms are non-negative, so that rounding is relative to the sum itself.
+    rounding = 8.0 * (np.log2(num_rounds + 1.0) + most) * np.finfo(np.float64).eps
     return float(np.sqrt(squared * (1.0 + rounding)))
+
+
+def _table(column: np.ndarray, separation: int) -> np.ndarray:
+    """The (ceil(n / b), b) table whose rows are a vector's entries, zeros at its end."""
+    table = np.zeros((-(-len(column) // separation), separation))
+    table.ravel()[: len(column)] = column
+    return table
+
+
+def _in_blocks(table: np.ndarray, rows: int) -> np.ndarray:
+    """The (blocks, rows, b) view of a table filled up with zeros."""
+    blocks = -(-len(table) // rows)
+    filled = np.zeros((blocks * rows, table.shape[1]))
+    filled[: len(table)] = table
+    return filled.reshape(blocks, rows, -1)
+
+
+def _running(blocks: np.ndarray) -> np.ndarray:
+    return np.cumsum(blocks, axis=1)
+
+
+def _running_back(blocks: np.ndarray) -> np.ndarray:
+    return np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+
+
+def _window_sums(table: np.ndarray, most: int) -> np.ndarray:
+    """For each row, the sum of it and the k - 1 rows before it, without differences.
+
+    A window reaches from within one block of k rows into the next: the end of the one
+    and the beginning of the other are running sums, of non-negative terms where the
+    table's are, so that nothing cancels.
+    """
+    blocks = _in_blocks(table, most)
+    sums = _running(blocks)
+    sums[1:, :-1] += _running_back(blocks)[:-1, 1:]
+    return sums.reshape(-1, table.shape[1])[: len(table)]
+
+
+def _pairs_within_windows(first: np.ndarray, second: np.ndarray, most: int) -> np.ndarray:
+    """For each row r, the sum of first[a] second[a'] over r - k < a < a' <= r."""
+    ours, theirs = _in_blocks(first, most), _in_blocks(second, most)
+    up_to_theirs = _running(theirs)
+    before = np.zeros_like(ours)
+    before[:, 1:] = _running(ours)[:, :-1]
+    pairs = _running(theirs * before)
+    after = np.zeros_like(theirs)
+    after[:, :-1] = _running_back(theirs)[:, 1:]
+    pairs[1:, :-1] += _running_back(ours * after)[:-1, 1:]
+    pairs[1:, :-1] += _running_back(ours)[:-1, 1:] * up_to_theirs[1:, :-1]
+    return pairs.reshape(-1, first.shape[1])[: len(first)]
 
 
 def pattern_sum(column: np.ndarray, separation: int, most: int) -> np.ndarray:
@@ -304,27 +348,14 @@ def pattern_sum(column: np.ndarray, separation: int, most: int) -> np.ndarray:
     Returns:
       (n,): entry t is the sum of ``column[t - j b]`` over j < k with j b <= t.
     """
-    num_rounds = column.shape[0]
-    repeats = -(-num_rounds // separation)
-    table = np.zeros((repeats, separation))
-    table.ravel()[:num_rounds] = column
-    sums = np.cumsum(table, axis=0)
-    if most < repeats:
-        # In place, from the last row: each row loses what lies k or more rows before it.
-        sums[most:] -= sums[: repeats - most].copy()
-    return sums.ravel()[:num_rounds]
+    sums = _window_sums(_table(column, separation), most)
+    return sums.ravel()[: column.shape[0]]
 
 
 def pattern_sum_adjoint(values: np.ndarray, separation: int, most: int) -> np.ndarray:
     """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k."""
-    num_rounds = values.shape[0]
-    repeats = -(-num_rounds // separation)
-    table = np.zeros((repeats, separation))
-    table.ravel()[:num_rounds] = values
-    sums = np.cumsum(table[::-1], axis=0)[::-1].copy()
-    if most < repeats:
-        sums[: repeats - most] -= sums[most:].copy()
-    return sums.ravel()[:num_rounds]
+    sums = _window_sums(_table(values, separation)[::-1], most)[::-1]
+    return sums.ravel()[: values.shape[0]]
 
 
 def from_gram_matrix(gram_matrix: Any, participation: Participation) -> Sensitivity:

@@ -119,8 +119,8 @@ def next_row(
         row, history = _row_of_z(state.seed, i, specs), state.history
     elif isinstance(recursion, DenseNoise):
         weights = tf.gather(tf.constant(recursion.noising_matrix), i)
-        row = _combined_rows_of_z(state.seed, tf.zeros([], tf.int64), i, weights, specs)
-        history = state.history
+        combined = _combined_rows_of_z(state.seed, tf.zeros([], tf.int64), i, weights, specs)
+        row, history = _in_noise_dtype(combined, specs), state.history
     elif isinstance(recursion, WindowNoise):
         row, history = _windowed_row(recursion, state, i, specs)
     elif isinstance(recursion, StateSpaceNoise):
@@ -181,24 +181,27 @@ def _windowed_row(
         # Nothing leaves the window in its first rounds.
         gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
         history = tuple(
-            accumulators + _outer(gains, z)
+            accumulators + tf.cast(_outer(gains, z), accumulators.dtype)
             for accumulators, z in zip(state.history, leaving, strict=True)
         )
         left = tf.gather(tf.constant(recursion.left), i)
         row = [
-            partial + tf.tensordot(tf.cast(left, partial.dtype), accumulators, axes=1)
+            partial + tf.tensordot(left, tf.cast(accumulators, tf.float64), axes=1)
             for partial, accumulators in zip(row, history, strict=True)
         ]
     if recursion.row_scales is not None:
         scale = tf.gather(tf.constant(recursion.row_scales), i)
-        row = [partial * tf.cast(scale, partial.dtype) for partial in row]
-    return row, history
+        row = [partial * scale for partial in row]
+    return _in_noise_dtype(row, specs), history
 
 
 def _state_space_row(
     recursion: StateSpaceNoise, state: NoiseState, i: tf.Tensor, specs: Sequence[tf.TensorSpec]
 ) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
-    """One step of the linear recurrence over the state vectors."""
+    """One step of the linear recurrence over the state vectors, in float64.
+
+    Decays rounded to single precision would be those of another matrix.
+    """
     phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
 
     def of_phase(table: np.ndarray) -> tf.Tensor:
@@ -209,20 +212,27 @@ def _state_space_row(
     inputs, feedbacks = of_phase(recursion.inputs), of_phase(recursion.feedbacks)
     rows, history = [], []
     z_row = _row_of_z(state.seed, i, specs)
-    for z, vectors in zip(z_row, state.history, strict=True):
-        noise = tf.cast(gain, z.dtype) * z
-        noise += tf.tensordot(tf.cast(outputs, z.dtype), vectors, axes=1)
+    for single, kept in zip(z_row, state.history, strict=True):
+        z, vectors = tf.cast(single, tf.float64), tf.cast(kept, tf.float64)
+        noise = gain * z + tf.tensordot(outputs, vectors, axes=1)
         column = [-1] + [1] * z.shape.rank
-        kept = tf.gather(vectors, sources) * tf.reshape(tf.cast(decays, z.dtype), column)
-        rows.append(noise)
-        history.append(kept + _outer(inputs, z) + _outer(feedbacks, noise))
+        following = tf.gather(vectors, sources) * tf.reshape(decays, column)
+        following += _outer(inputs, z) + _outer(feedbacks, noise)
+        rows.append(tf.cast(noise, single.dtype))
+        history.append(tf.cast(following, kept.dtype))
     return rows, tuple(history)
 
 
+def _in_noise_dtype(row: list[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    return [
+        tf.cast(tensor, noise_dtype(spec.dtype)) for tensor, spec in zip(row, specs, strict=True)
+    ]
+
+
 def _outer(weights: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
-    """The tensor whose slice d is ``weights[d] * row``."""
+    """The float64 tensor whose slice d is ``weights[d] * row``."""
     column = [-1] + [1] * row.shape.rank
-    return tf.reshape(tf.cast(weights, row.dtype), column) * row[tf.newaxis]
+    return tf.reshape(weights, column) * tf.cast(row, tf.float64)[tf.newaxis]
 
 
 def _combined_rows_of_z(
@@ -232,17 +242,17 @@ def _combined_rows_of_z(
     weights: tf.Tensor,
     specs: Sequence[tf.TensorSpec],
 ) -> list[tf.Tensor]:
-    """The sum of ``weights[j - first] * Z[j]``, each row of Z drawn anew: work without state."""
+    """The float64 sum of ``weights[j - first] * Z[j]``, each row drawn anew: no state."""
 
     def add_row(j: tf.Tensor, total: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         row = _row_of_z(seed, j, specs)
         added = [
-            partial + tf.cast(weights[j - first], z.dtype) * z
+            partial + weights[j - first] * tf.cast(z, tf.float64)
             for partial, z in zip(total, row, strict=True)
         ]
         return j + 1, added
 
-    zeros = [tf.zeros(spec.shape, noise_dtype(spec.dtype)) for spec in specs]
+    zeros = [tf.zeros(spec.shape, tf.float64) for spec in specs]
     _, row = tf.while_loop(lambda j, _: j <= last, add_row, (first, zeros))
     return row
 

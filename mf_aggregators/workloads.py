@@ -6,6 +6,7 @@ round i (up to sign and learning rate).
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,9 @@ def momentum_sgd(
     return np.tril(np.cumsum(rates[:, np.newaxis] * decay, axis=0))
 
 
+_DEFAULT_MOMENTUM = 0.9
+
+
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """A workload by its name and parameters, for any number of rounds.
@@ -84,15 +88,18 @@ class Workload:
 
     name: str
     num_rounds: int
-    momentum: float = 0.9
+    momentum: float = _DEFAULT_MOMENTUM
     learning_rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         validation.positive_integer(self.num_rounds, "num_rounds")
         if self.name not in _NAMES:
             raise ValueError(f"a workload must be one of {', '.join(_NAMES)}, found {self.name!r}.")
-        if self.name == "momentum_sgd":
-            _check_momentum(self.momentum)
+        if self.name == "prefix_sum":
+            if self.learning_rates is not None or self.momentum != _DEFAULT_MOMENTUM:
+                raise ValueError("the prefix_sum workload takes no momentum or learning rates.")
+        else:
+            object.__setattr__(self, "momentum", _check_momentum(self.momentum))
             if self.learning_rates is not None:
                 _checked_rates(self.learning_rates, self.num_rounds)
 
@@ -167,6 +174,19 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
 def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndarray:
     """Returns the (n, n) matrix of the workload that :func:`describe` returns."""
     return describe(description, num_rounds).matrix()
+
+
+def fingerprint(workload: np.ndarray) -> str:
+    """Returns what tells workloads apart that differ by more than a factor.
+
+    Args:
+      workload: A, an (n, n) array with a largest magnitude above zero.
+
+    Returns:
+      Sixteen hexadecimal digits of a hash of A / max |A|, in single precision.
+    """
+    scaled = np.ascontiguousarray(workload / np.max(np.abs(workload)), dtype=np.float32)
+    return hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
 
 
 def _check_momentum(momentum: Any) -> float:

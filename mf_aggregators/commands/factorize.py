@@ -134,7 +134,7 @@ def main(values: flags.FlagValues) -> None:
         "rmse": float(np.sqrt(np.mean(variances))),
         "max_error": float(np.sqrt(np.max(variances))),
         "rmse_lower_bound": None if bound is None else bound.rmse,
-        "optimality_gap": factorization.optimality_gap,
+        "optimality_gap": mechanism_flags.gap_for(factorization, workload, schema),
         "seconds": seconds,
         "participation": str(schema),
         "output": values.output,
@@ -230,6 +230,11 @@ def _structured(
     values: flags.FlagValues, workload: Workload, participation: Participation | None
 ) -> Factorization:
     num_diagonals, rank = _required(values, "num_diagonals"), _required(values, "rank")
+    command_line.check_choice(
+        1 <= num_diagonals <= values.num_rounds and 0 <= rank <= values.num_rounds,
+        f"--num_diagonals must be 1 to {values.num_rounds} and --rank 0 to {values.num_rounds}, "
+        f"found {num_diagonals} and {rank}.",
+    )
     if values.base_checkpoint is None:
         prefix_sum = workloads.Workload("prefix_sum", values.num_rounds)
         base: Factorization = factorizations.optimal(

@@ -6,14 +6,16 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, workloads
 from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.workloads import Workload
 
 
 def define_participation(values: flags.FlagValues) -> None:
@@ -113,6 +115,17 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
             None if values.learning_rates is None else _learning_rates(values.learning_rates)
         ),
     }
+
+
+def gap_for(
+    factorization: Factorization, workload: Workload, participation: Participation
+) -> float | None:
+    """Returns the certified gap if it is about this workload and schema, else None."""
+    gap = factorization.optimality_gap
+    if gap is None or not factorization.certifies(participation):
+        return None
+    own = factorization.parameters.get("workload")
+    return gap if own == workloads.fingerprint(workload.matrix()) else None
 
 
 def define_privacy(values: flags.FlagValues) -> None:

@@ -62,12 +62,6 @@ def main(values: flags.FlagValues) -> None:
     bound = lower_bounds.compute(workload, schema)
     multiplier = mechanism_flags.noise_multiplier(values)
     rmse = float(np.sqrt(np.mean(variances)))
-    # The certified gap is that of the problem the matrix was optimised for.
-    errors = description["errors"]
-    is_own_problem = workload_description == errors["workload"] and (
-        schema == factorization.participation
-        or participations.to_dict(schema) == errors["participation"]
-    )
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
@@ -81,7 +75,7 @@ def main(values: flags.FlagValues) -> None:
         "max_error": float(np.sqrt(np.max(variances))),
         "rmse_lower_bound": None if bound is None else bound.rmse,
         "rmse_over_lower_bound": None if bound is None else rmse / bound.rmse,
-        "optimality_gap": factorization.optimality_gap if is_own_problem else None,
+        "optimality_gap": mechanism_flags.gap_for(factorization, workload, schema),
         "noise_state_floats_per_parameter": noise_recursions.floats_per_parameter(
             factorization.noise_recursion()
         ),

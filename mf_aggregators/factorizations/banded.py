@@ -9,7 +9,7 @@ import scipy.linalg
 import scipy.optimize
 import tqdm
 
-from mf_aggregators import noise_recursions, power_series, validation
+from mf_aggregators import noise_recursions, power_series, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization
@@ -88,17 +88,32 @@ class BandedFactorization(Factorization):
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Returns the sensitivity: from column norms where BandMF Thm 2 applies."""
-        most = check(participation).most_participations(self.num_rounds)
+        return self._sensitivity_of_first(self.num_rounds, participation)
+
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        bands = self._bands[:rounds, : min(self.num_bands, rounds)]
+        num_bands = bands.shape[1]
+        most = check(participation).most_participations(rounds)
         separated = (
             not isinstance(participation, SingleParticipation)
-            and participation.separation >= self.num_bands
+            and participation.separation >= num_bands
         )
         if most > 1 and not separated:
-            return super().sensitivity(participation)
-        largest = float(np.max(np.abs(self._bands)))
-        squared_norms = _column_sums(np.square(self._bands / largest))
-        return sensitivities.from_column_norms(squared_norms, participation, self.num_bands).times(
+            return sensitivities.compute(noise_recursions.matrix_from_bands(bands), participation)
+        largest = float(np.max(np.abs(bands)))
+        squared_norms = _column_sums(np.square(bands / largest))
+        return sensitivities.from_column_norms(squared_norms, participation, num_bands).times(
             largest
+        )
+
+    def certifies(self, participation: Participation) -> bool:
+        """Returns whether the gap holds: with equal norms, under any schema that separates."""
+        if not self.parameters.get("equal_column_norms", False):
+            return super().certifies(participation)
+        return (
+            check(participation).most_participations(self.num_rounds) == 1
+            or isinstance(participation, SingleParticipation)
+            or participation.separation >= self.num_bands
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -166,7 +181,9 @@ def banded(
         rank, the number of bands is out of range or above the schema's separation, or
         the schema names more participations than fit.
     """
+    # A factor on the workload changes nothing but the range of numbers.
     workload = validation.lower_triangular(workload, "the workload")
+    workload = workload / np.max(np.abs(workload))
     num_rounds = workload.shape[0]
     num_bands = validation.positive_integer(num_bands, "num_bands")
     if num_bands > num_rounds:
@@ -210,6 +227,7 @@ def banded(
             "num_bands": num_bands,
             "equal_column_norms": isinstance(constraint, _EqualNorms),
             "relative_gap": relative_gap,
+            "workload": workloads.fingerprint(workload),
         },
     )
 
@@ -299,9 +317,13 @@ class _PatternNorms:
         ):
             target = row[exists]
             holds = held[np.ix_(exists, windows)]
-            found[windows], _ = scipy.optimize.nnls(
-                holds / target[:, np.newaxis], np.ones(len(target))
-            )
+            relative = holds / target[:, np.newaxis]
+            try:
+                found[windows], _ = scipy.optimize.nnls(relative, np.ones(len(target)))
+            except RuntimeError:
+                # It ran out of iterations; any non-negative weights give a bound.
+                solution, *_ = np.linalg.lstsq(relative, np.ones(len(target)), rcond=None)
+                found[windows] = np.maximum(solution, 0.0)
         return layout.by_round(layout.cover(weights)), float(np.sum(weights))
 
 
@@ -363,7 +385,7 @@ class _Search:
         self._estimated_gap()
         product, total = self._dual
         root_sum = nuclear_norm_from_below(product)
-        return max(0.0, self._best_error * total / root_sum**2 - 1.0)
+        return max(self._best_error * total / root_sum**2 - 1.0, 0.0)
 
     def _estimated_gap(self) -> float:
         if self._certified_error > self._best_error:

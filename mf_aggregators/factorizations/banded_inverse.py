@@ -17,7 +17,7 @@ import tqdm
 from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
-from mf_aggregators.factorizations.toeplitz import checked_coefficients
+from mf_aggregators.factorizations.toeplitz import check_range, checked_coefficients
 from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
     PatternOfRounds,
@@ -53,8 +53,7 @@ class BandedInverseFactorization(ToeplitzStructure):
         super().__init__(**attributes)
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
         self._coefficients = checked_coefficients(coefficients, self._num_rounds)
-        if not np.all(np.isfinite(self.strategy_coefficients())):
-            raise ValueError("the inverse of the noising matrix is too large for float64.")
+        check_range(self.strategy_coefficients(), self.noising_coefficients())
 
     @property
     def num_rounds(self) -> int:

@@ -21,6 +21,7 @@ import scipy.signal
 import tqdm
 
 from mf_aggregators import validation
+from mf_aggregators.factorizations import blt_errors
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
@@ -33,13 +34,14 @@ from mf_aggregators.noise_recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 
 MOST_BUFFERS = 8
+_ROUNDING = 1e-14
 
-# Decays are searched at up to so many rounds, and from there at the size asked for.
-_MOST_ROUNDS_OF_A_FULL_SEARCH = 8192
 # Of the places where one more buffer can start, how many are followed to the end.
 _STARTS_FOLLOWED = 3
 # Logarithms of the least and the largest ratio of neighbouring distances in a search.
 _CLOSEST, _FARTHEST = 1e-9, 20.0
+# A logarithm of an error that no decays have.
+_INFEASIBLE = 1e3
 
 
 class BltFactorization(ToeplitzStructure):
@@ -84,7 +86,8 @@ class BltFactorization(ToeplitzStructure):
             )
         self._decays, self._inverse_decays = decays, inverse
         self._weights = _partial_fractions(decays, inverse)
-        if np.sum(self._weights) > 1.0 or decays[-1] < 0.0:
+        # Rounding may add to a sum of one; the sensitivity counts for more than that.
+        if np.sum(self._weights) > 1.0 + _ROUNDING or decays[-1] < 0.0:
             raise ValueError(
                 "the coefficients of the strategy matrix must be non-negative and "
                 "non-increasing: the sensitivity is known only then."
@@ -266,58 +269,52 @@ class _Search:
     ) -> None:
         self._pattern = pattern
         self._error = error
-        self._weights = error_weights(pattern.num_rounds, error)
         self._max_evaluations = max_evaluations
         self._progress = progress
+        # Closer to one, a decay is a constant for all that its rounds can tell.
+        self._least_distance = 1e-3 / float(pattern.num_rounds) ** 2
 
     def run(self, num_buffers: int) -> np.ndarray:
         """Returns the best increasing distances found, (2 m,)."""
-        pattern = self._pattern
-        if pattern.num_rounds > _MOST_ROUNDS_OF_A_FULL_SEARCH:
-            ratio = _MOST_ROUNDS_OF_A_FULL_SEARCH / pattern.num_rounds
-            coarse = PatternOfRounds(
-                _MOST_ROUNDS_OF_A_FULL_SEARCH,
-                max(1, round(pattern.separation * ratio)),
-                min(pattern.most, _MOST_ROUNDS_OF_A_FULL_SEARCH),
-            )
-            search = _Search(coarse, self._error, self._max_evaluations, self._progress)
-            # Slow decays follow the number of rounds, fast ones do not.
-            stretch = np.log(pattern.num_rounds) / np.log(coarse.num_rounds)
-            start = search.run(num_buffers) ** stretch
-            return self._refined(start, is_last=True)
-        found = self._refined(np.array([8.0 / (pattern.num_rounds + 16.0), 0.2]), num_buffers == 1)
+        slow = 1.0 / (self._pattern.num_rounds + 1.0)
+        starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
+        found = self._best(
+            [self._refined(np.array(start), is_last=num_buffers == 1) for start in starts]
+        )
         for count in range(2, num_buffers + 1):
-            starts = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
+            candidates = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
             # Where clients return, a decay close to one, a constant in C, may be best.
-            starts.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
-            candidates = [
+            candidates.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
+            refined = [
                 self._refined(start, is_last=count == num_buffers)
-                for start in starts[: 1 + _STARTS_FOLLOWED]
+                for start in candidates[: 1 + _STARTS_FOLLOWED]
             ]
             # The same matrix with one more pair of decays that cancel.
-            candidates.append(_with_idle_pair(found))
-            found = min(candidates, key=lambda y: self._log_error(y)[0])
+            found = self._best([*refined, _with_idle_pair(found)])
         return found
 
+    def _best(self, candidates: list[np.ndarray]) -> np.ndarray:
+        return min(candidates, key=lambda distances: self._log_error(distances)[0])
+
     def _refined(self, distances: np.ndarray, is_last: bool) -> np.ndarray:
-        """BFGS from some distances, over the logarithms of their ratios' logarithms."""
+        """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""
 
         def function(free: np.ndarray) -> tuple[float, np.ndarray]:
             steps = np.exp(free)
             candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
-            value, gradient = self._log_error(candidate)
+            value, gradient = self._log_error(np.maximum(candidate, self._least_distance))
             if not np.isfinite(value):
-                return np.inf, np.zeros_like(free)
-            return value, -np.cumsum(gradient * candidate) * steps
+                return _INFEASIBLE, np.zeros_like(free)
+            gradient = np.where(candidate > self._least_distance, gradient * candidate, 0.0)
+            return value, -np.cumsum(gradient) * steps
 
         ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
-        free = np.log(np.maximum(ratios, _CLOSEST))
         result = scipy.optimize.minimize(
             function,
-            free,
+            np.log(np.clip(ratios, _CLOSEST, _FARTHEST)),
             jac=True,
             method="L-BFGS-B",
-            bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(free),
+            bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(distances),
             options={
                 "maxcor": 40,
                 "maxiter": self._max_evaluations,
@@ -328,22 +325,32 @@ class _Search:
         )
         if is_last:
             warn_unless_stationary(result)
-        return np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
+        found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
+        return np.maximum(found, self._least_distance)
 
     def _log_error(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
         """The logarithm of the squared error and its gradient by the distances."""
         self._progress.update()
+        decays = 1.0 - distances
+        if not _interlace(decays[0::2], decays[1::2]) or decays[0] >= 1.0:
+            return np.inf, np.zeros_like(distances)
+        stretches = -(-self._pattern.num_rounds // self._pattern.separation)
+        if stretches * len(distances) <= blt_errors.LARGEST:
+            return blt_errors.log_squared_error(distances, self._pattern, self._error)
+        return self._log_error_by_rounds(distances)
+
+    def _log_error_by_rounds(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
+        """The same from all coefficients: where clients return nearly every round."""
         num_rounds = self._pattern.num_rounds
+        weights = error_weights(num_rounds, self._error)
         decays = 1.0 - distances
         ours, inverse = decays[0::2], decays[1::2]
-        if not _interlace(ours, inverse) or decays[0] >= 1.0:
-            return np.inf, np.zeros_like(distances)
         column = _coefficients(ours, _partial_fractions(ours, inverse), num_rounds)
         noising = _coefficients(inverse, _partial_fractions(inverse, ours), num_rounds)
         decoder = np.cumsum(noising)
         squared_sensitivity, by_column = self._pattern.squared_sensitivity(column)
-        squared_rows = float(self._weights @ np.square(decoder))
-        by_decoder = 2.0 * self._weights * decoder
+        squared_rows = float(weights @ np.square(decoder))
+        by_decoder = 2.0 * weights * decoder
         gradient = np.empty_like(distances)
         for j, decay in enumerate(decays):
             # d log c(x) / d d_m = x / (1 - d_m x), and with the other sign for e_m and for

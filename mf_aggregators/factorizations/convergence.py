@@ -22,7 +22,8 @@ def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
       target: The gap that was asked for.
       evaluations: How many evaluations the solver made.
     """
-    if gap > target:
+    # Written so that NaN is no success.
+    if not gap <= target:
         warnings.warn(
             f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
             f"{target:.1e} asked for, after {evaluations} evaluations; the factorization states "
@@ -32,15 +33,18 @@ def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
         )
 
 
-def warn_unless_stationary(result: Any) -> None:
-    """Warns the caller of a solver whose SciPy optimiser ran out of evaluations.
+def warn_unless_stationary(result: Any, is_free: np.ndarray | None = None) -> None:
+    """Warns the caller of a solver whose SciPy optimiser stopped before its gradient vanished.
 
     Args:
       result: What ``scipy.optimize.minimize`` returned for an objective in logarithms.
+      is_free: Which variables are not held by a bound; None for all.
     """
-    # SciPy's L-BFGS-B: 0 for convergence, 1 for its limits, 2 for a line search that finds
-    # nothing better, which near the optimum is rounding.
-    if result.status == 1 or (result.status == 2 and not _is_flat(result)):
+    slope = result.jac if is_free is None else np.where(is_free, result.jac, 0.0)
+    # The objective is a logarithm: how much of it the remaining slope may stand for.
+    remaining = float(np.linalg.norm(slope) * np.linalg.norm(result.x))
+    # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
+    if result.status == 1 or not remaining < _FLAT:
         warnings.warn(
             f"the optimiser stopped before it converged, after {result.nfev} evaluations "
             f"({result.message}); the factorization is the best that it found.",
@@ -49,10 +53,5 @@ def warn_unless_stationary(result: Any) -> None:
         )
 
 
-def _is_flat(result: Any) -> bool:
-    # The objective is a logarithm: a step that matters would change it by more than this.
-    return float(np.linalg.norm(result.jac) * np.linalg.norm(result.x)) < _FLAT
-
-
-# Relative change of the squared error that the remaining gradient may stand for.
-_FLAT = 1e-4
+# Relative change of the squared error that the remaining slope may stand for.
+_FLAT = 1e-2

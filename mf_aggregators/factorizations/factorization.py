@@ -60,6 +60,23 @@ class Factorization(abc.ABC):
         """A copy of the parameters the mechanism was made with."""
         return dict(self._parameters)
 
+    def certifies(self, participation: Participation) -> bool:
+        """Returns whether :attr:`optimality_gap` is about a schema.
+
+        Args:
+          participation: The schema that errors are stated for.
+
+        Returns:
+          True for the schema that was optimised for, and for what it is the same as.
+        """
+        own = self._participation
+        if own is None:
+            return False
+        return own == participation or (
+            own.most_participations(self.num_rounds) == 1
+            and participation.most_participations(self.num_rounds) == 1
+        )
+
     @property
     @abc.abstractmethod
     def num_rounds(self) -> int:

@@ -17,9 +17,9 @@ diagonal over the classes of rounds modulo b, so that the dual has about n k / 2
 variables instead of the n^2 / 2 of X.
 
 The variants that the literature uses only change the range of V[i, j], i != j: X[i, j] >= 0
-within patterns allows any V[i, j] <= s[i, j], and X[i, j] = 0 any V[i, j] at all. With
-equal column norms, X[i, i] = 1 / k and therefore X[i, j] = 0 within patterns, V[i, i] is
-free as well.
+within patterns allows any V[i, j] <= s[i, j], and X[i, j] = 0 any V[i, j] at all. Equal
+column norms are taken together with X[i, j] = 0 within patterns, as in the papers: then
+X[i, i] = 1 / k, and V[i, i] is free as well.
 """
 
 import dataclasses
@@ -46,8 +46,6 @@ _AT_BOUND = 1e-6
 _LARGEST_CHANGE_OF_LOG = 12.0
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
-# A logarithm of an error that no feasible point has.
-_INFEASIBLE = 1e3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,9 +139,10 @@ class MultiEpochSearch:
             try:
                 evaluation = self._evaluate(weights, ratios)
             except np.linalg.LinAlgError:
-                # V is not positive definite there: the line search has to come back, for
-                # which it needs a finite value.
-                return _INFEASIBLE, np.zeros_like(free)
+                # V is not positive definite there. The line search has to come back, and
+                # interpolates from this: as high above the last point as that was steep.
+                last, value, gradient = accepted[-1]
+                return value + abs(float(gradient @ (free - last))), -gradient
             total = float(np.sum(weights))
             by_weights = self._by_weights(evaluation, ratios, weights) * weights
             by_ratios = self._by_ratios(evaluation, weights)
@@ -153,8 +152,11 @@ class MultiEpochSearch:
                     -by_ratios[self._pair_exists] / evaluation.root_sum / pair_scale,
                 ]
             )
-            return np.log(total) - 2.0 * np.log(evaluation.root_sum), gradient
+            value = float(np.log(total) - 2.0 * np.log(evaluation.root_sum))
+            accepted[:] = [(free.copy(), value, gradient)]
+            return value, gradient
 
+        accepted: list[tuple[np.ndarray, float, np.ndarray]] = []
         least, largest = {
             "any": (-1.0, 1.0),
             "non_negative": (-np.inf, 1.0),
@@ -193,7 +195,7 @@ class MultiEpochSearch:
         blocks = columns.reshape(layout.num_rounds, layout.separation, layout.positions)
         product = np.einsum("nbk,bkl->nbl", blocks, factors).reshape(layout.num_rounds, -1)
         root_sum = nuclear_norm_from_below(product[:, self._real])
-        return max(0.0, self._squared_error * self._total(best.weights) / root_sum**2 - 1.0)
+        return max(self._squared_error * self._total(best.weights) / root_sum**2 - 1.0, 0.0)
 
     def _estimated_gap(self) -> float:
         assert self._best is not None

@@ -17,7 +17,7 @@ import scipy.linalg
 import scipy.optimize
 import tqdm
 
-from mf_aggregators import validation
+from mf_aggregators import validation, workloads
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
@@ -64,7 +64,8 @@ class _Evaluation:
     @property
     def safe_bound(self) -> float:
         """The estimated bound, less what rounding may have added to any eigenvalue."""
-        rounding = len(self.v) * np.finfo(np.float64).eps * self.eigenvalues[-1]
+        # Once for the product A^T A, once for its eigenvalues.
+        rounding = 2.0 * len(self.v) * np.finfo(np.float64).eps * self.eigenvalues[-1]
         root_sum = np.sum(np.sqrt(np.maximum(self.eigenvalues - rounding, 0.0)))
         return float(root_sum**2 / np.sum(self.v))
 
@@ -102,7 +103,7 @@ def optimal(
       participation: The schema to optimise for: SingleParticipation, the default, or
         FixedEpochOrder.
       equal_column_norms: For clients that return: whether the columns of C must have
-        equal norms.
+        equal norms; columns of one pattern are orthogonal then.
       pattern_entries: For clients that return: what X[i, j] may be for two rounds i != j
         of one pattern, ``any`` (the sensitivity counts its magnitude), ``non_negative``
         or ``orthogonal`` (zero), as multi-epoch MF restricts it.
@@ -122,7 +123,9 @@ def optimal(
         rank, the schema is MinSeparation and lets a client take part more than once, or
         it names more participations than fit.
     """
+    # A factor on the workload changes nothing but the range of numbers.
     workload = validation.lower_triangular(workload, "the workload")
+    workload = workload / np.max(np.abs(workload))
     num_rounds = workload.shape[0]
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
@@ -174,7 +177,8 @@ def optimal(
         parameters={
             "relative_gap": relative_gap,
             "equal_column_norms": equal_column_norms or not returns,
-            "pattern_entries": pattern_entries,
+            "pattern_entries": "orthogonal" if equal_column_norms else pattern_entries,
+            "workload": workloads.fingerprint(workload),
         },
     )
 
@@ -250,7 +254,7 @@ class _Search:
         if self._squared_error > bound * (1.0 + self._relative_gap):
             root_sum = nuclear_norm_from_below(self._workload * np.sqrt(self._best_v))
             bound = max(bound, root_sum**2 / float(np.sum(self._best_v)))
-        return max(0.0, self._squared_error / bound - 1.0)
+        return max(self._squared_error / bound - 1.0, 0.0)
 
     def _estimated_gap(self) -> float:
         return self._squared_error / self._estimated_bound - 1.0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
+import scipy.linalg
 import scipy.optimize
 import tqdm
 
@@ -59,10 +60,15 @@ class ToeplitzFactorization(ToeplitzStructure):
         Raises:
           ValueError: If the coefficients are not as said.
         """
+        attributes["parameters"] = {
+            **(attributes.get("parameters") or {}),
+            "equal_column_norms": bool(equal_column_norms),
+        }
         super().__init__(**attributes)
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
         self._coefficients = checked_coefficients(coefficients, self._num_rounds)
-        self._equal_column_norms = equal_column_norms
+        self._equal_column_norms = bool(equal_column_norms)
+        check_range(self.strategy_coefficients(), self.noising_coefficients())
 
     @property
     def num_rounds(self) -> int:
@@ -113,11 +119,26 @@ class ToeplitzFactorization(ToeplitzStructure):
                 is_exact=True,
                 theorem="columns of norm one, orthogonal in every pattern (BandMF Thm 2)",
             )
-        if rounds <= _MOST_ROUNDS_OF_A_DENSE_SENSITIVITY:
-            dense = self.strategy_matrix()[:rounds, :rounds]
+        norms = self._column_norms()[:rounds]
+        first = power_series.padded(self._coefficients, rounds)
+        if most == 1:
+            squared = power_series.truncated_column_norms(first, rounds) / np.square(norms)
+            return sensitivities.from_column_norms(squared, SingleParticipation(), None)
+        if rounds**2 * most <= _LARGEST_DENSE_SENSITIVITY:
+            dense = scipy.linalg.toeplitz(first, np.zeros(rounds)) / norms
             return sensitivities.compute(dense, participation)
+        # No column is divided by less than |c_0|, and by none more than norm one remains.
+        plain = sensitivities.from_toeplitz_coefficients(
+            np.abs(first[: self.num_bands]), rounds, participation
+        )
+        by_norms = float(most)
+        assert not isinstance(participation, SingleParticipation)
+        if self.num_bands <= participation.separation:
+            by_norms = float(np.sqrt(most))
         return Sensitivity(
-            float(most), is_exact=False, theorem="upper bound: the sum of column norms"
+            min(by_norms, plain.value / abs(float(first[0]))),
+            is_exact=False,
+            theorem="upper bound: column norms, or coefficients divided by the shortest column",
         )
 
     def noise_recursion(self) -> ToeplitzNoise | WindowNoise:
@@ -168,13 +189,14 @@ class ToeplitzFactorization(ToeplitzStructure):
         cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
     ) -> "ToeplitzFactorization":
         """Rebuilds the factorization; see the base class."""
-        normalised = attributes["parameters"].get("equal_column_norms", False)
+        normalised = (attributes.get("parameters") or {}).get("equal_column_norms", False)
         return cls(
             num_rounds, arrays["coefficients"], equal_column_norms=bool(normalised), **attributes
         )
 
 
-_MOST_ROUNDS_OF_A_DENSE_SENSITIVITY = 8192
+# Rounds squared times participations, for sensitivities of dense column-normalised matrices.
+_LARGEST_DENSE_SENSITIVITY = 400_000_000
 
 
 def toeplitz(
@@ -282,6 +304,18 @@ def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
     return series
 
 
+def check_range(*columns: np.ndarray) -> None:
+    """Raises ValueError unless all entries are finite and their squares can be summed."""
+    for column in columns:
+        largest = float(np.max(np.abs(column)))
+        # Written so that NaN does not pass.
+        if not 1e-100 < largest < 1e100:
+            raise ValueError(
+                "the strategy matrix or its inverse is too large or too small for float64 "
+                f"arithmetic: a largest entry of {largest:.1e}."
+            )
+
+
 def _optimised(
     start: np.ndarray,
     pattern: PatternOfRounds,
@@ -320,15 +354,21 @@ def _minimise_free(
     objective: _Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
 ) -> np.ndarray:
     """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
+    start = start / start[0]
+    # A step too far makes errors so large that a line search would interpolate from them
+    # to no step at all: it is told a value that is bad enough.
+    with np.errstate(over="ignore", invalid="ignore"):
+        bad = objective(start)[0] + 1.0
 
     def function(free: np.ndarray) -> tuple[float, np.ndarray]:
         progress.update()
-        value, gradient = objective(np.concatenate([[1.0], free]))
-        if not np.isfinite(value):
-            return np.inf, np.zeros_like(free)
+        with np.errstate(over="ignore", invalid="ignore"):
+            value, gradient = objective(np.concatenate([[1.0], free]))
+        if not (value < bad and np.all(np.isfinite(gradient))):
+            return bad, np.zeros_like(free)
         return value, gradient[1:]
 
-    result = _minimise(function, start[1:] / start[0], max_evaluations, None)
+    result = _minimise(function, start[1:], max_evaluations, None)
     return np.concatenate([[1.0], result])
 
 
@@ -370,5 +410,8 @@ def _minimise(
             "gtol": 0.0,
         },
     )
-    warn_unless_stationary(result)
+    is_free = None
+    if bounds is not None:
+        is_free = (result.x > bounds[0]) | (result.jac < 0.0)
+    warn_unless_stationary(result, is_free)
     return np.asarray(result.x)

@@ -14,9 +14,9 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
-# Up to here a sensitivity that Toeplitz structure only bounds is also computed from the
-# dense matrix, and the better of the two is taken.
-_MOST_ROUNDS_OF_A_DENSE_BOUND = 2500
+# Rounds squared times participations: up to here a sensitivity that Toeplitz structure
+# only bounds is also computed from the dense matrix, and the better of the two is taken.
+_LARGEST_DENSE_BOUND = 30_000_000
 
 
 class ToeplitzStructure(Factorization):
@@ -39,6 +39,8 @@ class ToeplitzStructure(Factorization):
         return _dense(self.noising_coefficients())
 
     def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+        if not x.size:
+            return x.copy()
         column = self.strategy_coefficients().reshape((-1,) + (1,) * (x.ndim - 1))
         return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
 
@@ -49,7 +51,8 @@ class ToeplitzStructure(Factorization):
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         coefficients = self.strategy_coefficients()[:rounds]
         bound = sensitivities.from_toeplitz_coefficients(coefficients, rounds, participation)
-        if bound.is_exact or rounds > _MOST_ROUNDS_OF_A_DENSE_BOUND:
+        work = rounds**2 * participation.most_participations(rounds)
+        if bound.is_exact or work > _LARGEST_DENSE_BOUND:
             return bound
         dense = sensitivities.compute(_dense(coefficients), participation)
         return dense if dense <= bound else bound
@@ -60,9 +63,8 @@ class ToeplitzStructure(Factorization):
             self._check_rounds(workload.num_rounds)
             coefficients = workload.coefficients()
             if coefficients is not None:
-                row = power_series.product(
-                    coefficients, self.noising_coefficients(), self.num_rounds
-                )
+                noising = self.noising_coefficients()
+                row = power_series.product(coefficients, noising, self.num_rounds)
                 return np.cumsum(np.square(row))
         return super().squared_decoder_rows(workload)
 

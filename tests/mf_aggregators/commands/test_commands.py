@@ -457,7 +457,6 @@ def test_a_certificate_is_reported_for_its_own_schema_alone(
     assert json.loads(out)["optimality_gap"] is None
 
 
-@pytest.mark.xfail(strict=True, reason="the gap is stated for the schema of the errors as well")
 def test_a_certificate_is_not_reported_for_the_schema_of_the_errors(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

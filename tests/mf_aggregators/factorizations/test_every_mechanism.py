@@ -391,7 +391,6 @@ def test_many_rounds_need_no_dense_matrix(
     )
 
 
-@pytest.mark.xfail(strict=True, reason="whether norms are equal is read from the parameters alone")
 def test_a_normalised_matrix_made_by_its_class_survives_a_checkpoint(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -408,11 +407,9 @@ def test_a_normalised_matrix_made_by_its_class_survives_a_checkpoint(
     [
         pytest.param(
             TreeAggregationFactorization(6),
-            marks=pytest.mark.xfail(strict=True, reason="a number has no parameters"),
         ),
         pytest.param(
             ToeplitzFactorization(6, np.array([1.0, 0.5]), parameters={"num_bands": 2}),
-            marks=pytest.mark.xfail(strict=True, reason="a number has no parameters"),
         ),
         BltFactorization.from_output_scales(6, [0.5], [0.5]),
         IdentityFactorization(6),
@@ -431,7 +428,6 @@ def test_parameters_that_are_none_are_a_broken_checkpoint(
         checkpoints.load(tmp_path / "c")
 
 
-@pytest.mark.xfail(strict=True, reason="the leading part is cut out of the whole dense matrix")
 @pytest.mark.parametrize(
     "factorization",
     [
@@ -458,12 +454,10 @@ def test_the_first_rounds_need_no_matrix_of_all_rounds(
         pytest.param(
             1000,
             3,
-            marks=pytest.mark.xfail(strict=True, reason="overflow ends the search in silence"),
         ),
         pytest.param(
             10_000,
             5,
-            marks=pytest.mark.xfail(strict=True, reason="overflow ends the search in silence"),
         ),
     ],
 )

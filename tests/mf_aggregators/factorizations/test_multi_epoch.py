@@ -413,7 +413,6 @@ def test_momentum_converges_to_its_target(num_rounds: int) -> None:
     assert factorization.optimality_gap <= 5e-6
 
 
-@pytest.mark.xfail(strict=True, reason="the search stalls where multipliers are nearly singular")
 @pytest.mark.parametrize("options", [{}, {"equal_column_norms": True}])
 def test_strong_momentum_converges_to_its_target(options: dict[str, Any]) -> None:
     workload = workloads.momentum_sgd(64, 0.95)
