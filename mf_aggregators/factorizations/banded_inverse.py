@@ -132,7 +132,7 @@ def banded_inverse(
             f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
         )
     series = power_series.inverse_square_root_coefficients(num_bands)
-    candidates = [series]
+    candidates: list[tuple[np.ndarray, Any]] = [(series, None)]
     if coefficients == "optimised" and num_bands > 1:
         pattern = PatternOfRounds.of(participation, num_rounds)
         # Where clients return, the better of two: with ordered ratios the sensitivity is
@@ -143,15 +143,19 @@ def banded_inverse(
         ]
     weights = error_weights(num_rounds, error)
 
-    def squared_error(candidate: np.ndarray) -> float:
+    def squared_error(found: tuple[np.ndarray, Any]) -> float:
+        candidate, _ = found
         column = power_series.reciprocal(candidate, num_rounds)
         bound = sensitivities.from_toeplitz_coefficients(column, num_rounds, participation)
         decoder = np.cumsum(power_series.padded(candidate, num_rounds))
         return bound.value**2 * float(weights @ np.square(decoder))
 
+    series, result = min(candidates, key=squared_error)
+    if result is not None:
+        warn_unless_stationary(result)
     return BandedInverseFactorization(
         num_rounds,
-        min(candidates, key=squared_error),
+        series,
         participation=participation,
         parameters={"num_bands": num_bands, "coefficients": coefficients, "error": error},
     )
@@ -164,7 +168,7 @@ def _optimised(
     ordered: bool,
     max_evaluations: int,
     show_progress: bool,
-) -> np.ndarray:
+) -> tuple[np.ndarray, Any]:
     """L-BFGS over the ratios r_t = b_t / b_(t-1) of the running sums b of C^-1's coefficients.
 
     Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. If
@@ -227,6 +231,5 @@ def _optimised(
                 "gtol": 0.0,
             },
         )
-    warn_unless_stationary(result)
     logs, _ = ratios_and_slopes(result.x)
-    return np.diff(np.exp(np.concatenate([[0.0], np.cumsum(logs)])), prepend=0.0)
+    return np.diff(np.exp(np.concatenate([[0.0], np.cumsum(logs)])), prepend=0.0), result

@@ -278,25 +278,21 @@ class _Search:
         """Returns the best increasing distances found, (2 m,)."""
         slow = 1.0 / (self._pattern.num_rounds + 1.0)
         starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
-        found = self._best(
-            [self._refined(np.array(start), is_last=num_buffers == 1) for start in starts]
-        )
-        for count in range(2, num_buffers + 1):
+        found, result = self._best([self._refined(np.array(start)) for start in starts])
+        for _ in range(1, num_buffers):
             candidates = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
             # Where clients return, a decay close to one, a constant in C, may be best.
             candidates.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
-            refined = [
-                self._refined(start, is_last=count == num_buffers)
-                for start in candidates[: 1 + _STARTS_FOLLOWED]
-            ]
+            refined = [self._refined(start) for start in candidates[: 1 + _STARTS_FOLLOWED]]
             # The same matrix with one more pair of decays that cancel.
-            found = self._best([*refined, _with_idle_pair(found)])
+            found, result = self._best([*refined, (_with_idle_pair(found), result)])
+        warn_unless_stationary(result)
         return found
 
-    def _best(self, candidates: list[np.ndarray]) -> np.ndarray:
-        return min(candidates, key=lambda distances: self._log_error(distances)[0])
+    def _best(self, candidates: list[tuple[np.ndarray, Any]]) -> tuple[np.ndarray, Any]:
+        return min(candidates, key=lambda candidate: self._log_error(candidate[0])[0])
 
-    def _refined(self, distances: np.ndarray, is_last: bool) -> np.ndarray:
+    def _refined(self, distances: np.ndarray) -> tuple[np.ndarray, Any]:
         """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""
 
         def function(free: np.ndarray) -> tuple[float, np.ndarray]:
@@ -323,10 +319,8 @@ class _Search:
                 "gtol": 1e-9,
             },
         )
-        if is_last:
-            warn_unless_stationary(result)
         found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
-        return np.maximum(found, self._least_distance)
+        return np.maximum(found, self._least_distance), result
 
     def _log_error(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
         """The logarithm of the squared error and its gradient by the distances."""

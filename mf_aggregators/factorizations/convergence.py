@@ -33,16 +33,16 @@ def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
         )
 
 
-def warn_unless_stationary(result: Any, is_free: np.ndarray | None = None) -> None:
+def warn_unless_stationary(result: Any, scale: Any = 1.0) -> None:
     """Warns the caller of a solver whose SciPy optimiser stopped before its gradient vanished.
 
     Args:
       result: What ``scipy.optimize.minimize`` returned for an objective in logarithms.
-      is_free: Which variables are not held by a bound; None for all.
+      scale: How much the variables, one or all, may matter: their magnitudes; zero for
+        those that a bound holds; one for logarithms.
     """
-    slope = result.jac if is_free is None else np.where(is_free, result.jac, 0.0)
     # The objective is a logarithm: how much of it the remaining slope may stand for.
-    remaining = float(np.linalg.norm(slope) * np.linalg.norm(result.x))
+    remaining = float(np.linalg.norm(result.jac * scale))
     # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
     if result.status == 1 or not remaining < _FLAT:
         warnings.warn(

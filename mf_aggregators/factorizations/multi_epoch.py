@@ -20,6 +20,12 @@ The variants that the literature uses only change the range of V[i, j], i != j: 
 within patterns allows any V[i, j] <= s[i, j], and X[i, j] = 0 any V[i, j] at all. Equal
 column norms are taken together with X[i, j] = 0 within patterns, as in the papers: then
 X[i, i] = 1 / k, and V[i, i] is free as well.
+
+Where every class is one pattern (n <= k b), the bound on |V[i, j]| follows from V being
+positive semi-definite, so that the three variants have one optimum: X[i, j] = 0 there,
+because V = X^-1 A^T A X^-1 is not singular. There, and wherever V[i, j] is free, V is
+s[i, i]^1/2 R[i, j] s[j, j]^1/2 with R = L L^T of a lower-triangular L with rows of norm one:
+no V on the way is infeasible.
 """
 
 import dataclasses
@@ -96,6 +102,10 @@ class MultiEpochSearch:
             desc="(k, b)-participation", unit=" evaluations", disable=not show_progress
         )
         layout = self._layout
+        # Whether V is searched as correlations R and scales, or entry by entry in bounds.
+        self._by_correlations = (
+            self._pattern_entries == "orthogonal" or layout.positions == layout.most
+        )
         self._real = np.flatnonzero(layout.exists.ravel())
         self._order = layout.rounds.ravel()[self._real]
         gram = workload.T @ workload
@@ -134,8 +144,10 @@ class MultiEpochSearch:
 
         def negative_log_bound(free: np.ndarray) -> tuple[float, np.ndarray]:
             weights[weights_mask] = np.exp(free[:count] / scale)
-            ratios = np.zeros(self._pair_exists.shape)
-            ratios[self._pair_exists] = free[count:] / pair_scale
+            entries = np.zeros(self._pair_exists.shape)
+            entries[self._pair_exists] = free[count:] / pair_scale
+            rows = _unit_rows(entries, self._pairs, layout.positions)
+            ratios = self._correlations(rows) if self._by_correlations else entries
             try:
                 evaluation = self._evaluate(weights, ratios)
             except np.linalg.LinAlgError:
@@ -146,6 +158,8 @@ class MultiEpochSearch:
             total = float(np.sum(weights))
             by_weights = self._by_weights(evaluation, ratios, weights) * weights
             by_ratios = self._by_ratios(evaluation, weights)
+            if self._by_correlations:
+                by_ratios = self._by_entries(by_ratios, rows, entries)
             gradient = np.concatenate(
                 [
                     (weights / total - by_weights / evaluation.root_sum)[weights_mask] / scale,
@@ -161,7 +175,7 @@ class MultiEpochSearch:
             "any": (-1.0, 1.0),
             "non_negative": (-np.inf, 1.0),
             "orthogonal": (-np.inf, np.inf),
-        }[self._pattern_entries]
+        }[self._pattern_entries if not self._by_correlations else "orthogonal"]
         lower = np.concatenate([(start - _LARGEST_CHANGE_OF_LOG) * scale, least * pair_scale])
         upper = np.concatenate([(start + _LARGEST_CHANGE_OF_LOG) * scale, largest * pair_scale])
         scipy.optimize.minimize(
@@ -220,10 +234,33 @@ class MultiEpochSearch:
         return blocks
 
     def _scales(self, weights: np.ndarray) -> np.ndarray:
-        if self._equal_column_norms:
-            roots = np.sqrt(weights)
+        """(b, K, K): what V[i, j] is a ratio of, and V[i, i] itself on the diagonal."""
+        if self._by_correlations:
+            roots = np.sqrt(self._diagonal(weights))
             return roots[:, :, np.newaxis] * roots[:, np.newaxis]
         return self._layout.cover_pairs(weights)
+
+    def _diagonal(self, weights: np.ndarray) -> np.ndarray:
+        """(b, K) diagonal of V."""
+        return weights if self._equal_column_norms else self._layout.cover(weights)
+
+    def _correlations(self, rows: np.ndarray) -> np.ndarray:
+        """(b, pairs) entries of R = L L^T."""
+        correlations = np.matmul(rows, rows.transpose(0, 2, 1))
+        return correlations[:, self._pairs[0], self._pairs[1]]
+
+    def _by_entries(
+        self, by_ratios: np.ndarray, rows: np.ndarray, entries: np.ndarray
+    ) -> np.ndarray:
+        """The derivative by L's entries before its rows are scaled, from that by R's."""
+        symmetric = np.zeros_like(rows)
+        symmetric[:, self._pairs[0], self._pairs[1]] = by_ratios
+        symmetric += symmetric.transpose(0, 2, 1)
+        slope = np.matmul(symmetric, rows)
+        slope -= rows * np.sum(slope * rows, axis=2, keepdims=True)
+        # The diagonal of L before scaling is one: after it, one over the row's norm.
+        slope *= np.diagonal(rows, axis1=1, axis2=2)[:, :, np.newaxis]
+        return np.where(self._pair_exists, slope[:, self._pairs[0], self._pairs[1]], 0.0)
 
     def _evaluate(self, weights: np.ndarray, ratios: np.ndarray) -> _Evaluation:
         layout = self._layout
@@ -289,12 +326,13 @@ class MultiEpochSearch:
         positions = np.arange(self._layout.positions)
         slopes[:, positions, positions] = np.where(self._layout.exists, diagonal, 0.0)
         slopes[:, rows, columns] = slopes[:, columns, rows] = off
-        if self._equal_column_norms:
-            # V[i, j] = ratio sqrt(w_i w_j): half of each pair for each of its ends.
-            roots = np.sqrt(weights)
-            spread = slopes * roots[:, np.newaxis]
-            return np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
-        return self._layout.pair_sums(slopes)
+        if not self._by_correlations:
+            return self._layout.pair_sums(slopes)
+        # V[i, j] = ratio sqrt(s_i s_j): half of each pair for each of its ends.
+        roots = np.sqrt(self._diagonal(weights))
+        spread = slopes * roots[:, np.newaxis]
+        by_diagonal = np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
+        return by_diagonal if self._equal_column_norms else self._layout.sums(by_diagonal)
 
     def _by_ratios(self, evaluation: _Evaluation, weights: np.ndarray) -> np.ndarray:
         """The derivative of 2 root_sum by the ratios V[i, j] / s[i, j], (b, pairs)."""
@@ -340,15 +378,27 @@ class MultiEpochSearch:
         gram = np.empty((num_rounds, num_rounds))
         gram[np.ix_(self._order, self._order)] = half @ half.T
         # Complementary slackness: off its bounds, a multiplier's entry of X is zero.
-        least = {"any": -1.0}.get(self._pattern_entries, -np.inf)
-        largest = np.inf if self._pattern_entries == "orthogonal" else 1.0
-        multipliers = evaluation.ratios
-        interior = (multipliers > least + _AT_BOUND) & (multipliers < largest - _AT_BOUND)
+        interior = np.full(evaluation.ratios.shape, True)
+        if not self._by_correlations:
+            least = -1.0 if self._pattern_entries == "any" else -np.inf
+            interior = (evaluation.ratios > least + _AT_BOUND) & (
+                evaluation.ratios < 1.0 - _AT_BOUND
+            )
         classes, pairs = np.nonzero(interior & self._pair_exists)
         rows = layout.rounds[classes, self._pairs[0][pairs]]
         columns = layout.rounds[classes, self._pairs[1][pairs]]
         gram[rows, columns] = gram[columns, rows] = 0.0
         return gram
+
+
+def _unit_rows(
+    entries: np.ndarray, pairs: tuple[np.ndarray, np.ndarray], positions: int
+) -> np.ndarray:
+    """(b, K, K) lower-triangular L with rows of norm one, from (b, pairs) entries below ones."""
+    rows = np.zeros((len(entries), positions, positions))
+    rows[:, np.arange(positions), np.arange(positions)] = 1.0
+    rows[:, pairs[0], pairs[1]] = entries
+    return np.asarray(rows / np.linalg.norm(rows, axis=2, keepdims=True))
 
 
 def _factor_towards_diagonal(gram: np.ndarray) -> np.ndarray:

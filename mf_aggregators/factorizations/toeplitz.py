@@ -410,8 +410,8 @@ def _minimise(
             "gtol": 0.0,
         },
     )
-    is_free = None
+    scale = np.full(len(result.x), np.linalg.norm(result.x))
     if bounds is not None:
-        is_free = (result.x > bounds[0]) | (result.jac < 0.0)
-    warn_unless_stationary(result, is_free)
+        scale = np.where((result.x > bounds[0]) | (result.jac < 0.0), scale, 0.0)
+    warn_unless_stationary(result, scale)
     return np.asarray(result.x)

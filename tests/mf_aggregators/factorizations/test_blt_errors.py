@@ -1,0 +1,74 @@
+"""Closed forms of BLT errors against sums over all rounds and finite differences."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.factorizations import BltFactorization, blt_errors
+from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure, PatternOfRounds
+from mf_aggregators.participation import FixedEpochOrder
+from mf_aggregators.workloads import Workload
+
+_ERRORS = st.sampled_from(["mean", "max"])
+
+
+@st.composite
+def _problems(draw: st.DrawFn) -> tuple[np.ndarray, PatternOfRounds]:
+    num_rounds = draw(st.integers(1, 60))
+    separation = draw(st.integers(1, num_rounds))
+    most = draw(st.integers(1, -(-num_rounds // separation)))
+    count = draw(st.integers(1, 4))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # From distances that are spread evenly to some very close to a decay of one.
+    power = draw(st.floats(1.0, 8.0))
+    distances = np.sort(generator.uniform(1e-2, 1.0 - 1e-6, 2 * count)) ** power
+    return distances, PatternOfRounds(num_rounds, separation, most)
+
+
+@given(_problems(), _ERRORS)
+@settings(deadline=None)
+def test_the_error_is_that_of_the_factorization(
+    problem: tuple[np.ndarray, PatternOfRounds], error: ErrorMeasure
+) -> None:
+    distances, pattern = problem
+    decays = 1.0 - distances
+    factorization = BltFactorization(pattern.num_rounds, decays[0::2], decays[1::2])
+    schema = FixedEpochOrder(pattern.most, pattern.separation)
+    workload = Workload("prefix_sum", pattern.num_rounds).matrix()
+    expected = (
+        factorization.rmse(workload, schema)
+        if error == "mean"
+        else factorization.max_error(workload, schema)
+    )
+    value, _ = blt_errors.log_squared_error(distances, pattern, error)
+    assert np.exp(value / 2.0) == pytest.approx(expected, rel=1e-7)
+
+
+@given(_problems(), _ERRORS)
+@settings(deadline=None)
+def test_the_gradient_is_the_slope(
+    problem: tuple[np.ndarray, PatternOfRounds], error: ErrorMeasure
+) -> None:
+    distances, pattern = problem
+    _, gradient = blt_errors.log_squared_error(distances, pattern, error)
+    for j in range(len(distances)):
+        # Neighbours may be close: a step that keeps the order.
+        gaps = np.abs(np.delete(distances, j) - distances[j])
+        step = 1e-4 * min(distances[j], 1.0 - distances[j], *gaps)
+        moved = np.zeros_like(distances)
+        moved[j] = step
+        above, _ = blt_errors.log_squared_error(distances + moved, pattern, error)
+        below, _ = blt_errors.log_squared_error(distances - moved, pattern, error)
+        slope = (above - below) / 2.0
+        assert gradient[j] * step == pytest.approx(slope, rel=1e-4, abs=1e-12)
+
+
+def test_distances_near_zero_lose_no_digits() -> None:
+    """A decay that is one for all that 10^6 rounds can tell, beside its limit."""
+    pattern = PatternOfRounds(10**6, 10**6, 1)
+    tiny, _ = blt_errors.log_squared_error(np.array([1e-15, 0.25]), pattern, "max")
+    # c_t = (1 - e) for all t >= 1, e = 3 / 4, and b_t = e^t.
+    squared_sensitivity = 1.0 + (10**6 - 1) * 0.25**2
+    squared_rows = 1.0 / (1.0 - 0.75**2)
+    assert tiny == pytest.approx(np.log(squared_sensitivity * squared_rows), abs=1e-7)
