@@ -1,0 +1,85 @@
+"""The errors that BandMF Table 2 prints, n = 2052, for six participations 342 rounds apart."""
+
+import pytest
+
+from mf_aggregators.factorizations import (
+    Factorization,
+    banded,
+    identity,
+    optimal,
+    tree_aggregation,
+)
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.workloads import Workload
+
+_WORKLOAD = Workload("prefix_sum", 2052)
+_SINGLE = SingleParticipation()
+_EPOCHS = FixedEpochOrder(6, 342)
+_APART = MinSeparation(342, 6)
+# Of the squared error: a tenth of the last printed digit.
+_CLOSE = 2e-3
+
+
+def _check(factorization: Factorization, printed: tuple[float, ...], best: float) -> None:
+    """Compares a row of the table.
+
+    Sensitivities for one participation and at least b apart, over that for exactly b
+    apart; errors under exactly and at least b apart, over the optimum's.
+    """
+    by_epochs = factorization.sensitivity(_EPOCHS).value
+    relative = (
+        factorization.sensitivity(_SINGLE).value / by_epochs,
+        factorization.sensitivity(_APART).value / by_epochs,
+        factorization.rmse(_WORKLOAD, _EPOCHS) / best,
+        factorization.rmse(_WORKLOAD, _APART) / best,
+    )
+    assert tuple(round(value, 2) for value in relative) == printed
+
+
+@pytest.fixture(scope="module")
+def best() -> Factorization:
+    """The reference of the table: the optimum for participations exactly b apart."""
+    return optimal(_WORKLOAD.matrix(), _EPOCHS)
+
+
+@pytest.fixture(scope="module")
+def best_rmse(best: Factorization) -> float:
+    """Its error."""
+    return best.rmse(_WORKLOAD, _EPOCHS)
+
+
+def test_the_optimum_is_certified(best: Factorization, best_rmse: float) -> None:
+    assert best_rmse <= 8.153
+    assert best.optimality_gap is not None
+    assert best.optimality_gap <= 5e-6
+    # The bound "at most 1.15" of the table is the value computed here.
+    _check(best, (0.50, 1.15, 1.00, 1.15), best_rmse)
+
+
+def test_trees_and_independent_noise(best_rmse: float) -> None:
+    _check(tree_aggregation(2052, "full"), (0.32, 1.00, 1.53, 1.53), best_rmse)
+    _check(identity(2052), (0.41, 1.00, 9.63, 9.63), best_rmse)
+
+
+def test_equal_column_norms_of_the_optimum(best_rmse: float) -> None:
+    factorization = optimal(
+        _WORKLOAD.matrix(), _EPOCHS, equal_column_norms=True, relative_gap=_CLOSE
+    )
+    _check(factorization, (0.41, 1.13, 1.01, 1.14), best_rmse)
+
+
+@pytest.mark.parametrize(
+    ("num_bands", "equal_column_norms", "printed"),
+    [
+        (128, False, (0.52, 1.04, 1.23, 1.29)),
+        (128, True, (0.41, 1.00, 1.27, 1.27)),
+        (342, False, (0.52, 1.04, 1.04, 1.08)),
+    ],
+)
+def test_banded_matrices(
+    num_bands: int, equal_column_norms: bool, printed: tuple[float, ...], best_rmse: float
+) -> None:
+    factorization = banded(
+        _WORKLOAD.matrix(), num_bands, equal_column_norms, _EPOCHS, relative_gap=_CLOSE
+    )
+    _check(factorization, printed, best_rmse)
