@@ -43,7 +43,18 @@ from simulations.participation_ledger import ParticipationLedger
 from simulations.run_directory import RunDirectory
 from stackoverflow_nwp import datasets, settings
 
-_MECHANISMS = ("banded", "identity", "optimal", "none")
+_MECHANISMS = (
+    "banded",
+    "toeplitz",
+    "blt",
+    "banded_inverse",
+    "tree",
+    "identity",
+    "optimal",
+    "none",
+)
+# Without --num_buffers and --num_bands.
+_BUFFERS, _BANDS_OF_INVERSE = 4, 16
 _COUNTS = (
     "num_rounds",
     "clients_per_round",
@@ -83,8 +94,9 @@ def define_flags(values: flags.FlagValues) -> None:
         "mechanism",
         "banded",
         list(_MECHANISMS),
-        "The noise: banded matrix factorization, independent (identity), the dense optimum for "
-        "single participation, or none (the same training and clipping without noise).",
+        "The noise: a matrix factorization (banded, toeplitz, blt, banded_inverse, tree, or the "
+        "dense optimum for single participation), independent (identity), or none (the same "
+        "training and clipping without noise).",
         flag_values=values,
     )
     string("checkpoint", None, "A checkpoint to use in place of --mechanism.", flag_values=values)
@@ -107,7 +119,13 @@ def define_flags(values: flags.FlagValues) -> None:
         "The most participations of one client; default: as many as fit.",
         flag_values=values,
     )
-    integer("num_bands", None, "Bands of C; default: the separation.", flag_values=values)
+    integer(
+        "num_bands",
+        None,
+        "Bands of C, by default the separation, or of its inverse (banded_inverse), by default 16.",
+        flag_values=values,
+    )
+    integer("num_buffers", None, "Buffers of blt; default 4.", flag_values=values)
     integer("vocab_size", None, "Words in the vocabulary.", flag_values=values)
     integer("sequence_length", 20, "Words of a sentence to predict.", flag_values=values)
     integer("embedding_size", None, "Size of the embedding.", flag_values=values)
@@ -250,7 +268,7 @@ def _options(values: flags.FlagValues) -> dict[str, Any]:
             options[name] = default
     for name in _COUNTS:
         validation.positive_integer(options[name], f"--{name}")
-    for name in ("separation", "max_participations", "num_bands"):
+    for name in ("separation", "max_participations", "num_bands", "num_buffers"):
         if options[name] is not None:
             validation.positive_integer(options[name], f"--{name}")
     for name in ("clip_norm", "client_learning_rate", "server_learning_rate"):
@@ -263,6 +281,11 @@ def _options(values: flags.FlagValues) -> dict[str, Any]:
     check_choice(
         options["checkpoint"] is None or options["num_bands"] is None,
         "--num_bands and --checkpoint exclude each other: the checkpoint has its bands.",
+    )
+    check_choice(
+        options["num_buffers"] is None
+        or (options["mechanism"] == "blt" and options["checkpoint"] is None),
+        "--num_buffers belongs to --mechanism=blt.",
     )
     check_choice(
         options["noise_multiplier"] is None or options["target_epsilon"] is None,
@@ -324,8 +347,21 @@ def _factorization(options: dict[str, Any], participation: MinSeparation) -> Fac
     workload = workloads.prefix_sum(num_rounds)
     if mechanism == "optimal":
         return factorizations.optimal(workload, show_progress=True)
+    if mechanism == "tree":
+        return factorizations.tree_aggregation(num_rounds)
+    if mechanism == "blt":
+        return factorizations.blt(
+            num_rounds, options["num_buffers"] or _BUFFERS, participation, show_progress=True
+        )
+    if mechanism == "banded_inverse":
+        num_bands = options["num_bands"] or min(_BANDS_OF_INVERSE, num_rounds)
+        return factorizations.banded_inverse(
+            num_rounds, num_bands, participation, show_progress=True
+        )
     most_bands = settings.for_dataset(options["dataset"]).max_bands
     num_bands = options["num_bands"] or min(participation.separation, num_rounds, most_bands)
+    if mechanism == "toeplitz":
+        return factorizations.toeplitz(num_rounds, num_bands, participation, show_progress=True)
     return factorizations.banded(
         workload, num_bands, participation=participation, show_progress=True
     )

@@ -201,9 +201,23 @@ def test_a_run_without_noise_says_that_it_is_not_private(
     assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
 
 
+def test_a_run_with_buffered_noise(dataset: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    output = tmp_path / "run"
+    process = _start(_arguments(dataset, output, "--mechanism=blt", "--num_buffers=2"))
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    privacy = _check_directory(output, rounds=6)
+    assert privacy["mechanism"] == "Blt matrix factorization for 6 rounds"
+    description = json.loads((output / "factorization" / "factorization.json").read_text())
+    assert description["parameters"]["num_buffers"] == 2
+    assert json.loads(out)["privacy"]["is_private"] is True
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--num_buffers=2"], "belongs to --mechanism=blt"),
+        (["--mechanism=blt", "--num_buffers=9"], "at most 8"),
         (["--mechanism=magic"], "--mechanism=magic"),
         (["--num_rounds=0"], "--num_rounds must be at least 1"),
         (["--clients_per_round=25"], "fewer than the 25 needed"),
