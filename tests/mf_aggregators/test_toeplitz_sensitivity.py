@@ -2,37 +2,20 @@
 
 import numpy as np
 import pytest
-import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import power_series, sensitivity
 from mf_aggregators.participation import (
-    FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
 )
 from tests.mf_aggregators import brute_force
+from tests.mf_aggregators.toeplitz_cases import dense, schemas
 
 _RELATIVE = 1e-12
 _KINDS = ["any", "positive", "falling", "negative falling", "whole", "nearly falling", "late fall"]
-
-
-def _dense(series: np.ndarray, num_rounds: int) -> np.ndarray:
-    column = np.zeros(num_rounds)
-    column[: len(series)] = series
-    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
-
-
-def _schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
-    separations = st.integers(1, num_rounds + 2)
-    counts = st.integers(1, num_rounds + 2)
-    return st.one_of(
-        st.just(SingleParticipation()),
-        st.builds(FixedEpochOrder, counts, separations),
-        st.builds(MinSeparation, separations, st.one_of(st.none(), counts)),
-    )
 
 
 def _coefficients(kind: str, count: int, seed: int) -> np.ndarray:
@@ -61,7 +44,7 @@ def _problems(draw: st.DrawFn, largest: int) -> tuple[str, np.ndarray, int, Part
     kind = draw(st.sampled_from(_KINDS))
     count = draw(st.integers(1, num_rounds))
     series = _coefficients(kind, count, draw(st.integers(0, 2**32 - 1)))
-    return kind, series, num_rounds, draw(_schemas(num_rounds))
+    return kind, series, num_rounds, draw(schemas(num_rounds))
 
 
 @given(_problems(largest=9))
@@ -71,7 +54,7 @@ def test_never_below_enumeration_and_exact_where_it_says_so(
 ) -> None:
     kind, series, num_rounds, participation = problem
     computed = sensitivity.from_toeplitz_coefficients(series, num_rounds, participation)
-    truth = brute_force.scalar_sensitivity(_dense(series, num_rounds), participation)
+    truth = brute_force.scalar_sensitivity(dense(series, num_rounds), participation)
     assert computed.value >= truth * (1 - _RELATIVE)
     if computed.is_exact:
         assert computed.value == pytest.approx(truth, rel=_RELATIVE, abs=1e-300)
@@ -93,7 +76,7 @@ def test_never_below_the_change_of_vector_contributions(
     _, series, num_rounds, participation = problem
     computed = sensitivity.from_toeplitz_coefficients(series, num_rounds, participation)
     generator = np.random.default_rng(seed)
-    strategy = _dense(series, num_rounds)
+    strategy = dense(series, num_rounds)
     for pattern in brute_force.patterns(participation, num_rounds):
         change = brute_force.vector_change(strategy, pattern, dimension, generator, steps=20)
         assert change <= computed.value * (1 + 1e-9)
@@ -110,7 +93,7 @@ def test_no_pattern_beats_the_first_one_if_coefficients_fall_from_the_separation
     generator = np.random.default_rng(seed)
     series = np.sort(generator.random(num_rounds) ** 4)[::-1]
     series[:separation] = generator.random(len(series[:separation]))
-    strategy = _dense(series, num_rounds)
+    strategy = dense(series, num_rounds)
     participation = MinSeparation(separation, limit)
     computed = sensitivity.from_toeplitz_coefficients(series, num_rounds, participation)
     most = participation.most_participations(num_rounds)
@@ -131,11 +114,11 @@ def test_exact_values_agree_with_those_of_the_dense_matrix(
 ) -> None:
     _, series, num_rounds, participation = problem
     ours = sensitivity.from_toeplitz_coefficients(series, num_rounds, participation)
-    dense = sensitivity.compute(_dense(series, num_rounds), participation)
+    theirs = sensitivity.compute(dense(series, num_rounds), participation)
     if ours.is_exact:
-        assert ours.value <= dense.value * (1 + 1e-9)
-    if dense.is_exact:
-        assert dense.value <= ours.value * (1 + 1e-9)
+        assert ours.value <= theirs.value * (1 + 1e-9)
+    if theirs.is_exact:
+        assert theirs.value <= ours.value * (1 + 1e-9)
 
 
 def test_all_ones_have_the_closed_form_of_squared_counts() -> None:
@@ -162,7 +145,7 @@ def test_a_rise_from_the_separation_on_is_a_bound() -> None:
     assert not computed.is_exact
     assert "upper bound" in computed.theorem
     # Columns 0 and 2, and not 0 and 1, are the worst.
-    truth = brute_force.scalar_sensitivity(_dense(series, 4), MinSeparation(1, 2))
+    truth = brute_force.scalar_sensitivity(dense(series, 4), MinSeparation(1, 2))
     assert truth == pytest.approx(np.sqrt(5.0), rel=1e-15)
     assert computed.value >= truth
 
@@ -200,7 +183,7 @@ def test_alternating_signs_are_not_taken_for_falling() -> None:
     series = np.array([1.0, -0.9, 0.8])
     computed = sensitivity.from_toeplitz_coefficients(series, 6, MinSeparation(1))
     assert not computed.is_exact
-    truth = brute_force.scalar_sensitivity(_dense(series, 6), MinSeparation(1))
+    truth = brute_force.scalar_sensitivity(dense(series, 6), MinSeparation(1))
     assert computed.value >= truth
 
 
@@ -209,7 +192,7 @@ def test_only_rounding_is_forgiven(bump: float, is_exact: bool) -> None:
     series = np.array([1.0, 0.5, 0.25, 0.25 + bump, 0.125])
     computed = sensitivity.from_toeplitz_coefficients(series, 5, MinSeparation(1))
     assert computed.is_exact is is_exact
-    truth = brute_force.scalar_sensitivity(_dense(series, 5), MinSeparation(1))
+    truth = brute_force.scalar_sensitivity(dense(series, 5), MinSeparation(1))
     assert computed.value >= truth * (1 - 1e-15)
 
 

@@ -23,42 +23,10 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
-    SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
-
-_PAPER = MinSeparation(342, 6)
-_SINGLE = SingleParticipation()
-
-
-def _prefix(num_rounds: int) -> Workload:
-    return Workload("prefix_sum", num_rounds)
-
-
-def _dense(series: np.ndarray, num_rounds: int) -> np.ndarray:
-    column = np.zeros(num_rounds)
-    column[: len(series)] = series
-    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
-
-
-def _error(
-    factorization: BandedInverseFactorization, error: ErrorMeasure, participation: Participation
-) -> float:
-    workload = _prefix(factorization.num_rounds)
-    if error == "mean":
-        return factorization.rmse(workload, participation)
-    return factorization.max_error(workload, participation)
-
-
-def _schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
-    separations = st.integers(1, num_rounds + 1)
-    counts = st.integers(1, num_rounds + 1)
-    return st.one_of(
-        st.just(_SINGLE),
-        st.builds(FixedEpochOrder, counts, separations),
-        st.builds(MinSeparation, separations, st.one_of(st.none(), counts)),
-    )
+from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, dense, error_of, prefix, schemas
 
 
 @st.composite
@@ -75,10 +43,10 @@ def _examples(draw: st.DrawFn, largest: int) -> BandedInverseFactorization:
 
 
 def test_the_square_root_at_the_papers_size() -> None:
-    workload = _prefix(2052)
-    root = banded_inverse(2052, 64, _PAPER, coefficients="square_root")
-    assert root.rmse(workload, _PAPER) <= 10.60
-    assert root.sensitivity(_PAPER).is_exact
+    workload = prefix(2052)
+    root = banded_inverse(2052, 64, PAPER, coefficients="square_root")
+    assert root.rmse(workload, PAPER) <= 10.60
+    assert root.sensitivity(PAPER).is_exact
     np.testing.assert_array_equal(
         root.noising_coefficients()[:64], power_series.inverse_square_root_coefficients(64)
     )
@@ -86,16 +54,16 @@ def test_the_square_root_at_the_papers_size() -> None:
 
 
 def test_better_coefficients_at_the_papers_size() -> None:
-    workload = _prefix(2052)
-    root = banded_inverse(2052, 64, _PAPER, coefficients="square_root")
-    mean = banded_inverse(2052, 64, _PAPER)
-    worst = banded_inverse(2052, 64, _PAPER, error="max")
-    assert mean.rmse(workload, _PAPER) <= 0.87 * root.rmse(workload, _PAPER)
-    assert worst.max_error(workload, _PAPER) <= 0.79 * root.max_error(workload, _PAPER)
-    assert worst.max_error(workload, _PAPER) < mean.max_error(workload, _PAPER)
-    assert mean.rmse(workload, _PAPER) < worst.rmse(workload, _PAPER)
-    assert mean.sensitivity(_PAPER).is_exact
-    assert worst.sensitivity(_PAPER).is_exact
+    workload = prefix(2052)
+    root = banded_inverse(2052, 64, PAPER, coefficients="square_root")
+    mean = banded_inverse(2052, 64, PAPER)
+    worst = banded_inverse(2052, 64, PAPER, error="max")
+    assert mean.rmse(workload, PAPER) <= 0.87 * root.rmse(workload, PAPER)
+    assert worst.max_error(workload, PAPER) <= 0.79 * root.max_error(workload, PAPER)
+    assert worst.max_error(workload, PAPER) < mean.max_error(workload, PAPER)
+    assert mean.rmse(workload, PAPER) < worst.rmse(workload, PAPER)
+    assert mean.sensitivity(PAPER).is_exact
+    assert worst.sensitivity(PAPER).is_exact
 
 
 def test_all_bands_of_the_square_root_are_the_square_root() -> None:
@@ -104,8 +72,8 @@ def test_all_bands_of_the_square_root_are_the_square_root() -> None:
     np.testing.assert_allclose(
         ours.strategy_coefficients(), other.strategy_coefficients(), rtol=1e-10
     )
-    assert ours.max_error(_prefix(300), _SINGLE) == pytest.approx(
-        other.max_error(_prefix(300), _SINGLE), rel=1e-12
+    assert ours.max_error(prefix(300), SINGLE) == pytest.approx(
+        other.max_error(prefix(300), SINGLE), rel=1e-12
     )
 
 
@@ -113,17 +81,17 @@ def test_all_bands_of_the_square_root_are_the_square_root() -> None:
 def test_all_bands_reach_the_least_maximal_error_of_all_toeplitz(num_rounds: int) -> None:
     factorization = banded_inverse(num_rounds, num_rounds, error="max")
     root = power_series.square_root_coefficients(num_rounds)
-    assert factorization.max_error(_prefix(num_rounds), _SINGLE) == pytest.approx(
+    assert factorization.max_error(prefix(num_rounds), SINGLE) == pytest.approx(
         float(root @ root), rel=1e-6
     )
 
 
-@pytest.mark.parametrize("participation", [_SINGLE, MinSeparation(3)], ids=str)
+@pytest.mark.parametrize("participation", [SINGLE, MinSeparation(3)], ids=str)
 def test_one_band_is_independent_noise(participation: Participation) -> None:
     factorization = banded_inverse(20, 1, participation)
     np.testing.assert_array_equal(factorization.strategy_matrix(), np.eye(20))
-    assert _error(factorization, "max", participation) == pytest.approx(
-        IdentityFactorization(20).max_error(_prefix(20), participation), rel=1e-14
+    assert error_of(factorization, "max", participation) == pytest.approx(
+        IdentityFactorization(20).max_error(prefix(20), participation), rel=1e-14
     )
 
 
@@ -135,9 +103,9 @@ def test_two_bands_in_closed_form() -> None:
         factorization.strategy_coefficients(), ratio ** np.arange(num_rounds), rtol=1e-12
     )
     squared = (1 - ratio ** (2 * num_rounds)) / (1 - ratio**2)
-    assert factorization.sensitivity(_SINGLE).value ** 2 == pytest.approx(squared, rel=1e-13)
+    assert factorization.sensitivity(SINGLE).value ** 2 == pytest.approx(squared, rel=1e-13)
     np.testing.assert_allclose(
-        factorization.squared_decoder_rows(_prefix(num_rounds)),
+        factorization.squared_decoder_rows(prefix(num_rounds)),
         1 + np.arange(num_rounds) * (1 - ratio) ** 2,
         rtol=1e-12,
     )
@@ -149,7 +117,7 @@ def test_every_view_is_that_of_the_dense_matrix(
     factorization: BandedInverseFactorization, momentum: float
 ) -> None:
     num_rounds = factorization.num_rounds
-    inverse = _dense(factorization.arrays()["coefficients"], num_rounds)
+    inverse = dense(factorization.arrays()["coefficients"], num_rounds)
     strategy = scipy.linalg.solve_triangular(inverse, np.eye(num_rounds), lower=True)
     scale = max(1.0, float(np.max(np.abs(strategy))))
     np.testing.assert_allclose(factorization.noising_matrix(), inverse, atol=1e-14)
@@ -165,7 +133,7 @@ def test_every_view_is_that_of_the_dense_matrix(
             np.testing.assert_allclose(found, (matrix @ flat).reshape(shape), atol=1e-9 * scale)
     described = Workload("momentum_sgd", num_rounds, momentum)
     for workload, matrix in [
-        (_prefix(num_rounds), workloads.prefix_sum(num_rounds)),
+        (prefix(num_rounds), workloads.prefix_sum(num_rounds)),
         (described, described.matrix()),
     ]:
         decoder = factorization.decoder_matrix(workload)
@@ -182,7 +150,7 @@ def test_sensitivities_are_those_of_enumeration(
     factorization: BandedInverseFactorization, data: st.DataObject
 ) -> None:
     num_rounds = factorization.num_rounds
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     rounds = data.draw(st.integers(1, num_rounds))
     for computed, part in [
         (factorization.sensitivity(participation), num_rounds),
@@ -207,7 +175,7 @@ def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
     factorization = banded_inverse(num_rounds, num_bands, participation, error=error)
     assert np.all(factorization.strategy_coefficients() >= -1e-14)
     # Also under schemas of returning clients that it was not made for.
-    schemas: list[Participation] = [participation, MinSeparation(1), FixedEpochOrder(2, 1), _SINGLE]
+    schemas: list[Participation] = [participation, MinSeparation(1), FixedEpochOrder(2, 1), SINGLE]
     for schema in schemas:
         computed = factorization.sensitivity(schema)
         truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), schema)
@@ -216,7 +184,7 @@ def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
             assert computed.value == pytest.approx(truth, rel=1e-10)
 
 
-@pytest.mark.parametrize("participation", [_PAPER, MinSeparation(20), MinSeparation(1)], ids=str)
+@pytest.mark.parametrize("participation", [PAPER, MinSeparation(20), MinSeparation(1)], ids=str)
 @pytest.mark.parametrize("num_bands", [2, 16, 200])
 def test_sensitivities_at_thousands_of_rounds(num_bands: int, participation: MinSeparation) -> None:
     root = banded_inverse(2052, num_bands, participation, coefficients="square_root")
@@ -249,11 +217,11 @@ def test_no_scaling_changes_an_error(
 ) -> None:
     num_rounds = factorization.num_rounds
     scaled = BandedInverseFactorization(num_rounds, factorization.arrays()["coefficients"] * scale)
-    schemas: list[Participation] = [_SINGLE, MinSeparation(3), FixedEpochOrder(2, 4)]
+    schemas: list[Participation] = [SINGLE, MinSeparation(3), FixedEpochOrder(2, 4)]
     for participation in schemas:
         np.testing.assert_allclose(
-            scaled.per_round_variance(_prefix(num_rounds), participation),
-            factorization.per_round_variance(_prefix(num_rounds), participation),
+            scaled.per_round_variance(prefix(num_rounds), participation),
+            factorization.per_round_variance(prefix(num_rounds), participation),
             rtol=1e-8,
         )
 
@@ -262,9 +230,9 @@ def test_no_scaling_changes_an_error(
 @pytest.mark.parametrize(
     ("num_rounds", "participation"),
     [
-        (2, _SINGLE),
-        (15, _SINGLE),
-        (400, _SINGLE),
+        (2, SINGLE),
+        (15, SINGLE),
+        (400, SINGLE),
         (15, MinSeparation(1)),
         (15, MinSeparation(4)),
         (400, MinSeparation(100, 3)),
@@ -277,14 +245,14 @@ def test_the_best_two_bands_by_a_search_over_their_one_number(
 ) -> None:
     def function(ratio: float) -> float:
         candidate = BandedInverseFactorization(num_rounds, np.array([1.0, -ratio]))
-        return _error(candidate, error, participation)
+        return error_of(candidate, error, participation)
 
     ratios = np.concatenate([np.linspace(0.0, 0.99, 100), 1.0 - np.geomspace(1e-6, 1e-2, 50)])
     best = float(ratios[np.argmin([function(ratio) for ratio in ratios])])
     refined = scipy.optimize.minimize_scalar(
         function, bounds=(max(0.0, best - 0.02), min(1.0, best + 0.02)), method="bounded"
     )
-    ours = _error(banded_inverse(num_rounds, 2, participation, error=error), error, participation)
+    ours = error_of(banded_inverse(num_rounds, 2, participation, error=error), error, participation)
     assert ours <= min(float(refined.fun), function(best)) * (1 + 1e-6)
 
 
@@ -297,21 +265,21 @@ def test_another_solver_finds_nothing_better_where_nobody_returns(
 
     def function(free: np.ndarray) -> float:
         series = np.concatenate([[1.0], free])
-        return _error(BandedInverseFactorization(16, series), error, _SINGLE)
+        return error_of(BandedInverseFactorization(16, series), error, SINGLE)
 
     start = power_series.inverse_square_root_coefficients(num_bands)[1:]
     other = scipy.optimize.minimize(function, start, method="BFGS")
-    ours = _error(banded_inverse(16, num_bands, error=error), error, _SINGLE)
+    ours = error_of(banded_inverse(16, num_bands, error=error), error, SINGLE)
     assert ours <= float(other.fun) * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
-    "participation", [_SINGLE, MinSeparation(10), MinSeparation(16, 3)], ids=str
+    "participation", [SINGLE, MinSeparation(10), MinSeparation(16, 3)], ids=str
 )
 def test_more_bands_are_never_worse(participation: Participation, error: ErrorMeasure) -> None:
     errors = [
-        _error(banded_inverse(64, bands, participation, error=error), error, participation)
+        error_of(banded_inverse(64, bands, participation, error=error), error, participation)
         for bands in (1, 2, 4, 8, 16, 32, 64)
     ]
     assert np.all(np.diff(errors) <= 1e-4 * errors[-1])
@@ -321,7 +289,7 @@ def test_more_bands_are_never_worse(participation: Participation, error: ErrorMe
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
     "participation",
-    [_SINGLE, MinSeparation(1), MinSeparation(12), FixedEpochOrder(2, 20)],
+    [SINGLE, MinSeparation(1), MinSeparation(12), FixedEpochOrder(2, 20)],
     ids=str,
 )
 def test_optimised_coefficients_are_never_worse_than_the_square_root(
@@ -330,8 +298,8 @@ def test_optimised_coefficients_are_never_worse_than_the_square_root(
     for bands in (2, 5, 40):
         root = banded_inverse(40, bands, participation, coefficients="square_root", error=error)
         ours = banded_inverse(40, bands, participation, error=error)
-        limit = _error(root, error, participation) * (1 + 1e-9)
-        assert _error(ours, error, participation) <= limit
+        limit = error_of(root, error, participation) * (1 + 1e-9)
+        assert error_of(ours, error, participation) <= limit
 
 
 def test_no_noise_after_the_last_round_and_no_state() -> None:
@@ -365,7 +333,7 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     try:
         factorization = banded_inverse(num_rounds, 8, participation)
         sensitivity = factorization.sensitivity(participation)
-        rmse = factorization.rmse(_prefix(num_rounds), participation)
+        rmse = factorization.rmse(prefix(num_rounds), participation)
         checkpoints.save(factorization, tmp_path / "c")
         loaded = checkpoints.load(tmp_path / "c")
         peak = tracemalloc.get_traced_memory()[1]
@@ -375,14 +343,14 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     assert sensitivity.is_exact
     assert loaded.sensitivity(participation) == sensitivity
     root = banded_inverse(num_rounds, 8, participation, coefficients="square_root")
-    assert rmse < root.rmse(_prefix(num_rounds), participation)
+    assert rmse < root.rmse(prefix(num_rounds), participation)
     z = np.random.default_rng(0).normal(size=(300, 2))
     recursion = factorization.noise_recursion()
     state = noise_recursions.initial_state(recursion, (2,))
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
         rows[i], state = noise_recursions.next_row(recursion, state, row_of_z)
-    expected = _dense(factorization.arrays()["coefficients"], 300) @ z
+    expected = dense(factorization.arrays()["coefficients"], 300) @ z
     np.testing.assert_allclose(rows, expected, atol=1e-12)
 
 

@@ -27,30 +27,10 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
-    SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
-
-_PAPER = MinSeparation(342, 6)
-_SINGLE = SingleParticipation()
-
-
-def _prefix(num_rounds: int) -> Workload:
-    return Workload("prefix_sum", num_rounds)
-
-
-def _dense(series: np.ndarray) -> np.ndarray:
-    return np.asarray(scipy.linalg.toeplitz(series, np.zeros_like(series)))
-
-
-def _error(
-    factorization: BltFactorization, error: ErrorMeasure, participation: Participation
-) -> float:
-    workload = _prefix(factorization.num_rounds)
-    if error == "mean":
-        return factorization.rmse(workload, participation)
-    return factorization.max_error(workload, participation)
+from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, dense, error_of, prefix, schemas
 
 
 def _exact_quotient(zeros: np.ndarray, poles: np.ndarray, count: int) -> list[fractions.Fraction]:
@@ -85,26 +65,16 @@ def _examples(draw: st.DrawFn, largest: int) -> BltFactorization:
     return BltFactorization(draw(st.integers(1, largest)), *draw(_interlacing()))
 
 
-def _schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
-    separations = st.integers(1, num_rounds + 1)
-    counts = st.integers(1, num_rounds + 1)
-    return st.one_of(
-        st.just(_SINGLE),
-        st.builds(FixedEpochOrder, counts, separations),
-        st.builds(MinSeparation, separations, st.one_of(st.none(), counts)),
-    )
-
-
 def test_the_papers_size_reaches_the_printed_errors() -> None:
-    workload = _prefix(2052)
-    two, four = blt(2052, 2, _PAPER), blt(2052, 4, _PAPER)
-    assert two.rmse(workload, _PAPER) <= 9.19
-    assert four.rmse(workload, _PAPER) <= 9.175
-    assert blt(2052, 4, _PAPER, error="max").max_error(workload, _PAPER) <= 10.74
-    assert blt(2052, 4).rmse(workload, _SINGLE) <= 3.279
-    assert four.sensitivity(_PAPER).is_exact
+    workload = prefix(2052)
+    two, four = blt(2052, 2, PAPER), blt(2052, 4, PAPER)
+    assert two.rmse(workload, PAPER) <= 9.19
+    assert four.rmse(workload, PAPER) <= 9.175
+    assert blt(2052, 4, PAPER, error="max").max_error(workload, PAPER) <= 10.74
+    assert blt(2052, 4).rmse(workload, SINGLE) <= 3.279
+    assert four.sensitivity(PAPER).is_exact
     # No Toeplitz matrix with all bands is worse than one of few buffers.
-    assert toeplitz(2052).rmse(workload, _SINGLE) <= blt(2052, 4).rmse(workload, _SINGLE)
+    assert toeplitz(2052).rmse(workload, SINGLE) <= blt(2052, 4).rmse(workload, SINGLE)
 
 
 def test_one_buffer_in_closed_form() -> None:
@@ -115,13 +85,13 @@ def test_one_buffer_in_closed_form() -> None:
     np.testing.assert_allclose(factorization.inverse_output_scales, [-weight], rtol=1e-15)
     # |c|^2 = 1 + w^2 (1 + d^2 + ... + d^(2 n - 4)).
     squared = 1 + weight**2 * (1 - decay ** (2 * num_rounds - 2)) / (1 - decay**2)
-    computed = factorization.sensitivity(_SINGLE)
+    computed = factorization.sensitivity(SINGLE)
     assert computed.value**2 == pytest.approx(squared, rel=1e-13)
     # b_t = 1 - w (1 + e + ... + e^(t - 1)).
     lags = np.arange(num_rounds)
     decoder = 1 - weight * (1 - inverse**lags) / (1 - inverse)
     np.testing.assert_allclose(
-        factorization.squared_decoder_rows(_prefix(num_rounds)), np.cumsum(decoder**2), rtol=1e-12
+        factorization.squared_decoder_rows(prefix(num_rounds)), np.cumsum(decoder**2), rtol=1e-12
     )
 
 
@@ -151,7 +121,7 @@ def test_every_view_is_that_of_the_dense_matrix(
     quotient = _exact_quotient(
         factorization.inverse_decays, factorization.buffer_decays, num_rounds
     )
-    strategy = _dense(np.array([float(c) for c in quotient]))
+    strategy = dense(np.array([float(c) for c in quotient]), num_rounds)
     np.testing.assert_allclose(factorization.strategy_matrix(), strategy, atol=1e-13)
     inverse = scipy.linalg.solve_triangular(strategy, np.eye(num_rounds), lower=True)
     np.testing.assert_allclose(factorization.noising_matrix(), inverse, atol=1e-12)
@@ -166,7 +136,7 @@ def test_every_view_is_that_of_the_dense_matrix(
             np.testing.assert_allclose(found, (matrix @ flat).reshape(shape), atol=1e-11)
     described = Workload("momentum_sgd", num_rounds, momentum)
     for workload, matrix in [
-        (_prefix(num_rounds), workloads.prefix_sum(num_rounds)),
+        (prefix(num_rounds), workloads.prefix_sum(num_rounds)),
         (described, described.matrix()),
     ]:
         decoder = factorization.decoder_matrix(workload)
@@ -181,7 +151,7 @@ def test_sensitivities_are_exact_under_every_schema(
     factorization: BltFactorization, data: st.DataObject
 ) -> None:
     num_rounds = factorization.num_rounds
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     rounds = data.draw(st.integers(1, num_rounds))
     for computed, part in [
         (factorization.sensitivity(participation), num_rounds),
@@ -198,7 +168,7 @@ def test_sensitivities_are_exact_under_every_schema(
 def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
     num_rounds: int, num_buffers: int, data: st.DataObject
 ) -> None:
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     distances = np.cumsum(generator.uniform(0.05, 1.0, 2 * num_buffers))
@@ -208,7 +178,7 @@ def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
     value, gradient = search._log_error(distances)
     decays = 1.0 - distances
     factorization = BltFactorization(num_rounds, decays[0::2], decays[1::2])
-    stated = _error(factorization, error, participation)
+    stated = error_of(factorization, error, participation)
     assert value == pytest.approx(2 * np.log(stated), rel=1e-10, abs=1e-10)
     direction = generator.normal(size=2 * num_buffers)
     step = 1e-7
@@ -229,7 +199,7 @@ def _found_by_another_solver(
             candidate = BltFactorization(num_rounds, decays[0::2], decays[1::2])
         except ValueError:
             return np.inf
-        return _error(candidate, error, participation)
+        return error_of(candidate, error, participation)
 
     starts = np.random.default_rng(0).normal(size=(3, 2 * num_buffers))
     options = {"maxfev": 1500, "xatol": 1e-7, "fatol": 1e-9}
@@ -244,11 +214,11 @@ def _found_by_another_solver(
 @pytest.mark.parametrize(
     ("num_rounds", "participation"),
     [
-        (2, _SINGLE),
-        (5, _SINGLE),
-        (16, _SINGLE),
-        (30, _SINGLE),
-        (100, _SINGLE),
+        (2, SINGLE),
+        (5, SINGLE),
+        (16, SINGLE),
+        (30, SINGLE),
+        (100, SINGLE),
         (6, MinSeparation(2)),
         (23, MinSeparation(4)),
         (30, MinSeparation(15)),
@@ -261,24 +231,24 @@ def test_another_solver_finds_no_better_single_buffer(
 ) -> None:
     factorization = blt(num_rounds, 1, participation, error=error)
     other = _found_by_another_solver(num_rounds, 1, participation, error)
-    assert _error(factorization, error, participation) <= other * (1 + 1e-4)
+    assert error_of(factorization, error, participation) <= other * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("error", ["mean", "max"])
-@pytest.mark.parametrize("participation", [_SINGLE, MinSeparation(8)], ids=str)
+@pytest.mark.parametrize("participation", [SINGLE, MinSeparation(8)], ids=str)
 def test_another_solver_finds_no_two_better_buffers(
     participation: Participation, error: ErrorMeasure
 ) -> None:
     factorization = blt(32, 2, participation, error=error)
     other = _found_by_another_solver(32, 2, participation, error)
-    assert _error(factorization, error, participation) <= other * (1 + 1e-4)
+    assert error_of(factorization, error, participation) <= other * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("participation", [_SINGLE, MinSeparation(1), MinSeparation(2)], ids=str)
+@pytest.mark.parametrize("participation", [SINGLE, MinSeparation(1), MinSeparation(2)], ids=str)
 def test_two_rounds_are_as_good_as_any_toeplitz_matrix(participation: Participation) -> None:
     """One coefficient is free in both."""
-    best = toeplitz(2, 2, participation).rmse(_prefix(2), participation)
-    ours = blt(2, 1, participation).rmse(_prefix(2), participation)
+    best = toeplitz(2, 2, participation).rmse(prefix(2), participation)
+    ours = blt(2, 1, participation).rmse(prefix(2), participation)
     assert ours == pytest.approx(best, rel=1e-6)
 
 
@@ -286,16 +256,16 @@ def test_two_rounds_are_as_good_as_any_toeplitz_matrix(participation: Participat
 def test_one_round_is_independent_noise(num_buffers: int) -> None:
     factorization = blt(1, num_buffers)
     np.testing.assert_array_equal(factorization.strategy_matrix(), [[1.0]])
-    assert _error(factorization, "mean", _SINGLE) == 1.0
+    assert error_of(factorization, "mean", SINGLE) == 1.0
 
 
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
     ("num_rounds", "participation"),
     [
-        (10, _SINGLE),
+        (10, SINGLE),
         (10, MinSeparation(1)),
-        (80, _SINGLE),
+        (80, SINGLE),
         (80, MinSeparation(20)),
         (400, MinSeparation(3)),
         (400, FixedEpochOrder(4, 100)),
@@ -307,7 +277,7 @@ def test_more_buffers_are_never_worse(
     num_rounds: int, participation: Participation, error: ErrorMeasure
 ) -> None:
     independent = IdentityFactorization(num_rounds)
-    workload = _prefix(num_rounds)
+    workload = prefix(num_rounds)
     errors = [
         independent.rmse(workload, participation)
         if error == "mean"
@@ -316,7 +286,7 @@ def test_more_buffers_are_never_worse(
     for num_buffers in (1, 2, 3, 4, 6, 8):
         factorization = blt(num_rounds, num_buffers, participation, error=error)
         assert factorization.num_buffers == num_buffers
-        errors.append(_error(factorization, error, participation))
+        errors.append(error_of(factorization, error, participation))
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(errors))
 
 
@@ -333,7 +303,7 @@ def test_more_buffers_are_not_worse_above_the_size_of_a_full_search(
     num_rounds: int, participation: Participation, error: ErrorMeasure
 ) -> None:
     errors = [
-        _error(blt(num_rounds, num_buffers, participation, error=error), error, participation)
+        error_of(blt(num_rounds, num_buffers, participation, error=error), error, participation)
         for num_buffers in (1, 2, 4)
     ]
     assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(errors))
@@ -343,7 +313,7 @@ def test_a_search_at_fewer_rounds_finds_what_a_search_at_all_does() -> None:
     """A separation far below the rounds is not scaled away; 16.8438 by a search at all rounds."""
     participation = MinSeparation(50, 5)
     factorization = blt(100_000, 3, participation)
-    assert factorization.rmse(_prefix(100_000), participation) <= 16.86
+    assert factorization.rmse(prefix(100_000), participation) <= 16.86
 
 
 def test_decays_as_close_to_one_as_floats_are() -> None:
@@ -501,7 +471,7 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     try:
         factorization = blt(num_rounds, 4, participation)
         sensitivity = factorization.sensitivity(participation)
-        rmse = factorization.rmse(_prefix(num_rounds), participation)
+        rmse = factorization.rmse(prefix(num_rounds), participation)
         checkpoints.save(factorization, tmp_path / "c")
         loaded = checkpoints.load(tmp_path / "c")
         peak = tracemalloc.get_traced_memory()[1]
@@ -510,14 +480,14 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     assert peak <= 200e6
     assert sensitivity.is_exact
     assert loaded.sensitivity(participation) == sensitivity
-    assert rmse < 0.1 * IdentityFactorization(num_rounds).rmse(_prefix(num_rounds), participation)
+    assert rmse < 0.1 * IdentityFactorization(num_rounds).rmse(prefix(num_rounds), participation)
     z = np.random.default_rng(0).normal(size=(300, 2))
     recursion = factorization.noise_recursion()
     state = noise_recursions.initial_state(recursion, (2,))
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
         rows[i], state = noise_recursions.next_row(recursion, state, row_of_z)
-    leading = _dense(factorization.strategy_coefficients()[:300])
+    leading = dense(factorization.strategy_coefficients()[:300], 300)
     np.testing.assert_allclose(rows, np.linalg.solve(leading, z), atol=1e-10)
 
 

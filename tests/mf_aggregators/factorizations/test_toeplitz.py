@@ -27,42 +27,10 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
-    SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
-
-_PAPER = MinSeparation(342, 6)
-_SINGLE = SingleParticipation()
-
-
-def _prefix(num_rounds: int) -> Workload:
-    return Workload("prefix_sum", num_rounds)
-
-
-def _dense(series: np.ndarray, num_rounds: int) -> np.ndarray:
-    column = np.zeros(num_rounds)
-    column[: len(series)] = series
-    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
-
-
-def _error(
-    factorization: ToeplitzFactorization, error: ErrorMeasure, participation: Participation
-) -> float:
-    workload = _prefix(factorization.num_rounds)
-    if error == "mean":
-        return factorization.rmse(workload, participation)
-    return factorization.max_error(workload, participation)
-
-
-def _schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
-    separations = st.integers(1, num_rounds + 1)
-    counts = st.integers(1, num_rounds + 1)
-    return st.one_of(
-        st.just(_SINGLE),
-        st.builds(FixedEpochOrder, counts, separations),
-        st.builds(MinSeparation, separations, st.one_of(st.none(), counts)),
-    )
+from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, dense, error_of, prefix, schemas
 
 
 @st.composite
@@ -85,23 +53,23 @@ def _examples(draw: st.DrawFn, largest: int) -> ToeplitzFactorization:
 
 def test_the_square_root_at_the_papers_size() -> None:
     factorization = toeplitz(2052, coefficients="square_root")
-    assert round(factorization.max_error(_prefix(2052), _SINGLE), 4) == 3.4938
+    assert round(factorization.max_error(prefix(2052), SINGLE), 4) == 3.4938
     np.testing.assert_array_equal(
         factorization.strategy_coefficients(), power_series.square_root_coefficients(2052)
     )
 
 
 def test_optimised_bands_at_the_papers_size() -> None:
-    mean = toeplitz(2052, 342, _PAPER)
-    worst = toeplitz(2052, 342, _PAPER, error="max")
-    assert mean.rmse(_prefix(2052), _PAPER) <= 8.805
-    assert worst.max_error(_prefix(2052), _PAPER) <= 10.41
-    assert worst.max_error(_prefix(2052), _PAPER) < mean.max_error(_prefix(2052), _PAPER)
-    assert mean.sensitivity(_PAPER).is_exact
-    assert worst.sensitivity(_PAPER).is_exact
-    assert toeplitz(2052, participation=_PAPER).num_bands == 342
-    root = toeplitz(2052, 342, _PAPER, coefficients="square_root")
-    assert mean.rmse(_prefix(2052), _PAPER) < 0.99 * root.rmse(_prefix(2052), _PAPER)
+    mean = toeplitz(2052, 342, PAPER)
+    worst = toeplitz(2052, 342, PAPER, error="max")
+    assert mean.rmse(prefix(2052), PAPER) <= 8.805
+    assert worst.max_error(prefix(2052), PAPER) <= 10.41
+    assert worst.max_error(prefix(2052), PAPER) < mean.max_error(prefix(2052), PAPER)
+    assert mean.sensitivity(PAPER).is_exact
+    assert worst.sensitivity(PAPER).is_exact
+    assert toeplitz(2052, participation=PAPER).num_bands == 342
+    root = toeplitz(2052, 342, PAPER, coefficients="square_root")
+    assert mean.rmse(prefix(2052), PAPER) < 0.99 * root.rmse(prefix(2052), PAPER)
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 10, 100])
@@ -109,7 +77,7 @@ def test_the_square_root_has_the_least_maximal_error_of_all_toeplitz(num_rounds:
     factorization = toeplitz(num_rounds, error="max")
     root = power_series.square_root_coefficients(num_rounds)
     # Both factors are the square root, and the error is the product of their norms.
-    assert factorization.max_error(_prefix(num_rounds), _SINGLE) == pytest.approx(
+    assert factorization.max_error(prefix(num_rounds), SINGLE) == pytest.approx(
         float(root @ root), rel=1e-9
     )
 
@@ -117,8 +85,8 @@ def test_the_square_root_has_the_least_maximal_error_of_all_toeplitz(num_rounds:
 def test_one_band_is_independent_noise() -> None:
     factorization = toeplitz(20, 1, MinSeparation(3))
     np.testing.assert_array_equal(factorization.strategy_matrix(), np.eye(20))
-    assert _error(factorization, "mean", MinSeparation(3)) == pytest.approx(
-        IdentityFactorization(20).rmse(_prefix(20), MinSeparation(3)), rel=1e-14
+    assert error_of(factorization, "mean", MinSeparation(3)) == pytest.approx(
+        IdentityFactorization(20).rmse(prefix(20), MinSeparation(3)), rel=1e-14
     )
 
 
@@ -127,7 +95,7 @@ def test_two_rounds_in_closed_form() -> None:
     best = scipy.optimize.minimize_scalar(
         lambda c: (1 + c**2) * (2 + (1 - c) ** 2), bounds=(0, 1), method="bounded"
     )
-    total = toeplitz(2).total_error(_prefix(2), _SINGLE)
+    total = toeplitz(2).total_error(prefix(2), SINGLE)
     assert total**2 == pytest.approx(best.fun, rel=1e-8)
 
 
@@ -137,7 +105,7 @@ def test_every_view_is_that_of_the_dense_matrix(
     factorization: ToeplitzFactorization, momentum: float
 ) -> None:
     num_rounds = factorization.num_rounds
-    strategy = _dense(factorization.strategy_coefficients(), num_rounds)
+    strategy = dense(factorization.strategy_coefficients(), num_rounds)
     if factorization.equal_column_norms:
         strategy = strategy / np.linalg.norm(strategy, axis=0)
     np.testing.assert_allclose(factorization.strategy_matrix(), strategy, atol=1e-13)
@@ -156,7 +124,7 @@ def test_every_view_is_that_of_the_dense_matrix(
         )
     described = Workload("momentum_sgd", num_rounds, momentum)
     for workload, matrix in [
-        (_prefix(num_rounds), workloads.prefix_sum(num_rounds)),
+        (prefix(num_rounds), workloads.prefix_sum(num_rounds)),
         (described, described.matrix()),
     ]:
         decoder = factorization.decoder_matrix(workload)
@@ -172,7 +140,7 @@ def test_sensitivities_are_those_of_enumeration(
     factorization: ToeplitzFactorization, data: st.DataObject
 ) -> None:
     num_rounds = factorization.num_rounds
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     rounds = data.draw(st.integers(1, num_rounds))
     for computed, part in [
         (factorization.sensitivity(participation), num_rounds),
@@ -193,11 +161,11 @@ def test_no_scaling_changes_an_error(factorization: ToeplitzFactorization, scale
         factorization.arrays()["coefficients"] * scale,
         equal_column_norms=factorization.equal_column_norms,
     )
-    schemas: list[Participation] = [_SINGLE, MinSeparation(3), FixedEpochOrder(2, 4)]
+    schemas: list[Participation] = [SINGLE, MinSeparation(3), FixedEpochOrder(2, 4)]
     for participation in schemas:
         np.testing.assert_allclose(
-            scaled.per_round_variance(_prefix(scaled.num_rounds), participation),
-            factorization.per_round_variance(_prefix(scaled.num_rounds), participation),
+            scaled.per_round_variance(prefix(scaled.num_rounds), participation),
+            factorization.per_round_variance(prefix(scaled.num_rounds), participation),
             rtol=1e-9,
         )
 
@@ -207,7 +175,7 @@ def test_no_scaling_changes_an_error(factorization: ToeplitzFactorization, scale
 def test_gradients_are_the_slopes_of_their_values(num_rounds: int, data: st.DataObject) -> None:
     num_bands = data.draw(st.integers(1, num_rounds))
     error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     series = generator.normal(size=num_bands) / num_bands
     series[0] = 1.0
@@ -232,7 +200,7 @@ def test_gradients_are_the_slopes_of_their_values(num_rounds: int, data: st.Data
 @settings(max_examples=60, deadline=None)
 def test_the_objective_is_the_error_that_is_stated(num_rounds: int, data: st.DataObject) -> None:
     num_bands = data.draw(st.integers(1, num_rounds))
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     series = np.sort(generator.uniform(0.1, 1.0, num_bands))[::-1]
     pattern = PatternOfRounds.of(participation, num_rounds)
@@ -242,8 +210,8 @@ def test_the_objective_is_the_error_that_is_stated(num_rounds: int, data: st.Dat
     factorization = ToeplitzFactorization(num_rounds, series)
     mean, _ = squared_rows_by_strategy(series, error_weights(num_rounds, "mean"))
     worst, _ = squared_rows_by_strategy(series, error_weights(num_rounds, "max"))
-    assert _error(factorization, "mean", participation) ** 2 == pytest.approx(squared * mean)
-    assert _error(factorization, "max", participation) ** 2 == pytest.approx(squared * worst)
+    assert error_of(factorization, "mean", participation) ** 2 == pytest.approx(squared * mean)
+    assert error_of(factorization, "max", participation) ** 2 == pytest.approx(squared * worst)
 
 
 def _found_by_another_solver(
@@ -254,7 +222,7 @@ def _found_by_another_solver(
     def function(free: np.ndarray) -> float:
         ratios = 1.0 / (1.0 + np.exp(-free))
         series = np.cumprod(np.concatenate([[1.0], ratios]))
-        return _error(ToeplitzFactorization(num_rounds, series), error, participation)
+        return error_of(ToeplitzFactorization(num_rounds, series), error, participation)
 
     starts = np.random.default_rng(0).normal(size=(2, num_bands - 1))
     return min(
@@ -266,8 +234,8 @@ def _found_by_another_solver(
 @pytest.mark.parametrize(
     ("num_bands", "participation"),
     [
-        (3, _SINGLE),
-        (10, _SINGLE),
+        (3, SINGLE),
+        (10, SINGLE),
         (3, MinSeparation(3)),
         (6, MinSeparation(3)),
         (10, MinSeparation(4, 2)),
@@ -280,17 +248,15 @@ def test_another_solver_finds_nothing_better(
 ) -> None:
     factorization = toeplitz(10, num_bands, participation, error=error)
     other = _found_by_another_solver(10, num_bands, participation, error)
-    assert _error(factorization, error, participation) <= other * (1 + 1e-6)
+    assert error_of(factorization, error, participation) <= other * (1 + 1e-6)
     assert factorization.sensitivity(participation).is_exact
 
 
 @pytest.mark.parametrize("error", ["mean", "max"])
-@pytest.mark.parametrize(
-    "participation", [_SINGLE, MinSeparation(7), MinSeparation(16, 2)], ids=str
-)
+@pytest.mark.parametrize("participation", [SINGLE, MinSeparation(7), MinSeparation(16, 2)], ids=str)
 def test_more_bands_are_never_worse(participation: Participation, error: ErrorMeasure) -> None:
     errors = [
-        _error(toeplitz(32, bands, participation, error=error), error, participation)
+        error_of(toeplitz(32, bands, participation, error=error), error, participation)
         for bands in (1, 2, 4, 8, 16, 32)
     ]
     assert np.all(np.diff(errors) <= 1e-7 * errors[0])
@@ -344,7 +310,7 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     try:
         factorization = toeplitz(num_rounds, 100, participation)
         sensitivity = factorization.sensitivity(participation)
-        rmse = factorization.rmse(_prefix(num_rounds), participation)
+        rmse = factorization.rmse(prefix(num_rounds), participation)
         checkpoints.save(factorization, tmp_path / "c")
         loaded = checkpoints.load(tmp_path / "c")
         peak = tracemalloc.get_traced_memory()[1]
@@ -353,7 +319,7 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     assert peak <= 200e6
     assert sensitivity.is_exact
     root = toeplitz(num_rounds, 100, participation, coefficients="square_root")
-    assert rmse <= root.rmse(_prefix(num_rounds), participation)
+    assert rmse <= root.rmse(prefix(num_rounds), participation)
     assert loaded.sensitivity(participation) == sensitivity
     assert (tmp_path / "c" / "arrays.npz").stat().st_size < 10_000
     # The first rows are those of the leading part.
@@ -363,7 +329,7 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
         rows[i], state = noise_recursions.next_row(recursion, state, row_of_z)
-    expected = np.linalg.solve(_dense(factorization.arrays()["coefficients"], 300), z)
+    expected = np.linalg.solve(dense(factorization.arrays()["coefficients"], 300), z)
     np.testing.assert_allclose(rows, expected, atol=1e-10)
 
 
@@ -459,7 +425,7 @@ def test_a_workload_of_other_rounds_is_refused() -> None:
     for equal in (False, True):
         factorization = toeplitz(8, 2, equal_column_norms=equal)
         with pytest.raises(ValueError, match="9 rounds"):
-            factorization.rmse(_prefix(9), _SINGLE)
+            factorization.rmse(prefix(9), SINGLE)
 
 
 def test_rows_of_another_number_are_refused() -> None:
@@ -469,4 +435,4 @@ def test_rows_of_another_number_are_refused() -> None:
     with pytest.raises(ValueError, match="8 rows"):
         factorization.strategy_product(np.ones((7, 2)))
     with pytest.raises(ValueError, match="at most 8"):
-        factorization.sensitivity_of_first(9, _SINGLE)
+        factorization.sensitivity_of_first(9, SINGLE)
