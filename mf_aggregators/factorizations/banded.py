@@ -210,9 +210,23 @@ def banded(
         participation = FixedEpochOrder(most, participation.separation)
         layout = PatternLayout(num_rounds, participation.separation, most)
         constraint = _PatternNorms(num_bands, layout)
+    start = _square_root_bands(num_rounds, num_bands)
+    if len(constraint.sharpness) > 1:
+        # Where patterns share rounds the search is harder; equal norms are a good start.
+        easier = _Search(
+            workload, _EqualNorms(num_bands), relative_gap, max_evaluations, show_progress
+        )
+        try:
+            easier.run(start)
+        except Converged:
+            pass
+        finally:
+            easier.progress.close()
+        start = easier.best_bands
     search = _Search(workload, constraint, relative_gap, max_evaluations, show_progress)
+    search.consider(start)
     try:
-        search.run()
+        search.run(start)
     except Converged:
         pass
     finally:
@@ -358,9 +372,13 @@ class _Search:
         # bands[i, t] exists for t <= i: the first rows are shorter than the band.
         self._in_band = in_band
 
-    def run(self) -> None:
-        """Searches until the target is certified (raises Converged) or no progress is made."""
-        entries = _square_root_bands(*self._in_band.shape)[self._in_band]
+    def run(self, start: np.ndarray) -> None:
+        """Searches from some (n, b) bands until no progress is made.
+
+        Raises:
+          Converged: When the target is certified.
+        """
+        entries = start[self._in_band]
         for sharpness in self._constraint.sharpness:
             self._sharpness = sharpness
             remaining = self._max_evaluations - self.evaluations
@@ -379,6 +397,18 @@ class _Search:
                     "gtol": 0.0,
                 },
             ).x
+
+    def consider(self, bands: np.ndarray) -> None:
+        """Keeps a matrix as it is, scaled to sensitivity one, if its error is the best."""
+        squared = self._constraint.squared_sensitivity(_column_sums(np.square(bands)))
+        strategy = noise_recursions.matrix_from_bands(bands)
+        decoder_t = _solve_transposed(strategy, self._num_bands, self._workload.T)
+        self._keep(bands, squared, float(np.sum(np.square(decoder_t))))
+
+    def _keep(self, bands: np.ndarray, squared_sensitivity: float, error: float) -> None:
+        if error * squared_sensitivity < self._best_error:
+            self._best_error = error * squared_sensitivity
+            self.best_bands = bands / np.sqrt(squared_sensitivity)
 
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix, with a lower bound that is certain."""
@@ -415,9 +445,7 @@ class _Search:
         self.progress.update()
         # At most one, and one where the scales are exact.
         squared = self._constraint.squared_sensitivity(_column_sums(np.square(scaled)))
-        if error * squared < self._best_error:
-            self._best_error = error * squared
-            self.best_bands = scaled / np.sqrt(squared)
+        self._keep(scaled, squared, error)
         if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
             gap = self._estimated_gap()
             self.progress.set_postfix_str(f"relative gap {gap:.1e}")

@@ -125,13 +125,24 @@ class MultiEpochSearch:
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
-        layout = self._layout
-        weights_mask = layout.exists if self._equal_column_norms else layout.windows
-        off_diagonal = np.zeros(self._pair_exists.shape)
-        first = self._evaluate(weights_mask.astype(np.float64), off_diagonal)
+        weights_mask = self._layout.exists if self._equal_column_norms else self._layout.windows
+        diagonal = np.zeros(self._pair_exists.shape)
+        first = self._evaluate(weights_mask.astype(np.float64), diagonal)
         # One step of the fixed-point iteration, which at V diagonal is that of phi.
-        gradient = self._by_weights(first, off_diagonal, np.ones(weights_mask.shape))
-        start = np.log(gradient[weights_mask])
+        ones = np.ones(weights_mask.shape)
+        start = np.log(self._by_weights(first, diagonal, ones)[weights_mask])
+        self._run_from(weights_mask, start, diagonal)
+        if not self._by_correlations:
+            # The bounds on V may have stopped the search early.
+            self._certify_best()
+            if self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
+                self._run_from(weights_mask, *self._from_orthogonal(weights_mask))
+
+    def _run_from(
+        self, weights_mask: np.ndarray, start: np.ndarray, entries_at_start: np.ndarray
+    ) -> None:
+        """Searches from logarithms of weights and entries of V or of its correlations."""
+        layout = self._layout
         # In y = sqrt(v) log(v) the Hessian hardly depends on the spread of v.
         scale = np.exp(0.5 * (start - np.max(start)))
         by_class = np.zeros(weights_mask.shape)
@@ -180,7 +191,7 @@ class MultiEpochSearch:
         upper = np.concatenate([(start + _LARGEST_CHANGE_OF_LOG) * scale, largest * pair_scale])
         scipy.optimize.minimize(
             negative_log_bound,
-            np.concatenate([start * scale, np.zeros(len(pair_scale))]),
+            np.concatenate([start * scale, entries_at_start[self._pair_exists] * pair_scale]),
             jac=True,
             method="L-BFGS-B",
             bounds=scipy.optimize.Bounds(lower, upper),
@@ -193,6 +204,43 @@ class MultiEpochSearch:
             },
         )
 
+    def _from_orthogonal(self, weights_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Solves the problem with X[i, j] = 0 within patterns, and starts from there.
+
+        Its matrices are feasible here, and its dual has no bounds to run into. Returns the
+        logarithms of the weights and the ratios V[i, j] / s[i, j], cut to their bounds.
+        """
+        easier = MultiEpochSearch(
+            self._workload,
+            self._participation,
+            equal_column_norms=False,
+            pattern_entries="orthogonal",
+            relative_gap=self._relative_gap,
+            max_evaluations=self._max_evaluations,
+            show_progress=not self.progress.disable,
+        )
+        try:
+            easier.run()
+        except Converged:
+            pass
+        finally:
+            easier.progress.close()
+        easier.certified_gap()
+        self.evaluations += easier.evaluations
+        if easier._squared_error < self._squared_error:
+            self.strategy_matrix = easier.strategy_matrix
+            self._squared_error = easier._squared_error
+        best = easier._best
+        assert best is not None
+        rows, columns = self._pairs
+        scales = self._scales(best.weights)[:, rows, columns]
+        entries = best.ratios * easier._scales(best.weights)[:, rows, columns]
+        ratios = np.where(self._pair_exists, entries / np.where(scales > 0.0, scales, 1.0), 0.0)
+        ratios = np.clip(ratios, -1.0, 1.0)
+        while not _is_positive_definite(self._multiplier_blocks(best.weights, ratios)):
+            ratios *= 0.9
+        return np.log(best.weights[weights_mask]), ratios
+
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix, with a lower bound that is certain.
 
@@ -200,8 +248,7 @@ class MultiEpochSearch:
         """
         best = self._best
         assert best is not None
-        if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
-            self._certify(best)
+        self._certify_best()
         layout = self._layout
         factors = np.linalg.cholesky(self._multiplier_blocks(best.weights, best.ratios))
         columns = np.zeros((layout.num_rounds, layout.exists.size))
@@ -210,6 +257,11 @@ class MultiEpochSearch:
         product = np.einsum("nbk,bkl->nbl", blocks, factors).reshape(layout.num_rounds, -1)
         root_sum = nuclear_norm_from_below(product[:, self._real])
         return max(self._squared_error * self._total(best.weights) / root_sum**2 - 1.0, 0.0)
+
+    def _certify_best(self) -> None:
+        assert self._best is not None
+        if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
+            self._certify(self._best)
 
     def _estimated_gap(self) -> float:
         assert self._best is not None
@@ -389,6 +441,14 @@ class MultiEpochSearch:
         columns = layout.rounds[classes, self._pairs[1][pairs]]
         gram[rows, columns] = gram[columns, rows] = 0.0
         return gram
+
+
+def _is_positive_definite(blocks: np.ndarray) -> bool:
+    try:
+        np.linalg.cholesky(blocks)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def _unit_rows(
