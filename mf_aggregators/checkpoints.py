@@ -89,6 +89,7 @@ def save(
     np.savez(buffer, **factorization.arrays())
     arrays = buffer.getvalue()
     description["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
+    description["description_sha256"] = _hash_of(description)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not _is_replaceable(target):
@@ -175,6 +176,13 @@ def load_with_description(
             f"{description_path} states a sensitivity of {stated_sensitivity}, and the matrix "
             f"has {sensitivity}: the checkpoint was altered or written by a faulty program."
         )
+    # Last, because what is wrong with a field says more than that something is. Checkpoints
+    # of the first release have no hash of their description.
+    stated_hash = description.get("description_sha256")
+    if stated_hash is not None and stated_hash != _hash_of(description):
+        raise CheckpointError(
+            f"{description_path} was altered: its contents do not have the SHA-256 that it states."
+        )
     return factorization, description
 
 
@@ -230,6 +238,8 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
             f"{FORMAT_VERSION}, the newest that mf_aggregators {version.__version__} reads: "
             "update mf_aggregators."
         )
+    if not isinstance(description.get("arrays_sha256"), str):
+        raise CheckpointError(f"{path} is broken: it states no arrays_sha256.")
     return description
 
 
@@ -247,6 +257,12 @@ def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, np.ndarray]:
             return {name: np.asarray(archive[name], dtype=np.float64) for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} is broken: {error}.") from error
+
+
+def _hash_of(description: Mapping[str, Any]) -> str:
+    """SHA-256 of everything in a description but the hash itself."""
+    rest = {name: value for name, value in description.items() if name != "description_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _is_replaceable(target: pathlib.Path) -> bool:

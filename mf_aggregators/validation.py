@@ -66,7 +66,14 @@ def square_matrix(matrix: Any, name: str) -> np.ndarray:
       ValueError: If the array is not two-dimensional and square, or holds NaN or
         infinite entries.
     """
-    array = np.asarray(matrix, dtype=np.float64)
+    if np.iscomplexobj(matrix):
+        raise ValueError(f"{name} must be real, found complex numbers.")
+    try:
+        array = np.asarray(matrix, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be an array of numbers, found {type(matrix).__name__}."
+        ) from None
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name} must be a square matrix, found an array of shape {array.shape}.")
     if not np.all(np.isfinite(array)):

@@ -18,7 +18,12 @@ from absl import flags
 from mf_aggregators import checkpoints, factorizations, lower_bounds, workloads
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.participation import (
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    check_fits,
+)
 from mf_aggregators.workloads import Workload
 
 # Which flags each mechanism takes, beside those that all take.
@@ -111,6 +116,8 @@ def main(values: flags.FlagValues) -> None:
             f"--mechanism={values.mechanism}.",
         )
     participation = mechanism_flags.participation(values)
+    if participation is not None:
+        check_fits(participation, values.num_rounds)
     workload = workloads.describe(
         mechanism_flags.workload_description(values) or {"name": "prefix_sum"}, values.num_rounds
     )
@@ -123,18 +130,25 @@ def main(values: flags.FlagValues) -> None:
     checkpoints.save(
         factorization, values.output, workload=workload.to_dict(), participation=schema
     )
-    sensitivity = factorization.sensitivity(schema).value
-    variances = sensitivity**2 * factorization.squared_decoder_rows(workload)
+    sensitivity = factorization.sensitivity(schema)
+    variances = sensitivity.value**2 * factorization.squared_decoder_rows(workload)
     bound = lower_bounds.compute(workload, schema)
+    gap = mechanism_flags.gap_for(factorization, workload, schema)
+    if gap is None and factorization.optimality_gap is not None:
+        _warn_in_one_line(
+            f"the matrix was optimised for {factorization.participation}, where its certified gap "
+            f"is {factorization.optimality_gap:.1e}; what is printed is for {schema}."
+        )
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
-        "sensitivity": sensitivity,
+        "sensitivity": sensitivity.value,
+        "sensitivity_is_exact": sensitivity.is_exact,
         "total_error": float(np.sqrt(np.sum(variances))),
         "rmse": float(np.sqrt(np.mean(variances))),
         "max_error": float(np.sqrt(np.max(variances))),
         "rmse_lower_bound": None if bound is None else bound.rmse,
-        "optimality_gap": mechanism_flags.gap_for(factorization, workload, schema),
+        "optimality_gap": gap,
         "seconds": seconds,
         "participation": str(schema),
         "output": values.output,
@@ -180,7 +194,9 @@ def _optimal(
 def _banded(
     values: flags.FlagValues, workload: Workload, participation: Participation | None
 ) -> Factorization:
-    num_bands = values.separation if values.num_bands is None else values.num_bands
+    num_bands = values.num_bands
+    if num_bands is None and values.separation is not None:
+        num_bands = min(values.separation, values.num_rounds)
     command_line.check_choice(
         num_bands is not None, "--mechanism=banded needs --num_bands or --separation."
     )
@@ -236,6 +252,12 @@ def _structured(
         f"found {num_diagonals} and {rank}.",
     )
     if values.base_checkpoint is None:
+        command_line.check_choice(
+            not isinstance(participation, MinSeparation),
+            "--mechanism=structured approximates optimal, which has no solution for clients that "
+            "return after at least --separation rounds: name a factorization to approximate by "
+            "--base_checkpoint.",
+        )
         prefix_sum = workloads.Workload("prefix_sum", values.num_rounds)
         base: Factorization = factorizations.optimal(
             prefix_sum.matrix(), participation, show_progress=True

@@ -1,6 +1,7 @@
 """Flags that describe participation schemas, workloads and privacy targets."""
 
 import pathlib
+import warnings
 from typing import Any
 
 import numpy as np
@@ -164,9 +165,17 @@ def noise_multiplier(values: flags.FlagValues) -> float | None:
 def _learning_rates(file_name: str) -> list[float]:
     path = pathlib.Path(file_name)
     try:
-        rates = np.loadtxt(path, dtype=np.float64, ndmin=1)
+        with warnings.catch_warnings():
+            # NumPy warns of a file without numbers; their count is checked later.
+            warnings.simplefilter("ignore", UserWarning)
+            rates = np.loadtxt(path, dtype=np.float64, ndmin=1)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise CommandError(
             f"--learning_rates={file_name} cannot be read as numbers, one a line: {error}"
         ) from None
-    return [float(rate) for rate in rates.ravel()]
+    check_choice(
+        rates.ndim == 1 and rates.size > 0,
+        f"--learning_rates={file_name} must hold one number on each line, found an array of shape "
+        f"{rates.shape}.",
+    )
+    return [float(rate) for rate in rates]

@@ -150,7 +150,12 @@ def _draw(
         first[0] = 1.0
         matrix_axes.loglog(rounds, np.abs(factorization.strategy_product(first))[: len(rounds)])
         matrix_axes.set(title="first column of C (magnitudes)", xlabel="row")
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise command_line.CommandError(
+            f"--figure={path} cannot be written: {error.strerror}."
+        ) from error
 
 
 if __name__ == "__main__":

@@ -161,7 +161,8 @@ def banded(
     the result says so; its sensitivity under MinSeparation is larger, and exact as well.
 
     Args:
-      workload: A, an (n, n) lower-triangular array of full rank.
+      workload: A, an (n, n) lower-triangular array of full rank, or a
+        ``workloads.Workload``.
       num_bands: The number of bands b, 1 (independent noise) to n (no limit).
       equal_column_norms: Whether the columns of C have equal norms.
       participation: The schema that the factorization is for; at least ``num_bands``
@@ -181,6 +182,8 @@ def banded(
         rank, the number of bands is out of range or above the schema's separation, or
         the schema names more participations than fit.
     """
+    if isinstance(workload, workloads.Workload):
+        workload = workload.matrix()
     # A factor on the workload changes nothing but the range of numbers.
     workload = validation.lower_triangular(workload, "the workload")
     workload = workload / np.max(np.abs(workload))

@@ -99,7 +99,8 @@ def optimal(
     Problem 1: see ``multi_epoch``.
 
     Args:
-      workload: A, an (n, n) lower-triangular array of full rank.
+      workload: A, an (n, n) lower-triangular array of full rank, or a
+        ``workloads.Workload``.
       participation: The schema to optimise for: SingleParticipation, the default, or
         FixedEpochOrder.
       equal_column_norms: For clients that return: whether the columns of C must have
@@ -123,6 +124,8 @@ def optimal(
         rank, the schema is MinSeparation and lets a client take part more than once, or
         it names more participations than fit.
     """
+    if isinstance(workload, workloads.Workload):
+        workload = workload.matrix()
     # A factor on the workload changes nothing but the range of numbers.
     workload = validation.lower_triangular(workload, "the workload")
     workload = workload / np.max(np.abs(workload))

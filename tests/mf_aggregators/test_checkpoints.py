@@ -170,6 +170,27 @@ def test_the_stated_sensitivity_is_not_trusted(tmp_path: pathlib.Path) -> None:
         checkpoints.load(directory)
 
 
+def test_any_other_change_of_the_description_is_noticed(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "c"
+    checkpoints.save(identity(4), directory)
+    for name, value in (("num_rounds", 5), ("optimality_gap", -1.0)):
+        original = (directory / "factorization.json").read_text()
+        _alter(directory, **{name: value})
+        with pytest.raises(CheckpointError, match="was altered"):
+            checkpoints.load(directory)
+        (directory / "factorization.json").write_text(original)
+    assert checkpoints.load(directory).num_rounds == 4
+
+
+def test_a_checkpoint_without_a_hash_of_its_arrays_says_so(tmp_path: pathlib.Path) -> None:
+    directory = _saved(tmp_path)
+    description = json.loads((directory / "factorization.json").read_text())
+    del description["arrays_sha256"]
+    (directory / "factorization.json").write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match="states no arrays_sha256"):
+        checkpoints.load(directory)
+
+
 def test_arrays_of_another_matrix_are_refused(tmp_path: pathlib.Path) -> None:
     directory = _saved(tmp_path)
     checkpoints.save(BandedFactorization(np.tri(12, 3)), tmp_path / "other")

@@ -338,6 +338,12 @@ def test_flags_of_other_mechanisms_are_refused(
         (["--mechanism=banded_inverse", "--num_bands=0"], "num_bands"),
         (["--mechanism=blt", "--num_buffers=9"], "num_buffers"),
         (["--mechanism=tree", "--decoder=best"], "decoder"),
+        (["--mechanism=identity", "--separation=4", "--max_participations=4"], "at most 3 fit"),
+        (
+            ["--mechanism=structured", "--num_diagonals=1", "--rank=1", "--separation=4"],
+            "--base_checkpoint",
+        ),
+        (["--mechanism=structured", "--num_diagonals=0", "--rank=1"], "--num_diagonals must be"),
     ],
 )
 def test_missing_and_impossible_flags_are_refused(
@@ -430,6 +436,26 @@ def test_dense_matrices_that_do_not_fit_are_refused_at_once(
     assert "1000000 rounds would take 7451 GiB" in err
     assert not (tmp_path / "c").exists()
     assert time.monotonic() - start < 30.0
+
+
+@pytest.mark.parametrize("contents", ["", "1 2\n3 4\n"])
+def test_a_file_that_holds_no_learning_rates_is_one_clear_line(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], contents: str
+) -> None:
+    rates = tmp_path / "rates.txt"
+    rates.write_text(contents)
+    status, out, err = _call(
+        capsys,
+        "mf-factorize",
+        "--mechanism=identity",
+        "--num_rounds=4",
+        f"--output={tmp_path / 'c'}",
+        "--workload=momentum_sgd",
+        f"--learning_rates={rates}",
+    )
+    assert (status, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert "one number on each line" in err
 
 
 def test_a_certificate_is_reported_for_its_own_schema_alone(

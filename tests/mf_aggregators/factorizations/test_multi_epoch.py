@@ -447,3 +447,23 @@ def test_what_cannot_be_solved_is_refused() -> None:
         optimal(workload, FixedEpochOrder(2, 4), relative_gap=0.0)
     with pytest.raises(ValueError, match="max_evaluations"):
         optimal(workload, FixedEpochOrder(2, 4), max_evaluations=0)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fewer_participations_than_fit_are_never_worse_than_narrower_classes(
+    momentum: float,
+) -> None:
+    """Where patterns share rounds, searches are hard; what is feasible must not be lost."""
+    workload = workloads.momentum_sgd(60, momentum)
+    schema = FixedEpochOrder(3, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        free = optimal(workload, schema)
+        orthogonal = optimal(workload, schema, pattern_entries="orthogonal")
+        equal_banded = banded(workload, 6, participation=schema)
+        free_banded = banded(workload, 6, False, schema)
+    error = free.total_error(workload, schema)
+    assert error <= orthogonal.total_error(workload, schema) * (1 + 1e-9)
+    assert error <= equal_banded.total_error(workload, schema) * (1 + 1e-9)
+    banded_error = free_banded.total_error(workload, schema)
+    assert banded_error <= equal_banded.total_error(workload, schema) * (1 + 1e-6)
