@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+# Relative change of the squared error that the remaining slope may stand for.
+_FLAT = 1e-2
+
 
 class NotConvergedWarning(UserWarning):
     """A solver stopped before its target; what it returns is its best, with its true gap."""
@@ -51,7 +54,3 @@ def warn_unless_stationary(result: Any, scale: Any = 1.0) -> None:
             NotConvergedWarning,
             stacklevel=3,
         )
-
-
-# Relative change of the squared error that the remaining slope may stand for.
-_FLAT = 1e-2

@@ -33,6 +33,10 @@ from mf_aggregators.workloads import Workload
 # Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
 # instead of keeping as many rows of the noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
+# Rounds squared times participations, for sensitivities of dense column-normalised matrices.
+_LARGEST_DENSE_SENSITIVITY = 400_000_000
+# Bands times rounds: the error of a column-normalised matrix takes as many operations.
+_LARGEST_NORMALISED = 10**10
 
 
 class ToeplitzFactorization(ToeplitzStructure):
@@ -195,10 +199,6 @@ class ToeplitzFactorization(ToeplitzStructure):
         )
 
 
-# Rounds squared times participations, for sensitivities of dense column-normalised matrices.
-_LARGEST_DENSE_SENSITIVITY = 400_000_000
-
-
 def toeplitz(
     num_rounds: int,
     num_bands: int | None = None,
@@ -215,7 +215,7 @@ def toeplitz(
     The first ``num_bands`` coefficients of C are those of (1 - x)^(-1/2), the square root
     of the prefix sum, or minimise the mean or the maximal squared error. Where more bands
     than the separation are asked for, coefficients are kept non-negative and
-    non-increasing, because only then is the sensitivity known exactly
+    non-increasing, for which the sensitivity is known exactly
     (``sensitivity.from_toeplitz_coefficients``).
 
     Args:
@@ -271,10 +271,6 @@ def toeplitz(
             "equal_column_norms": equal_column_norms,
         },
     )
-
-
-# Bands times rounds: the error of a column-normalised matrix takes as many operations.
-_LARGEST_NORMALISED = 10**10
 
 
 def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
