@@ -29,6 +29,7 @@ _MATHEMATICS = [
 # pins a jaxlib that the registry has dropped, so a plain pip resolve of this
 # list fails; uv.lock and requirements-tff.txt install it.
 _TFF = [
+    "cryptography>=42",
     "dp-accounting==0.4.3",
     "psutil>=5.9",
     "tensorboard>=2.14,<2.15",

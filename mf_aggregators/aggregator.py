@@ -9,6 +9,7 @@ import tensorflow_privacy as tfp
 from mf_aggregators import checkpoints, noise_recursions, validation
 from mf_aggregators.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise_making import NoiseOptions
 from mf_aggregators.participation import Participation, check
 
 
@@ -27,6 +28,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         clip_norm: float,
         clients_per_round: float,
         seed: int | None,
+        noise: NoiseOptions,
     ) -> None:
         self.factorization = factorization
         self.participation = participation
@@ -34,13 +36,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self._clip_norm = validation.positive_number(clip_norm, "clip_norm")
         self._clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
         self._seed = seed
+        self._noise = noise
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """Returns the process for updates of a type; see the base class.
 
         Raises:
           TypeError: If the type holds a tensor that is not floating point.
-          ValueError: If the noise state would be too large for TFF's processes.
+          ValueError: If the noise state would be too large for TFF's processes, or the noise
+            directory cannot be used or is too small.
         """
         recursion = noise_recursions.scaled_to_sensitivity_one(
             self.factorization.noise_recursion(),
@@ -52,6 +56,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             l2_norm_clip=self._clip_norm,
             noise_stddev=self.noise_multiplier * self._clip_norm,
             seed=self._seed,
+            noise=self._noise,
         )
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
         return tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
@@ -65,6 +70,9 @@ def mf_dp_aggregator(
     clip_norm: float,
     clients_per_round: float,
     seed: int | None = None,
+    noise_storage: str = "auto",
+    noise_directory: str | os.PathLike[str] | None = None,
+    noise_source: str = "philox",
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
 
@@ -93,6 +101,15 @@ def mf_dp_aggregator(
         advance. A smaller cohort gives a smaller aggregate, not a weaker guarantee.
       seed: For tests only: an integer that all noise follows from, with a warning. None
         draws a fresh secret from the operating system.
+      noise_storage: Where the noise of earlier rounds is kept: "state" (in the aggregator's
+        state), "disk" (in files below ``noise_directory``), or "auto" for the cheaper one
+        that fits; ``mf-report --model_size`` shows what it costs.
+      noise_directory: A private directory of the machine that TFF's worker runs on; its
+        contents are a cache, and may be deleted at any time. None takes a temporary one,
+        which is deleted when Python ends: a run that is resumed makes its rows again.
+      noise_source: What random bits come from: "philox", TensorFlow's counter-based
+        generator, or "aes", AES-256 in counter mode by OpenSSL, which is slower and needs
+        this process on the machine of TFF's worker.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``.
@@ -110,5 +127,11 @@ def mf_dp_aggregator(
             )
         factorization = checkpoints.load(factorization)
     return MatrixFactorizationFactory(
-        factorization, check(participation), noise_multiplier, clip_norm, clients_per_round, seed
+        factorization,
+        check(participation),
+        noise_multiplier,
+        clip_norm,
+        clients_per_round,
+        seed,
+        NoiseOptions.of(noise_storage, noise_directory, noise_source),
     )

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from mf_aggregators import tensor_noise, validation
+from mf_aggregators import noise_making, tensor_noise, validation
+from mf_aggregators.noise_making import NoiseOptions
 from mf_aggregators.noise_recursions import IndependentNoise, NoiseRecursion
 
 
@@ -40,7 +41,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
 
     The query is pure: its state says which round is next, and a round that is run again
     from the same state adds the same noise. It therefore must not be run again on other
-    records, since the difference of the two sums would be free of noise.
+    records, since the difference of the two sums would be free of noise; with a noise
+    directory, that fails.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         l2_norm_clip: float,
         noise_stddev: float,
         seed: int | None = None,
+        noise: NoiseOptions | None = None,
     ) -> None:
         """Creates the query.
 
@@ -63,11 +66,13 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             sensitivity of C. Zero adds no noise.
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
+          noise: Where noise rows are kept and random words come from; None chooses.
 
         Raises:
           TypeError: If a tensor is not floating point.
-          ValueError: If a shape is not known, a number is out of its range, or the state
-            would be too large to be passed between TFF's processes.
+          ValueError: If a shape is not known, a number is out of its range, the noise state
+            would be too large to be passed between TFF's processes, or the noise directory
+            cannot be used or is too small.
         """
         self._l2_norm_clip = _of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
@@ -76,15 +81,9 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         # Without noise, rounds are still counted.
         if self._noise_stddev == 0.0:
             recursion = IndependentNoise(recursion.num_rounds)
-        self._recursion = recursion
         self._specs = [_checked(spec) for spec in tf.nest.flatten(specs)]
-        size = tensor_noise.state_bytes(recursion, self._specs)
-        if size > tensor_noise.LARGEST_STATE_IN_BYTES:
-            raise ValueError(
-                f"the noise of earlier rounds would need {size / 2**30:.1f} GiB of server state, "
-                f"and at most {tensor_noise.LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be passed "
-                "between TFF's processes: use fewer bands or a smaller model."
-            )
+        parts = noise_making.make(recursion, tuple(self._specs), noise or NoiseOptions())
+        self._noise, self._record = parts.noise, parts.record
         if seed is not None:
             warnings.warn(
                 "a fixed seed makes the noise predictable: use it in tests only.",
@@ -92,21 +91,23 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                 stacklevel=2,
             )
         self._fixed_seed = seed
-        self._entropy = os.urandom(16) if seed is None else _digest(seed)
+        self._entropy = os.urandom(16) if seed is None else _digest(seed, "seed")
+        self._name = os.urandom(16) if seed is None else _digest(seed, "stream")
 
     def initial_global_state(self) -> GlobalState:
         """Returns the state before the first round, with a fresh seed unless it is fixed."""
-        seed = tf.constant(tensor_noise.seed_from_bytes(self._entropy))
+        seed, stream = (
+            tf.constant(np.frombuffer(entropy, dtype="<i8", count=2).astype(np.int64))
+            for entropy in (self._entropy, self._name)
+        )
         if self._fixed_seed is None:
             # The secret comes from the operating system, when the query is made. A graph
             # may start several runs, and no two may share their noise: each start adds
             # what the graph can draw by itself.
-            full_range = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
-            microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
-            seed = tf.bitwise.bitwise_xor(seed, full_range + microseconds)
+            seed, stream = _different_each_time(seed), _different_each_time(stream)
         return GlobalState(
             l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
-            noise=tensor_noise.initial_state(self._recursion, self._specs, seed),
+            noise=tensor_noise.initial_state(self._noise, seed, stream),
         )
 
     def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
@@ -139,8 +140,12 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         supported for composition; see ``mf_aggregators.guarantees``.
         """
         noise_state = global_state.noise
-        noise, next_noise_state = tensor_noise.next_row(self._recursion, noise_state, self._specs)
+        noise, next_noise_state = tensor_noise.next_row(self._noise, noise_state)
         flat = tf.nest.flatten(sample_state)
+        if self._record is not None and self._noise_stddev > 0.0:
+            flat = self._record.check(
+                noise_state.stream, noise_state.round_index, flat, self._l2_norm_clip
+            )
         if self._noise_stddev == 0.0:
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
@@ -221,7 +226,14 @@ def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:
     return spec
 
 
-def _digest(seed: int) -> bytes:
+def _different_each_time(words: tf.Tensor) -> tf.Tensor:
+    """Two words mixed with others at each execution of the graph."""
+    full_range = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
+    microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
+    return tf.bitwise.bitwise_xor(words, full_range + microseconds)
+
+
+def _digest(seed: int, purpose: str) -> bytes:
     """128 bits that depend on all digits of an integer of any size."""
     seed = validation.integer_at_least(seed, 0, "seed")
-    return hashlib.sha256(f"mf_aggregators seed {seed}".encode()).digest()[:16]
+    return hashlib.sha256(f"mf_aggregators {purpose} {seed}".encode()).digest()[:16]

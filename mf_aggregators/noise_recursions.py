@@ -12,6 +12,7 @@ is state that has to be kept between rounds.
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -186,7 +187,8 @@ class NoiseState:
       history: What the recursion still needs of earlier rounds: (b - 1, ...) rows in a
         ring for few bands; (p, ...) rows of Z in a ring and (r, ...) accumulators for a
         window; (m, ...) state vectors; (n, ...) rows of Z for a dense matrix; empty for
-        independent noise. Owned by the stream: advancing reuses it.
+        independent noise. A value, as the rest of the state: :func:`next_row` leaves it
+        as it is.
     """
 
     round_index: int
@@ -268,14 +270,14 @@ def next_row(
 ) -> tuple[np.ndarray, NoiseState]:
     """Returns the noise row of the state's round and the state after it.
 
-    The history array passes to the new state and is updated in place, because
-    shifting or copying it costs several times the row itself: a state must not be
-    used again once it was advanced.
+    The given state does not change and can be used again: the same row of Z gives the same
+    noise and the same next state. That costs a copy of the history each round, which
+    :func:`stream` saves where rows are taken one after another.
 
     Args:
       recursion: The mechanism's recursion.
-      state: What :func:`initial_state` or the last call returned.
-      row_of_z: A fresh row of Z, of the state's row shape.
+      state: What :func:`initial_state` or an earlier call returned.
+      row_of_z: The round's row of Z, of the state's row shape.
 
     Returns:
       Row ``state.round_index`` of C^-1 Z, and the next state.
@@ -283,12 +285,52 @@ def next_row(
     Raises:
       ValueError: If the mechanism has no more rounds.
     """
-    i = state.round_index
-    if i >= recursion.num_rounds:
+    own = dataclasses.replace(state, history=state.history.copy())
+    return _next_row_in_place(recursion, own, row_of_z)
+
+
+def stream(
+    recursion: NoiseRecursion,
+    rows_of_z: Iterable[np.ndarray],
+    shape: tuple[int, ...],
+    dtype: Any = np.float64,
+) -> Iterator[np.ndarray]:
+    """Yields the noise rows of all rows of Z in order, without a copy of the history.
+
+    Args:
+      recursion: The mechanism's recursion.
+      rows_of_z: The rows of Z; each is asked for when its noise row is.
+      shape: The shape of a row.
+      dtype: The dtype of the noise.
+
+    Yields:
+      Row i of C^-1 Z, for i = 0, 1, ....
+
+    Raises:
+      ValueError: If there are more rows of Z than the mechanism has rounds.
+    """
+    # Nobody else ever sees this state, so its history can be updated in place.
+    state = initial_state(recursion, shape, dtype)
+    for row_of_z in rows_of_z:
+        row, state = _next_row_in_place(recursion, state, row_of_z)
+        yield row
+
+
+def check_has_round(recursion: NoiseRecursion, round_index: int) -> None:
+    """Raises ValueError if a mechanism has no round of this index, from 0."""
+    if round_index >= recursion.num_rounds:
         raise ValueError(
-            f"the mechanism has noise for {recursion.num_rounds} rounds, and round {i + 1} was "
-            "asked for: a factorization for more rounds is needed."
+            f"the mechanism has noise for {recursion.num_rounds} rounds, and round "
+            f"{round_index + 1} was asked for: a factorization for more rounds is needed."
         )
+
+
+def _next_row_in_place(
+    recursion: NoiseRecursion, state: NoiseState, row_of_z: np.ndarray
+) -> tuple[np.ndarray, NoiseState]:
+    """What :func:`next_row` returns; the history passes to the next state and is updated."""
+    i = state.round_index
+    check_has_round(recursion, i)
     history = state.history
     row = np.array(row_of_z, dtype=history.dtype)
     if isinstance(recursion, BandedNoise | ToeplitzNoise):
@@ -301,7 +343,8 @@ def next_row(
         row = _windowed(recursion, i, history, row)
     elif isinstance(recursion, StateSpaceNoise):
         row, history = _advanced(recursion, i, history, row)
-    return row, NoiseState(i + 1, history)
+    # Arithmetic on arrays without dimensions gives NumPy scalars.
+    return np.asarray(row), NoiseState(i + 1, history)
 
 
 def _substituted(
@@ -375,10 +418,10 @@ def ring_weights(recursion: BandedNoise | ToeplitzNoise, round_index: int) -> np
 def apply(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
     """Returns C^-1 Z for a whole Z of shape (n, ...), row by row through the recursion."""
     z = np.asarray(z)
-    state = initial_state(recursion, z.shape[1:], np.result_type(z.dtype, np.float32))
-    rows = np.empty_like(state.history, shape=z.shape)
-    for i, row_of_z in enumerate(z):
-        rows[i], state = next_row(recursion, state, row_of_z)
+    dtype = np.result_type(z.dtype, np.float32)
+    rows = np.empty(z.shape, dtype)
+    for i, row in enumerate(stream(recursion, z, z.shape[1:], dtype)):
+        rows[i] = row
     return rows
 
 

@@ -1,42 +1,23 @@
-"""Correlated noise rows as TensorFlow graphs: what ``noise_recursions`` does, for TFF's executors.
+"""Correlated noise rows as TensorFlow graphs, over any structure of tensors.
 
-Rows of Z are functions of (seed, row, tensor, coordinate) alone, by a counter-based
-generator (Philox): the seed's first half is the key, its second half plus the row and
-the tensor the upper half of the counter, and the coordinate the lower half. Streams of
-different rows and tensors are disjoint ranges of one generator, and no state is kept
-for them.
-
-TensorFlow supplies the random bits, and not the normal samples: its Box-Muller transform
-replaces uniforms below 1e-7, which cuts the tails at 5.68 standard deviations, and draws
-float32 samples from 2^23 radii. A cut tail is a chance of no deniability at all, and few
-radii are recognised in the output. Here the transform runs in float64 on uniforms of 53
-bits, which reaches 8.57 standard deviations.
+``initial_state`` and ``next_row`` are the same small shape as ``noise_streams`` has in
+NumPy, with the same rows of Z: functions of (seed, row, coordinate) alone, by a
+counter-based generator, so that no state is kept for them. What else a recursion needs of
+earlier rounds is in the state, or in files outside it (``noise_storage`` says which).
 """
 
-import math
-from collections.abc import Sequence
+import dataclasses
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from mf_aggregators import noise_recursions
-from mf_aggregators.noise_recursions import (
-    BandedNoise,
-    DenseNoise,
-    IndependentNoise,
-    NoiseRecursion,
-    StateSpaceNoise,
-    ToeplitzNoise,
-    WindowNoise,
-)
+from mf_aggregators import noise_recursions, row_layout, tensor_blocks, tensor_steps
+from mf_aggregators.noise_recursions import NoiseRecursion
+from mf_aggregators.row_layout import Segment
+from mf_aggregators.tensor_blocks import BlockFiles
+from mf_aggregators.tensor_rows_of_z import PhiloxWords, WordSource, panel_rows
 
-# TensorFlow's number for the Philox generator.
-_PHILOX = 1
-
-# Noise that crosses between TFF's processes every round. Above 2^31 bytes the worker
-# fails without an error; a state of this size already costs minutes a round.
-LARGEST_STATE_IN_BYTES = 1 << 30
+_PARALLEL_PANELS = 4
 
 
 class NoiseState(NamedTuple):
@@ -45,65 +26,81 @@ class NoiseState(NamedTuple):
     Attributes:
       round_index: int64 scalar: the round that the next row is for, from 0.
       seed: (2,) int64: the stream's secret.
-      history: For each tensor of a row, what the recursion needs of earlier rounds
-        and cannot draw again, (noise_recursions.floats_per_parameter, ...); an empty
-        tuple for recursions that need nothing.
+      stream: (2,) int64: the stream's name, which is not secret.
+      history: For each segment of a row, what the recursion needs of earlier rounds and
+        cannot draw again: (panels, noise_recursions.floats_per_parameter, width); an empty
+        tuple if nothing is needed or it is kept in files.
     """
 
     round_index: Any
     seed: Any
+    stream: Any
     history: Any
 
 
-def state_bytes(recursion: NoiseRecursion, specs: Sequence[tf.TensorSpec]) -> int:
-    """Returns the size of the history that a state holds, in bytes.
+@dataclasses.dataclass(frozen=True, eq=False)
+class TensorNoise:
+    """What defines a stream but for its seed.
 
-    Args:
+    Attributes:
       recursion: The mechanism's recursion.
-      specs: The tensors of a row.
-
-    Returns:
-      The number of bytes.
+      specs: The tensors of a row, flat: tf.TensorSpec of floating-point types.
+      source: Where random words come from.
+      files: Where rows are kept, or None to keep history in the state.
     """
-    row = sum(math.prod(spec.shape) * noise_dtype(spec.dtype).size for spec in specs)
-    return noise_recursions.floats_per_parameter(recursion) * row
+
+    recursion: NoiseRecursion
+    specs: tuple[tf.TensorSpec, ...]
+    source: WordSource = dataclasses.field(default_factory=PhiloxWords)
+    files: BlockFiles | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The layout of a row."""
+        return segments_of(self.specs)
 
 
-def initial_state(
-    recursion: NoiseRecursion, specs: Sequence[tf.TensorSpec], seed: tf.Tensor
-) -> NoiseState:
+def segments_of(specs: tuple[tf.TensorSpec, ...]) -> tuple[Segment, ...]:
+    """Returns the layout of a row of these tensors."""
+    return row_layout.segments(
+        [tuple(spec.shape) for spec in specs], [noise_dtype(spec.dtype).name for spec in specs]
+    )
+
+
+def initial_state(noise: TensorNoise, seed: tf.Tensor, stream: tf.Tensor) -> NoiseState:
     """Returns the state before the first round.
 
     Args:
-      recursion: The mechanism's recursion.
-      specs: The tensors of a row.
+      noise: The stream's definition.
       seed: (2,) int64.
+      stream: (2,) int64; no two streams of different seeds may have the same.
 
     Returns:
       The state.
     """
     history: tuple[tf.Tensor, ...] = ()
-    kept = noise_recursions.floats_per_parameter(recursion)
-    if kept:
-        history = tuple(tf.zeros([kept, *spec.shape], noise_dtype(spec.dtype)) for spec in specs)
-    return NoiseState(tf.zeros([], tf.int64), seed, history)
+    kept = noise_recursions.floats_per_parameter(noise.recursion)
+    if kept and noise.files is None:
+        history = tuple(
+            tf.zeros([segment.num_panels, kept, segment.width], segment.dtype)
+            for segment in noise.segments
+        )
+    return NoiseState(tf.zeros([], tf.int64), seed, stream, history)
 
 
-def next_row(
-    recursion: NoiseRecursion, state: NoiseState, specs: Sequence[tf.TensorSpec]
-) -> tuple[list[tf.Tensor], NoiseState]:
+def next_row(noise: TensorNoise, state: NoiseState) -> tuple[list[tf.Tensor], NoiseState]:
     """Returns the row of C^-1 Z for the state's round, at unit variance of Z, and the next state.
 
     Args:
-      recursion: The mechanism's recursion.
+      noise: The stream's definition.
       state: What :func:`initial_state` or the last call returned.
-      specs: The tensors of a row.
 
     Returns:
       A tensor for each spec, float64 for float64 specs and float32 for all others, and
       the state for the next round. Running the graph fails with InvalidArgumentError if
       the mechanism has no more rounds.
     """
+    recursion = noise.recursion
     last_round = tf.debugging.assert_less(
         state.round_index,
         tf.constant(recursion.num_rounds, tf.int64),
@@ -115,187 +112,76 @@ def next_row(
     )
     with tf.control_dependencies([last_round] if last_round is not None else []):
         i = tf.identity(state.round_index)
-    if isinstance(recursion, IndependentNoise):
-        row, history = _row_of_z(state.seed, i, specs), state.history
-    elif isinstance(recursion, DenseNoise):
-        weights = tf.gather(tf.constant(recursion.noising_matrix), i)
-        combined = _combined_rows_of_z(state.seed, tf.zeros([], tf.int64), i, weights, specs)
-        row, history = _in_noise_dtype(combined, specs), state.history
-    elif isinstance(recursion, WindowNoise):
-        row, history = _windowed_row(recursion, state, i, specs)
-    elif isinstance(recursion, StateSpaceNoise):
-        row, history = _state_space_row(recursion, state, i, specs)
-    else:
-        row, history = _banded_row(recursion, state, i, specs)
-    return row, NoiseState(i + 1, state.seed, history)
+    row: list[tf.Tensor] = [tf.zeros(spec.shape, noise_dtype(spec.dtype)) for spec in noise.specs]
+    history = []
+    for position, segment in enumerate(noise.segments):
+        if noise.files is not None:
+            flat = tensor_blocks.next_row(noise.files, segment, i, state.seed, state.stream)
+        else:
+            kept = state.history[position] if state.history else None
+            flat, kept = _stepped(noise, segment, i, state.seed, kept)
+            history.append(kept)
+        for tensor_position, tensor in _split(segment, flat, noise.specs):
+            row[tensor_position] = tensor
+    next_history = tuple(history) if state.history else state.history
+    return row, NoiseState(i + 1, state.seed, state.stream, next_history)
 
 
-def _banded_row(
-    recursion: BandedNoise | ToeplitzNoise,
-    state: NoiseState,
+def _stepped(
+    noise: TensorNoise,
+    segment: Segment,
     i: tf.Tensor,
-    specs: Sequence[tf.TensorSpec],
-) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Forward substitution over a ring of the last b - 1 rows; slot j mod (b - 1) holds row j."""
-    scale = tf.ones([], tf.float64)
-    if isinstance(recursion, ToeplitzNoise):
-        bands = tf.constant(recursion.coefficients)
-        if recursion.row_scales is not None:
-            scale = tf.gather(tf.constant(recursion.row_scales), i)
-    else:
-        bands = tf.gather(tf.constant(recursion.bands), i)
-    z = _row_of_z(state.seed, i, specs)
-    slots = recursion.num_bands - 1
-    if not slots:
-        return [row * tf.cast(scale / bands[0], row.dtype) for row in z], state.history
-    # Slots that no round has filled hold zeros, so their weights do not matter.
-    lags = tf.math.floormod(i - 1 - tf.range(slots, dtype=tf.int64), slots) + 1
-    weights = tf.gather(bands, lags)
-    is_slot = tf.equal(tf.range(slots, dtype=tf.int64), tf.math.floormod(i, slots))
-    rows, history = [], []
-    for row, ring in zip(z, state.history, strict=True):
-        earlier = tf.tensordot(tf.cast(weights, ring.dtype), ring, axes=1)
-        noise = (row - earlier) / tf.cast(bands[0], ring.dtype)
-        rows.append(noise * tf.cast(scale, noise.dtype))
-        # A selection, and not a scatter, because that refuses empty tensors.
-        mask = tf.reshape(is_slot, [slots] + [1] * noise.shape.rank)
-        history.append(tf.where(mask, noise[tf.newaxis], ring))
-    return rows, tuple(history)
-
-
-def _windowed_row(
-    recursion: WindowNoise, state: NoiseState, i: tf.Tensor, specs: Sequence[tf.TensorSpec]
-) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Row i of a banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
-    length = recursion.window_length
-    is_constant = len(recursion.window) == 1
-    window = tf.gather(tf.constant(recursion.window), tf.zeros_like(i) if is_constant else i)
-    oldest = i - length + 1
-    first = tf.maximum(oldest, 0)
-    # From the weight of row ``first`` to that of row i.
-    weights = tf.reverse(window[: i - first + 1], axis=[0])
-    row = _combined_rows_of_z(state.seed, first, i, weights, specs)
-    history = state.history
-    if recursion.num_accumulators:
-        leaving = _row_of_z(state.seed, first, specs)
-        # Nothing leaves the window in its first rounds.
-        gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
-        history = tuple(
-            accumulators + tf.cast(_outer(gains, z), accumulators.dtype)
-            for accumulators, z in zip(state.history, leaving, strict=True)
-        )
-        left = tf.gather(tf.constant(recursion.left), i)
-        row = [
-            partial + tf.tensordot(left, tf.cast(accumulators, tf.float64), axes=1)
-            for partial, accumulators in zip(row, history, strict=True)
-        ]
-    if recursion.row_scales is not None:
-        scale = tf.gather(tf.constant(recursion.row_scales), i)
-        row = [partial * scale for partial in row]
-    return _in_noise_dtype(row, specs), history
-
-
-def _state_space_row(
-    recursion: StateSpaceNoise, state: NoiseState, i: tf.Tensor, specs: Sequence[tf.TensorSpec]
-) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
-    """One step of the linear recurrence over the state vectors, in float64.
-
-    Decays rounded to single precision would be those of another matrix.
-    """
-    phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
-
-    def of_phase(table: np.ndarray) -> tf.Tensor:
-        return tf.gather(tf.constant(table), phase)
-
-    gain, outputs = of_phase(recursion.gains), of_phase(recursion.outputs)
-    sources, decays = of_phase(recursion.sources), of_phase(recursion.decays)
-    inputs, feedbacks = of_phase(recursion.inputs), of_phase(recursion.feedbacks)
-    rows, history = [], []
-    z_row = _row_of_z(state.seed, i, specs)
-    for single, kept in zip(z_row, state.history, strict=True):
-        z, vectors = tf.cast(single, tf.float64), tf.cast(kept, tf.float64)
-        noise = gain * z + tf.tensordot(outputs, vectors, axes=1)
-        column = [-1] + [1] * z.shape.rank
-        following = tf.gather(vectors, sources) * tf.reshape(decays, column)
-        following += _outer(inputs, z) + _outer(feedbacks, noise)
-        rows.append(tf.cast(noise, single.dtype))
-        history.append(tf.cast(following, kept.dtype))
-    return rows, tuple(history)
-
-
-def _in_noise_dtype(row: list[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    return [
-        tf.cast(tensor, noise_dtype(spec.dtype)) for tensor, spec in zip(row, specs, strict=True)
-    ]
-
-
-def _outer(weights: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
-    """The float64 tensor whose slice d is ``weights[d] * row``."""
-    column = [-1] + [1] * row.shape.rank
-    return tf.reshape(weights, column) * tf.cast(row, tf.float64)[tf.newaxis]
-
-
-def _combined_rows_of_z(
     seed: tf.Tensor,
-    first: tf.Tensor,
-    last: tf.Tensor,
-    weights: tf.Tensor,
-    specs: Sequence[tf.TensorSpec],
-) -> list[tf.Tensor]:
-    """The float64 sum of ``weights[j - first] * Z[j]``, each row drawn anew: no state."""
+    history: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """One step of a segment, panel by panel: (size,), and the next history."""
+    dtype, width, panels = tf.as_dtype(segment.dtype), segment.width, segment.num_panels
 
-    def add_row(j: tf.Tensor, total: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        row = _row_of_z(seed, j, specs)
-        added = [
-            partial + weights[j - first] * tf.cast(z, tf.float64)
-            for partial, z in zip(total, row, strict=True)
-        ]
-        return j + 1, added
+    def step(panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def draw(row: tf.Tensor) -> tf.Tensor:
+            number = segment.first_panel + panel
+            return panel_rows(noise.source, seed, row, 1, number, width, dtype)[0]
 
-    zeros = [tf.zeros(spec.shape, tf.float64) for spec in specs]
-    _, row = tf.while_loop(lambda j, _: j <= last, add_row, (first, zeros))
-    return row
+        of_panel = tf.zeros([0, width], dtype) if history is None else history[panel]
+        return tensor_steps.step(noise.recursion, i, draw, of_panel)
 
+    if panels == 1:
+        row, kept = step(tf.zeros([], tf.int64))
+        return row, None if history is None else kept[tf.newaxis]
 
-def _row_of_z(
-    seed: tf.Tensor, row_index: tf.Tensor, specs: Sequence[tf.TensorSpec]
-) -> list[tf.Tensor]:
-    """Row ``row_index`` of Z, standard normal, one tensor for each spec."""
-    key = tf.bitcast(seed[:1], tf.uint64)
-    row = []
-    for position, spec in enumerate(specs):
-        # int64 addition wraps around, which is what a counter wants.
-        upper = seed[1] + row_index * len(specs) + position
-        counter = tf.bitcast(tf.stack([tf.zeros([], tf.int64), upper]), tf.uint64)
-        size = math.prod(spec.shape)
-        samples = _standard_normal(key, counter, size)
-        row.append(tf.cast(tf.reshape(samples, spec.shape), noise_dtype(spec.dtype)))
-    return row
+    def add_panel(
+        panel: tf.Tensor, rows: tf.TensorArray, histories: tf.TensorArray
+    ) -> tuple[tf.Tensor, tf.TensorArray, tf.TensorArray]:
+        row, kept = step(panel)
+        position = tf.cast(panel, tf.int32)
+        return panel + 1, rows.write(position, row), histories.write(position, kept)
 
-
-def _standard_normal(key: tf.Tensor, counter: tf.Tensor, size: int) -> tf.Tensor:
-    """The first ``size`` float64 normals of a stream, two from each two words of 64 bits."""
-    words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=tf.constant([(size + 1) // 2, 2], tf.int32),
-        key=key,
-        counter=counter,
-        alg=_PHILOX,
-        dtype=tf.uint64,
+    kept_rows = 0 if history is None else int(history.shape[1])
+    _, rows, histories = tf.while_loop(
+        lambda panel, *_: panel < panels,
+        add_panel,
+        (
+            tf.zeros([], tf.int64),
+            tf.TensorArray(dtype, panels, element_shape=[width]),
+            tf.TensorArray(dtype, panels, element_shape=[kept_rows, width]),
+        ),
+        parallel_iterations=_PARALLEL_PANELS,
     )
-    # A float64 holds 53 bits exactly; uniforms in (0, 1] keep the logarithm finite.
-    bits = tf.cast(tf.bitwise.right_shift(words, tf.constant(64 - 53, tf.uint64)), tf.float64)
-    uniforms = (bits + 1.0) * 2.0**-53
-    radius = tf.sqrt(-2.0 * tf.math.log(uniforms[:, 0]))
-    angle = (2.0 * math.pi) * uniforms[:, 1]
-    pairs = tf.stack([radius * tf.cos(angle), radius * tf.sin(angle)], axis=1)
-    return tf.reshape(pairs, [-1])[:size]
+    row = tf.reshape(rows.concat(), [-1])[: segment.size]
+    return row, None if history is None else histories.stack()
+
+
+def _split(
+    segment: Segment, flat: tf.Tensor, specs: tuple[tf.TensorSpec, ...]
+) -> list[tuple[int, tf.Tensor]]:
+    """The tensors of a segment with their positions in the row."""
+    sizes = [specs[position].shape.num_elements() for position in segment.positions]
+    return [
+        (position, tf.reshape(tensor, specs[position].shape))
+        for position, tensor in zip(segment.positions, tf.split(flat, sizes), strict=True)
+    ]
 
 
 def noise_dtype(dtype: tf.DType) -> tf.DType:
     """Returns what noise for a tensor is computed in: float64 for float64, else float32."""
     return tf.float64 if dtype == tf.float64 else tf.float32
-
-
-def seed_from_bytes(entropy: bytes) -> np.ndarray:
-    """Returns 16 bytes as a (2,) int64 seed."""
-    return np.frombuffer(entropy, dtype="<i8", count=2).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The directory of a run: configuration, metrics, ledger, privacy statement, states."""
+"""The directory of a run: configuration, metrics, ledger, privacy statement, states, noise."""
 
 import csv
 import json
@@ -16,6 +16,7 @@ LEDGER_FILE = "participation.npz"
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 STATES_DIRECTORY = "checkpoints"
+NOISE_DIRECTORY = "noise"
 FACTORIZATION_DIRECTORY = "factorization"
 TENSORBOARD_DIRECTORY = "tensorboard"
 
@@ -35,6 +36,11 @@ class RunDirectory:
     def states(self) -> pathlib.Path:
         """Where resumable states go."""
         return self.path / STATES_DIRECTORY
+
+    @property
+    def noise(self) -> pathlib.Path:
+        """Where noise rows go unless another place is chosen: a cache, as secret as the states."""
+        return self.path / NOISE_DIRECTORY
 
     @property
     def factorization(self) -> pathlib.Path:

@@ -1,9 +1,16 @@
 """The rounds of a federated run: cohorts under timers, one process, resumable state.
 
 What makes a run resumable without a second use of any noise row: a round is a function
-of the saved state before it, the run's seed and the ledger, all of which are on disk
-before the round's result is shown to anyone. A round that is cut off is run again with
-the same cohort, the same data and the same noise, and so releases the same aggregate.
+of the saved state before it, the run's seed and the ledger of the rounds before it, all of
+which are on disk before the round's result is shown to anyone. A round that is cut off is
+run again with the same cohort, the same data and the same noise, and so releases the same
+aggregate.
+
+The ledger is never shortened, whatever becomes of the states. A run may go on from an
+older state, because the newest is damaged or a copy was restored; the rounds between that
+state and the ledger's end were released already, and each of them is run again only if the
+cohort that is drawn for it is the one in the ledger. Other clients under the noise of a
+released round would reveal their difference from the first ones: such a run is refused.
 """
 
 import asyncio
@@ -11,6 +18,7 @@ import dataclasses
 import logging
 import os
 import pathlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +29,7 @@ import tensorflow_federated as tff
 
 from mf_aggregators.participation import Participation
 from simulations import cohorts, participation_timers
+from simulations.cohorts import TooFewEligibleClientsError
 from simulations.participation_ledger import LedgerError, ParticipationLedger
 from simulations.quiet import StopRequest
 
@@ -29,6 +38,12 @@ _LOGGER = logging.getLogger(__name__)
 # The newest states that are kept: one more than needed, should the newest be damaged.
 _STATES_KEPT = 2
 _STATE_PREFIX = "round_"
+# What an assertion of a process's graph says, somewhere in the error of TFF's worker.
+_REFUSAL = re.compile(r"assertion failed: \[([^\]]*)\]")
+
+
+class RoundRefusedError(ValueError):
+    """The process refused to run a round; the message is its reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +73,22 @@ class FederatedRun:
 
 
 @dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+      state: The process's state.
+      num_rounds: The rounds that it comes after.
+      ledger: Of these rounds, and of any later ones that were released before the run
+        went back to this state.
+    """
+
+    state: Any
+    num_rounds: int
+    ledger: ParticipationLedger
+
+
+@dataclasses.dataclass(frozen=True)
 class Round:
     """A finished round, saved already.
 
@@ -65,7 +96,7 @@ class Round:
       index: The round, from 0.
       state: The process's state after it.
       metrics: The process's metrics.
-      ledger: The ledger with this round.
+      ledger: The ledger with this round, and with any later ones that were released before.
       num_eligible: How many clients might have joined.
       seconds: How long the round took.
     """
@@ -101,28 +132,29 @@ class StateStore:
         )
         self._ledger_path = pathlib.Path(ledger_path)
 
-    def save(self, state: Any, ledger: ParticipationLedger) -> None:
-        """Saves the state after ``ledger.num_rounds`` rounds, the ledger first."""
-        ledger.save(self._ledger_path)
-        asyncio.run(self._manager.save(state, ledger.num_rounds))
+    def save(self, progress: Progress) -> None:
+        """Saves where a run stands, the ledger first."""
+        progress.ledger.save(self._ledger_path)
+        asyncio.run(self._manager.save(progress.state, progress.num_rounds))
 
-    def load(
-        self, initial_state: Any, client_ids: tuple[str, ...]
-    ) -> tuple[Any, ParticipationLedger] | None:
-        """Returns the newest state and the ledger as of that state, or None for a new run.
+    def load(self, initial_state: Any, client_ids: tuple[str, ...]) -> Progress | None:
+        """Returns the newest state and the whole ledger, or None for a new run.
 
         Args:
           initial_state: A state of the same structure.
           client_ids: The population.
 
         Returns:
-          The state and the ledger.
+          Where the run stands. The ledger may have more rounds than the state.
 
         Raises:
           LedgerError: If no state can be read though rounds were released, or the
             ledger is broken, shorter than the state, or of another population: who took
             part cannot be known, and no further round is safe.
         """
+        # What a process that was killed while it saved has left behind holds the noise's seed too.
+        for unfinished in self._directory.glob(f"{_STATE_PREFIX}*_temp*"):
+            shutil.rmtree(unfinished)
         versions = asyncio.run(self._manager.get_versions()) or []
         if not versions and not self._ledger_path.exists():
             return None
@@ -144,8 +176,7 @@ class StateStore:
                 f"{self._ledger_path} does not belong to the saved state: the run cannot go on "
                 "without breaking its participation schema. Start a new run."
             )
-        # A round whose state was not saved did not take place.
-        return state, ledger.first_rounds(version)
+        return Progress(state, version, ledger)
 
     def _newest_readable(self, versions: list[int], initial_state: Any) -> tuple[Any, int]:
         """The newest state that can be read; damaged newer ones are removed.
@@ -170,8 +201,8 @@ class StateStore:
         )
 
 
-def start(run: FederatedRun, store: StateStore) -> tuple[Any, ParticipationLedger]:
-    """Returns the state and ledger to go on from: saved ones, or the first of a new run.
+def start(run: FederatedRun, store: StateStore) -> Progress:
+    """Returns what to go on from: what is saved, or the first state of a new run.
 
     The first state is saved before any round, because it holds the seed of the noise: a
     run that is cut off in its first round must not draw other noise for it.
@@ -181,7 +212,7 @@ def start(run: FederatedRun, store: StateStore) -> tuple[Any, ParticipationLedge
       store: Its states.
 
     Returns:
-      The state, and the ledger of the rounds that it comes after.
+      Where the run stands.
 
     Raises:
       LedgerError: If what is saved cannot be gone on from.
@@ -189,54 +220,56 @@ def start(run: FederatedRun, store: StateStore) -> tuple[Any, ParticipationLedge
     saved = store.load(run.initial_state, run.client_ids)
     if saved is not None:
         return saved
-    ledger = ParticipationLedger(run.client_ids)
-    store.save(run.initial_state, ledger)
-    return run.initial_state, ledger
+    progress = Progress(run.initial_state, 0, ParticipationLedger(run.client_ids))
+    store.save(progress)
+    return progress
 
 
 def rounds(
-    run: FederatedRun,
-    store: StateStore,
-    state: Any,
-    ledger: ParticipationLedger,
-    stop: StopRequest,
+    run: FederatedRun, store: StateStore, progress: Progress, stop: StopRequest
 ) -> Iterator[Round]:
     """Runs and saves the rounds that are left.
 
     Args:
       run: The run.
       store: Where states go.
-      state: What :func:`start` returned.
-      ledger: What :func:`start` returned.
+      progress: What :func:`start` returned.
       stop: Checked between rounds.
 
     Yields:
       Each round, once its state and the ledger are on disk.
 
     Raises:
+      LedgerError: If a round of the ledger would be run again with other clients.
       TooFewEligibleClientsError: If the timers leave too few clients for a cohort. The
         rounds before it stand.
+      RoundRefusedError: If the process itself refused a round, with its reason.
       KeyboardInterrupt: If a round failed because a stop was requested: the signal may
         have reached TFF's worker as well.
     """
-    timers = ledger.timers()
-    for index in range(ledger.num_rounds, run.num_rounds):
+    state, ledger = progress.state, progress.ledger
+    timers = ledger.first_rounds(progress.num_rounds).timers()
+    for index in range(progress.num_rounds, run.num_rounds):
         if stop.is_set:
             return
         begin = time.monotonic()
         eligible = participation_timers.eligible(timers, run.participation, index)
-        cohort = cohorts.draw(eligible, run.clients_per_round, run.seed, index)
+        cohort = _cohort(run, eligible, ledger, index)
         data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
         try:
             output = run.process.next(state, data)
-        except Exception:
+        except Exception as error:
             if stop.is_set:
                 raise KeyboardInterrupt from None
+            refusal = _REFUSAL.search(str(error))
+            if refusal is not None:
+                raise RoundRefusedError(f"round {index + 1}: {refusal[1]}") from error
             raise
         state = output.state
         timers = participation_timers.record(timers, cohort, index)
-        ledger = ledger.with_round(cohort)
-        store.save(state, ledger)
+        if index == ledger.num_rounds:
+            ledger = ledger.with_round(cohort)
+        store.save(Progress(state, index + 1, ledger))
         yield Round(
             index=index,
             state=state,
@@ -245,3 +278,23 @@ def rounds(
             num_eligible=int(np.count_nonzero(eligible)),
             seconds=time.monotonic() - begin,
         )
+
+
+def _cohort(
+    run: FederatedRun, eligible: np.ndarray, ledger: ParticipationLedger, index: int
+) -> np.ndarray:
+    """Draws a round's cohort; of a round in the ledger, it must be the one of the ledger."""
+    if index >= ledger.num_rounds:
+        return cohorts.draw(eligible, run.clients_per_round, run.seed, index)
+    try:
+        cohort = cohorts.draw(eligible, run.clients_per_round, run.seed, index)
+    except TooFewEligibleClientsError:
+        cohort = np.empty(0, np.int64)
+    if not np.array_equal(cohort, ledger.cohorts[index]):
+        raise LedgerError(
+            f"round {index + 1} was released with other clients than are drawn for it now, and the "
+            "same noise on both would reveal their difference: the run cannot go on from this "
+            "state. Restore its newest state and its own ledger, or start a new run and account "
+            "for both."
+        )
+    return cohort

@@ -29,6 +29,7 @@ from mf_aggregators import (
     checkpoints,
     factorizations,
     guarantees,
+    noise_directory,
     validation,
     version,
     workloads,
@@ -36,8 +37,10 @@ from mf_aggregators import (
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise_storage import NoiseStorage
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy_statement import PrivacyStatement, RunFacts
+from mf_aggregators.random_words import NoiseSource
 from simulations import cohorts, quiet, run_directory
 from simulations.participation_ledger import ParticipationLedger
 from simulations.run_directory import RunDirectory
@@ -75,7 +78,9 @@ _PACKAGES = (
     "numpy",
 )
 # Flags that change nothing about a run, and may differ when it is resumed.
-_NOT_OF_THE_RUN = ("format", "output_dir", "cache_dir")
+_NOT_OF_THE_RUN = ("format", "output_dir", "cache_dir", "noise_directory")
+# What runs had that were started before there were these flags.
+_OF_OLDER_RUNS = {"noise_storage": "auto", "noise_source": "philox"}
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -149,6 +154,31 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     integer("evaluate_every", None, "Rounds between evaluations.", flag_values=values)
+    flags.DEFINE_enum(
+        "noise_storage",
+        "auto",
+        [storage.value for storage in NoiseStorage],
+        "Where the noise of earlier rounds is kept: in the server's state, on disk (in "
+        "--noise_directory), or in the cheaper one that fits.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "noise_source",
+        "philox",
+        [source.value for source in NoiseSource],
+        "What the noise's random bits come from: TensorFlow's generator, or AES-256 by OpenSSL, "
+        "which is slower.",
+        flag_values=values,
+    )
+    string(
+        "noise_directory",
+        None,
+        "Where noise rows go if they go to disk, and a record of what noise was added to; default "
+        f"{run_directory.NOISE_DIRECTORY} in --output_dir. It must be private (mode 0700) and on "
+        "the machine of TFF's worker. It is a cache, and another one may be used to resume: if it "
+        "is deleted, the rows are made again and the record begins anew.",
+        flag_values=values,
+    )
     integer(
         "seed",
         None,
@@ -187,7 +217,8 @@ def main(values: flags.FlagValues) -> int | None:
     old = directory.read_config()
     kept = {name: value for name, value in options.items() if name not in _NOT_OF_THE_RUN}
     if old is not None:
-        run_directory.check_same_flags(old.get("flags", {}), kept, directory.path)
+        old_flags = {**_OF_OLDER_RUNS, **old.get("flags", {})}
+        run_directory.check_same_flags(old_flags, kept, directory.path)
         cohort_seed = old["cohort_seed"]
     else:
         cohort_seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
@@ -196,10 +227,15 @@ def main(values: flags.FlagValues) -> int | None:
             f"{directory.path} holds a run of other versions of its packages (see "
             f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
         )
+    noise_path = pathlib.Path(values.noise_directory or directory.noise)
     # One factorization for all rounds of a run, whatever becomes of where it came from.
     own = directory.factorization if directory.factorization.exists() else None
     plan = _plan(options, values.cache_dir, own)
     fingerprint = plan.text.fingerprint()
+    if values.noise_directory or noise_path.exists():
+        # If it is unfit, this is said before anything is written or TensorFlow is loaded. The
+        # default one of a new run cannot be, and is made by the aggregator.
+        noise_directory.open_directory(noise_path)
     if old is None:
         directory.create(_config(kept, cohort_seed, fingerprint))
     elif old.get("dataset_sha256") != fingerprint:
@@ -241,6 +277,7 @@ def main(values: flags.FlagValues) -> int | None:
             plan.noise_multiplier,
             cohort_seed,
             directory,
+            noise_path,
             stop,
         )
     statement = _realised(plan, statement, outcome.ledger)
@@ -373,7 +410,8 @@ def _config(kept: dict[str, Any], cohort_seed: int, fingerprint: str) -> dict[st
         "cohort_seed": cohort_seed,
         "dataset_sha256": fingerprint,
         "seeds_policy": (
-            "noise: 128 secret bits from the operating system, held in checkpoints/ alone; "
+            "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
+            "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
             "cohorts, data order and initial weights: cohort_seed"
             if kept["seed"] is None
             else "everything, noise included, follows from --seed: for tests only"
@@ -440,7 +478,7 @@ def _print_outcome(
     statement: PrivacyStatement,
     outcome: Any,
 ) -> None:
-    rounds = outcome.ledger.num_rounds
+    rounds = outcome.num_rounds
     guarantee = statement.earned
     fields = {
         "output_dir": str(directory.path),

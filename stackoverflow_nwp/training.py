@@ -58,6 +58,8 @@ class TrainingOptions:
     server_cooldown: float
     clip_norm: float
     evaluate_every: int
+    noise_storage: str
+    noise_source: str
     seed: int | None
 
     @classmethod
@@ -82,7 +84,9 @@ class Outcome:
     """What a run ended with.
 
     Attributes:
-      ledger: Of the released rounds.
+      ledger: Of all released rounds.
+      num_rounds: The rounds that the final model comes after; fewer than those of the
+        ledger if the run went back to an older state and was interrupted before it caught up.
       interrupted: Whether it stopped before its last round.
       message: Why, if not on request.
       test_accuracy: Of the final model, on test clients; None if interrupted.
@@ -93,6 +97,7 @@ class Outcome:
     """
 
     ledger: ParticipationLedger
+    num_rounds: int
     interrupted: bool
     message: str
     test_accuracy: float | None
@@ -110,6 +115,7 @@ def train(
     noise_multiplier: float,
     cohort_seed: int,
     directory: RunDirectory,
+    noise_directory: str | os.PathLike[str],
     stop: StopRequest,
 ) -> Outcome:
     """Runs the rounds that are left of a run, and evaluates the model.
@@ -122,6 +128,7 @@ def train(
       noise_multiplier: Relative to the sensitivity under the schema.
       cohort_seed: Of cohorts, data order and initial weights.
       directory: Where states, ledger and metrics go.
+      noise_directory: Where noise rows go, if they go to disk.
       stop: Checked between rounds.
 
     Returns:
@@ -146,7 +153,7 @@ def train(
     untrained = task.evaluate(initial_weights, test)
     word, word_accuracy = task.constant_accuracy(counted, test)
 
-    process = _process(options, participation, factorization, noise_multiplier)
+    process = _process(options, participation, factorization, noise_multiplier, noise_directory)
     weights = tff.learning.models.ModelWeights(initial_weights, [])
     run = FederatedRun(
         process=process,
@@ -165,21 +172,21 @@ def train(
         seed=cohort_seed,
     )
     store = StateStore(directory.states, directory.ledger)
-    state, ledger = training_loop.start(run, store)
-    metrics_log = MetricsLog(directory, _COLUMNS, ledger.num_rounds)
+    progress = training_loop.start(run, store)
+    state, number, ledger = progress.state, progress.num_rounds, progress.ledger
+    metrics_log = MetricsLog(directory, _COLUMNS, number)
     writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
     message, interrupted = "", False
-    progress = tqdm.tqdm(
+    bar = tqdm.tqdm(
         total=options.num_rounds,
-        initial=ledger.num_rounds,
+        initial=number,
         desc="training",
         unit="round",
         file=sys.stderr,
     )
     try:
-        for finished in training_loop.rounds(run, store, state, ledger, stop):
-            state, ledger = finished.state, finished.ledger
-            number = finished.index + 1
+        for finished in training_loop.rounds(run, store, progress, stop):
+            state, number, ledger = finished.state, finished.index + 1, finished.ledger
             row = {
                 "train_loss": float(finished.metrics["client_work"]["train"]["loss"]),
                 "train_accuracy": float(finished.metrics["client_work"]["train"][ACCURACY]),
@@ -189,25 +196,26 @@ def train(
             if number % options.evaluate_every == 0 or number == options.num_rounds:
                 values = task.evaluate(process.get_model_weights(state).trainable, heldout)
                 row.update(heldout_loss=values["loss"], heldout_accuracy=values[ACCURACY])
-                progress.set_postfix_str(f"accuracy {100 * values[ACCURACY]:.2f} %", refresh=False)
+                bar.set_postfix_str(f"accuracy {100 * values[ACCURACY]:.2f} %", refresh=False)
             metrics_log.append(number, row)
             with writer.as_default(step=number):
                 for name, value in row.items():
                     tf.summary.scalar(name, value)
-            progress.update()
+            bar.update()
     except TooFewEligibleClientsError as error:
         message = f"stopped: {error}"
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        progress.close()
+        bar.close()
         writer.close()
-    interrupted = interrupted or (stop.is_set and ledger.num_rounds < options.num_rounds)
+    interrupted = interrupted or (stop.is_set and number < options.num_rounds)
     accuracy = None
     if not interrupted:
         accuracy = task.evaluate(process.get_model_weights(state).trainable, test)[ACCURACY]
     return Outcome(
         ledger=ledger,
+        num_rounds=number,
         interrupted=interrupted,
         message=message,
         test_accuracy=accuracy,
@@ -223,6 +231,7 @@ def _process(
     participation: Participation,
     factorization: Factorization,
     noise_multiplier: float,
+    noise_directory: str | os.PathLike[str],
 ) -> tff.learning.templates.LearningProcess:
     build_client: Any = {
         "adam": tff.learning.optimizers.build_adam,
@@ -235,6 +244,9 @@ def _process(
         clip_norm=options.clip_norm,
         clients_per_round=options.clients_per_round,
         seed=options.seed,
+        noise_storage=options.noise_storage,
+        noise_directory=noise_directory,
+        noise_source=options.noise_source,
     )
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(options.server_learning_rate, options.server_momentum),

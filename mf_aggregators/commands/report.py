@@ -20,6 +20,8 @@ from mf_aggregators import (
     factorizations,
     lower_bounds,
     noise_recursions,
+    noise_storage,
+    validation,
     workloads,
 )
 from mf_aggregators import participation as participations
@@ -36,6 +38,12 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "figure", None, "A PNG file to write: error by round and the matrix.", flag_values=values
     )
+    flags.DEFINE_integer(
+        "model_size",
+        None,
+        "Parameters of a model: adds what a round's noise costs for it.",
+        flag_values=values,
+    )
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
     mechanism_flags.define_privacy(values)
@@ -48,6 +56,8 @@ def main(values: flags.FlagValues) -> None:
         values.figure is None or values.figure.endswith(".png"),
         f"--figure must name a .png file, found {values.figure}.",
     )
+    if values.model_size is not None:
+        validation.positive_integer(values.model_size, "--model_size")
     start = time.monotonic()
     factorization, description = checkpoints.load_with_description(values.checkpoint)
     schema = mechanism_flags.participation(values) or participations.from_dict(
@@ -62,6 +72,7 @@ def main(values: flags.FlagValues) -> None:
     bound = lower_bounds.compute(workload, schema)
     multiplier = mechanism_flags.noise_multiplier(values)
     rmse = float(np.sqrt(np.mean(variances)))
+    recursion = factorization.noise_recursion()
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
@@ -76,18 +87,16 @@ def main(values: flags.FlagValues) -> None:
         "rmse_lower_bound": None if bound is None else bound.rmse,
         "rmse_over_lower_bound": None if bound is None else rmse / bound.rmse,
         "optimality_gap": mechanism_flags.gap_for(factorization, workload, schema),
-        "noise_state_floats_per_parameter": noise_recursions.floats_per_parameter(
-            factorization.noise_recursion()
-        ),
-        "rows_of_z_per_round": noise_recursions.rows_of_z_per_round(
-            factorization.noise_recursion()
-        ),
+        "noise_state_floats_per_parameter": noise_recursions.floats_per_parameter(recursion),
+        "rows_of_z_per_round": noise_recursions.rows_of_z_per_round(recursion),
         "noise_multiplier": multiplier,
         "effective_rmse": None if multiplier is None else multiplier * rmse,
         "zcdp_rho": None if multiplier is None else accounting.zcdp_rho(multiplier),
         "epsilon": None if multiplier is None else accounting.epsilon(multiplier, values.delta),
         "delta": None if multiplier is None else values.delta,
     }
+    if values.model_size is not None:
+        fields |= _costs(recursion, values.model_size)
     if values.figure is not None:
         _draw(factorization, workload, schema, variances, pathlib.Path(values.figure))
         fields["figure"] = values.figure
@@ -107,6 +116,19 @@ def main(values: flags.FlagValues) -> None:
 def run() -> None:
     """Entry point of the console command."""
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _costs(recursion: noise_recursions.NoiseRecursion, model_size: int) -> dict[str, Any]:
+    """What a round's noise costs for a float32 model, with the storage that is chosen for it."""
+    cost = noise_storage.choose(recursion, model_size)
+    return {
+        "model_size": model_size,
+        "noise_storage": cost.storage.value,
+        "noise_state_gb": cost.state_bytes / 1e9,
+        "noise_disk_gb": cost.disk_bytes / 1e9,
+        "noise_memory_gb": cost.memory_bytes / 1e9,
+        "noise_seconds_per_round": cost.seconds_per_round,
+    }
 
 
 def _draw(

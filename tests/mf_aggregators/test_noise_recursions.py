@@ -1,5 +1,7 @@
 """Streams of noise rows against the dense product C^-1 Z and the recursions' definitions."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,10 +24,10 @@ from mf_aggregators.noise_recursions import (
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
-    StateSpaceNoise,
     ToeplitzNoise,
     WindowNoise,
 )
+from tests.mf_aggregators import random_recursions
 
 
 @st.composite
@@ -91,55 +93,6 @@ def test_float32_streams_stay_close_to_float64_over_thousands_of_rounds() -> Non
     assert np.max(np.abs(rounded - exact)) < 1e-5 * np.max(np.abs(exact))
 
 
-_KINDS = (
-    IndependentNoise,
-    BandedNoise,
-    ToeplitzNoise,
-    DenseNoise,
-    WindowNoise,
-    StateSpaceNoise,
-)
-
-
-@st.composite
-def _recursions(draw: st.DrawFn) -> NoiseRecursion:
-    """Recursions of random weights, as no mechanism has them all."""
-    kind = draw(st.sampled_from(_KINDS))
-    num_rounds = draw(st.integers(1, 9))
-    width = draw(st.integers(1, num_rounds + (2 if kind is WindowNoise else 0)))
-    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    row_scales = generator.uniform(0.5, 2.0, num_rounds) if draw(st.booleans()) else None
-    if kind is IndependentNoise:
-        return IndependentNoise(num_rounds)
-    if kind is BandedNoise:
-        bands = np.tril(generator.normal(size=(num_rounds, width)))
-        bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
-        return BandedNoise(bands)
-    if kind is ToeplitzNoise:
-        coefficients = generator.normal(size=width)
-        coefficients[0] = 1.5
-        return ToeplitzNoise(num_rounds, coefficients, row_scales)
-    if kind is DenseNoise:
-        return DenseNoise(np.tril(generator.normal(size=(num_rounds, num_rounds))))
-    if kind is WindowNoise:
-        rank = draw(st.integers(0, 3))
-        rows = draw(st.sampled_from([1, num_rounds]))
-        left, right = generator.normal(size=(2, num_rounds, rank))
-        window = generator.normal(size=(rows, width))
-        return WindowNoise(num_rounds, window, left, right, row_scales)
-    phases, states = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    outputs, decays, inputs, feedbacks = generator.normal(size=(4, phases, states)) / 2.0
-    return StateSpaceNoise(
-        phases=generator.integers(0, phases, num_rounds),
-        gains=generator.normal(size=phases),
-        outputs=outputs,
-        sources=generator.integers(0, states, (phases, states)),
-        decays=decays,
-        inputs=inputs * draw(st.sampled_from([0.0, 1.0])),
-        feedbacks=feedbacks * draw(st.sampled_from([0.0, 1.0])),
-    )
-
-
 def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
     """The rows as the classes' docstrings define them, with all earlier rows at hand."""
     rows = np.zeros_like(z)
@@ -179,7 +132,7 @@ def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
     return rows
 
 
-@given(_recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
+@given(random_recursions.recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
 @settings(max_examples=200, deadline=None)
 def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
     num_rounds = recursion.num_rounds
@@ -194,7 +147,7 @@ def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[in
     assert not np.any(np.triu(dense, 1))
 
 
-@given(_recursions(), st.floats(1e-3, 1e3))
+@given(random_recursions.recursions(), st.floats(1e-3, 1e3))
 @settings(max_examples=200, deadline=None)
 def test_scaling_to_sensitivity_one_multiplies_every_row(
     recursion: NoiseRecursion, sensitivity: float
@@ -219,7 +172,7 @@ def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> No
         noise_recursions.scaled_to_sensitivity_one(IndependentNoise(3), sensitivity)
 
 
-@given(_recursions())
+@given(random_recursions.recursions())
 @settings(deadline=None)
 def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
     recursion: NoiseRecursion,
@@ -238,6 +191,49 @@ def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
         assert state.history.shape == (kept, 5)
     with pytest.raises(ValueError, match="more rounds is needed"):
         noise_recursions.next_row(recursion, state, np.ones(5))
+
+
+@given(random_recursions.recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
+@settings(max_examples=200, deadline=None)
+def test_states_are_values(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
+    """Every state of a run gives its row and its next state again, bit for bit."""
+    z = np.random.default_rng(3).normal(size=(recursion.num_rounds, *shape))
+    of_stream = list(noise_recursions.stream(recursion, z, shape))
+    states = [noise_recursions.initial_state(recursion, shape)]
+    contents = [states[0].history.tobytes()]
+    for i, row_of_z in enumerate(z):
+        row, state = noise_recursions.next_row(recursion, states[i], row_of_z)
+        np.testing.assert_array_equal(row, of_stream[i])
+        states.append(state)
+        contents.append(state.history.tobytes())
+        # A row is the caller's to change.
+        row[...] = np.nan
+    for i in reversed(range(recursion.num_rounds)):
+        assert (states[i].round_index, states[i].history.tobytes()) == (i, contents[i])
+        row, state = noise_recursions.next_row(recursion, states[i], z[i])
+        np.testing.assert_array_equal(row, of_stream[i])
+        assert state.history.tobytes() == contents[i + 1]
+
+
+@given(random_recursions.recursions())
+@settings(deadline=None)
+def test_a_stream_asks_for_a_row_of_z_when_its_noise_is(recursion: NoiseRecursion) -> None:
+    asked = []
+
+    def rows_of_z() -> Iterator[np.ndarray]:
+        for i in range(recursion.num_rounds + 1):
+            asked.append(i)
+            yield np.ones(2)
+
+    stream = noise_recursions.stream(recursion, rows_of_z(), (2,), np.float32)
+    for i in range(recursion.num_rounds):
+        row = next(stream)
+        assert row.dtype == np.float32
+        assert asked == list(range(i + 1))
+        # A row is the caller's to change.
+        row[...] = np.nan
+    with pytest.raises(ValueError, match="more rounds is needed"):
+        next(stream)
 
 
 def test_what_each_mechanism_keeps_between_rounds() -> None:

@@ -1,31 +1,23 @@
 """Rounds in TFF: cohorts under timers, and runs that resume where they stopped."""
 
-import os
 import pathlib
 import shutil
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow as tf
-import tensorflow_federated as tff
-
 import mf_aggregators as mfa
-from mf_aggregators.dp_query import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
 from simulations import quiet, training_loop
 from simulations.cohorts import TooFewEligibleClientsError
 from simulations.participation_ledger import LedgerError, ParticipationLedger
 from simulations.quiet import StopRequest
-from simulations.training_loop import FederatedRun, StateStore
+from simulations.training_loop import FederatedRun
+from tests.simulations import linear_run
 
 _NUM_ROUNDS = 6
-_CLIENTS = tuple(f"client_{i}" for i in range(9))
-_PARTICIPATION = MinSeparation(3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,89 +26,47 @@ def _no_worker_outlives_the_tests() -> Iterator[None]:
     quiet.end_workers()
 
 
-def _model_fn() -> tff.learning.models.VariableModel:
-    inputs = tf.keras.Input((2,))
-    outputs = tf.keras.layers.Dense(1, kernel_initializer="zeros")(inputs)
-    return tff.learning.models.from_keras_model(
-        tf.keras.Model(inputs, outputs),
-        loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=(tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))),
-    )
-
-
-def _data(client_id: str, round_index: int) -> tf.data.Dataset:
-    number = int(client_id.split("_")[1])
-    x = np.full((2, 2), number + 0.1 * round_index, np.float32)
-    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2)
-
-
 @pytest.fixture(scope="module")
-def process() -> tff.learning.templates.LearningProcess:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return tff.learning.algorithms.build_unweighted_fed_avg(
-            _model_fn,
-            tff.learning.optimizers.build_sgdm(0.01),
-            model_aggregator=mfa.mf_dp_aggregator(
-                mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3),
-                participation=_PARTICIPATION,
-                noise_multiplier=1.0,
-                clip_norm=1.0,
-                clients_per_round=3,
-                seed=5,
-            ),
-        )
+def process() -> Any:
+    return linear_run.learning_process(_NUM_ROUNDS)
 
 
 def _run(process: Any, **changes: Any) -> FederatedRun:
-    arguments: dict[str, Any] = {
-        "process": process,
-        "initial_state": process.initialize(),
-        "participation": _PARTICIPATION,
-        "num_rounds": _NUM_ROUNDS,
-        "clients_per_round": 3,
-        "client_ids": _CLIENTS,
-        "client_dataset": _data,
-        "seed": 1,
-    }
-    arguments.update(changes)
-    return FederatedRun(**arguments)
+    return linear_run.federated_run(process, _NUM_ROUNDS, **changes)
 
 
 def _finish(
     run: FederatedRun, directory: pathlib.Path, at_most: int | None = None
 ) -> tuple[list[np.ndarray], ParticipationLedger]:
     """Runs rounds, stopping after some; returns the model after each and the last ledger."""
-    directory.mkdir(exist_ok=True)
-    store = StateStore(directory / "states", directory / "ledger.npz")
-    state, ledger = training_loop.start(run, store)
-    stop, models = StopRequest(), []
-    for finished in training_loop.rounds(run, store, state, ledger, stop):
-        weights = run.process.get_model_weights(finished.state).trainable
-        models.append(np.concatenate([np.ravel(weight) for weight in weights]))
+    store = linear_run.store_of(directory)
+    progress = training_loop.start(run, store)
+    stop, models, ledger = StopRequest(), [], progress.ledger
+    for finished in training_loop.rounds(run, store, progress, stop):
+        models.append(linear_run.weights_of(run.process, finished.state))
         ledger = finished.ledger
         if len(models) == at_most:
             stop.is_set = True
     return models, ledger
 
 
-def test_all_rounds_run_under_the_timers(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
-) -> None:
+def _cohorts(ledger: ParticipationLedger) -> list[list[int]]:
+    return [list(cohort) for cohort in ledger.cohorts]
+
+
+def test_all_rounds_run_under_the_timers(process: Any, tmp_path: pathlib.Path) -> None:
     models, ledger = _finish(_run(process), tmp_path)
     assert len(models) == ledger.num_rounds == _NUM_ROUNDS
     took_place = mfa.guarantees.realised_participation(ledger.rounds_of_clients(), _NUM_ROUNDS)
-    assert mfa.guarantees.keeps_plan(_PARTICIPATION, took_place)
+    assert mfa.guarantees.keeps_plan(linear_run.PARTICIPATION, took_place)
     assert all(len(cohort) == 3 for cohort in ledger.cohorts)
     on_disk = ParticipationLedger.load(tmp_path / "ledger.npz")
-    assert [list(cohort) for cohort in on_disk.cohorts] == [
-        list(cohort) for cohort in ledger.cohorts
-    ]
+    assert _cohorts(on_disk) == _cohorts(ledger)
 
 
 @pytest.mark.parametrize("stops", [[1], [2, 1], [1, 1, 1, 1, 1]])
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path, stops: list[int]
+    process: Any, tmp_path: pathlib.Path, stops: list[int]
 ) -> None:
     models, ledger = _finish(_run(process), tmp_path / "whole")
     parts: list[np.ndarray] = []
@@ -124,32 +74,91 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
         more, resumed = _finish(_run(process), tmp_path / "parts", at_most)
         parts.extend(more)
     np.testing.assert_array_equal(np.array(parts), np.array(models))
-    assert [list(cohort) for cohort in resumed.cohorts] == [
-        list(cohort) for cohort in ledger.cohorts
-    ]
+    assert _cohorts(resumed) == _cohorts(ledger)
 
 
 def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
+    process: Any, tmp_path: pathlib.Path
 ) -> None:
     """Killed after the ledger and before the state: the same cohort, data and noise."""
-    models, _ = _finish(_run(process), tmp_path / "whole")
+    models, whole = _finish(_run(process), tmp_path / "whole")
     _finish(_run(process), tmp_path / "cut", at_most=2)
-    ledger = ParticipationLedger.load(tmp_path / "cut" / "ledger.npz")
     # A third round in the ledger, as if the process had ended before its state was saved.
-    ledger.with_round(np.array([0, 1, 2])).save(tmp_path / "cut" / "ledger.npz")
+    whole.first_rounds(3).save(tmp_path / "cut" / "ledger.npz")
+    # What TFF leaves of a state that was being saved.
+    (tmp_path / "cut" / "states" / "round_3_temp1234").mkdir()
     rest, resumed = _finish(_run(process), tmp_path / "cut")
+    assert not list((tmp_path / "cut" / "states").glob("*temp*"))
     np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
-    took_place = mfa.guarantees.realised_participation(resumed.rounds_of_clients(), _NUM_ROUNDS)
-    assert mfa.guarantees.keeps_plan(_PARTICIPATION, took_place)
+    assert _cohorts(resumed) == _cohorts(whole)
+
+
+def _went_back(run: FederatedRun, directory: pathlib.Path) -> ParticipationLedger:
+    """Four rounds of a run whose states are those after two again; returns its ledger."""
+    _finish(run, directory, at_most=2)
+    shutil.copytree(directory / "states", directory / "copy")
+    _, ledger = _finish(run, directory, at_most=2)
+    shutil.rmtree(directory / "states")
+    (directory / "copy").rename(directory / "states")
+    assert ledger.num_rounds == 4
+    return ledger
+
+
+def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    models, whole = _finish(_run(process), tmp_path / "whole")
+    _went_back(_run(process), tmp_path / "back")
+    store = linear_run.store_of(tmp_path / "back")
+    progress = training_loop.start(_run(process), store)
+    assert progress.num_rounds == 2
+    assert _cohorts(progress.ledger) == _cohorts(whole.first_rounds(4))
+
+    first, after_first = _finish(_run(process), tmp_path / "back", at_most=1)
+    # Released rounds stay in the ledger while they are run again, on disk as well.
+    assert _cohorts(after_first) == _cohorts(whole.first_rounds(4))
+    on_disk = ParticipationLedger.load(tmp_path / "back" / "ledger.npz")
+    assert _cohorts(on_disk) == _cohorts(whole.first_rounds(4))
+
+    rest, resumed = _finish(_run(process), tmp_path / "back")
+    np.testing.assert_array_equal(np.array([*first, *rest]), np.array(models[2:]))
+    assert _cohorts(resumed) == _cohorts(whole)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 2}, {"clients_per_round": 2}, {"participation": MinSeparation(5)}]
+)
+def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
+    process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
+) -> None:
+    # Of nine clients, a separation of two leaves six to draw three from.
+    participation = MinSeparation(2)
+    ledger = _went_back(_run(process, participation=participation), tmp_path)
+    with pytest.raises(LedgerError, match="round 3 was released with other clients"):
+        _finish(_run(process, **{"participation": participation, **changes}), tmp_path)
+    # Nothing was released or forgotten.
+    assert not (tmp_path / "states" / "round_3").exists()
+    assert _cohorts(ParticipationLedger.load(tmp_path / "ledger.npz")) == _cohorts(ledger)
+
+
+def test_a_later_cohort_that_was_altered_stops_the_run(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    ledger = _went_back(_run(process), tmp_path)
+    absent = next(client for client in range(9) if client not in ledger.cohorts[3])
+    altered = ledger.first_rounds(3).with_round(np.sort([*ledger.cohorts[3][1:], absent]))
+    altered.save(tmp_path / "ledger.npz")
+    with pytest.raises(LedgerError, match="round 4 was released with other clients"):
+        _finish(_run(process), tmp_path)
+    assert not (tmp_path / "states" / "round_4").exists()
 
 
 def test_the_noise_seed_is_saved_before_the_first_round(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
+    process: Any, tmp_path: pathlib.Path
 ) -> None:
-    store = StateStore(tmp_path / "states", tmp_path / "ledger.npz")
-    first, _ = training_loop.start(_run(process), store)
-    again, _ = training_loop.start(_run(process), store)
+    store = linear_run.store_of(tmp_path)
+    first = training_loop.start(_run(process), store).state
+    again = training_loop.start(_run(process), store).state
 
     def seed(state: Any) -> list[int]:
         return list(state.aggregator.query_state.numerator_state.noise.seed)
@@ -158,9 +167,7 @@ def test_the_noise_seed_is_saved_before_the_first_round(
     assert (tmp_path / "states" / "round_0").is_dir()
 
 
-def test_a_ledger_that_does_not_fit_stops_the_run(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
-) -> None:
+def test_a_ledger_that_does_not_fit_stops_the_run(process: Any, tmp_path: pathlib.Path) -> None:
     _finish(_run(process), tmp_path, at_most=2)
     ledger = ParticipationLedger.load(tmp_path / "ledger.npz")
     ledger.first_rounds(1).save(tmp_path / "ledger.npz")
@@ -168,11 +175,11 @@ def test_a_ledger_that_does_not_fit_stops_the_run(
         _finish(_run(process), tmp_path)
     ledger.save(tmp_path / "ledger.npz")
     with pytest.raises(LedgerError, match="Start a new run"):
-        _finish(_run(process, client_ids=(*_CLIENTS, "another")), tmp_path)
+        _finish(_run(process, client_ids=(*linear_run.CLIENTS, "another")), tmp_path)
 
 
 def test_lost_states_are_never_replaced_by_fresh_noise(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
+    process: Any, tmp_path: pathlib.Path
 ) -> None:
     _finish(_run(process), tmp_path, at_most=2)
     shutil.rmtree(tmp_path / "states")
@@ -182,7 +189,7 @@ def test_lost_states_are_never_replaced_by_fresh_noise(
 
 
 def test_a_damaged_newest_state_falls_back_to_the_one_before(
-    process: tff.learning.templates.LearningProcess,
+    process: Any,
     tmp_path: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -196,9 +203,7 @@ def test_a_damaged_newest_state_falls_back_to_the_one_before(
     np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
 
 
-def test_without_a_readable_state_the_run_stops(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
-) -> None:
+def test_without_a_readable_state_the_run_stops(process: Any, tmp_path: pathlib.Path) -> None:
     _finish(_run(process), tmp_path, at_most=2)
     for path in (tmp_path / "states").rglob("variables.data*"):
         path.write_bytes(b"")
@@ -207,7 +212,7 @@ def test_without_a_readable_state_the_run_stops(
 
 
 def test_too_few_clients_end_the_run_and_leave_its_rounds(
-    process: tff.learning.templates.LearningProcess, tmp_path: pathlib.Path
+    process: Any, tmp_path: pathlib.Path
 ) -> None:
     run = _run(process, participation=MinSeparation(3, 1))
     with pytest.raises(TooFewEligibleClientsError, match="round 4"):

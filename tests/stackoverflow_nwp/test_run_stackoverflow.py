@@ -214,6 +214,33 @@ def test_a_run_with_buffered_noise(dataset: pathlib.Path, tmp_path: pathlib.Path
 
 
 @pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["--noise_storage=disk"], "run/noise"),
+        (["--noise_storage=disk", "--noise_source=aes", "--noise_directory={}/other"], "other"),
+    ],
+)
+def test_noise_is_kept_where_the_flags_say(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, arguments: list[str], place: str
+) -> None:
+    output = tmp_path / "run"
+    arguments = [argument.format(tmp_path) for argument in arguments]
+    process = _start(_arguments(dataset, output, *arguments))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert _check_directory(output, 6)["is_private"] is True
+    noise = tmp_path / place
+    assert noise.stat().st_mode & 0o077 == 0
+    # Rows are there, and no requests for words.
+    assert any(noise.rglob("panel-*/row-*"))
+    assert not any(noise.glob("words-*"))
+    assert (output / "noise").exists() == (place == "run/noise")
+    kept = json.loads((output / "config.json").read_text())["flags"]
+    assert "noise_directory" not in kept
+    assert kept["noise_storage"] == "disk"
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--num_buffers=2"], "belongs to --mechanism=blt"),
@@ -236,6 +263,11 @@ def test_a_run_with_buffered_noise(dataset: pathlib.Path, tmp_path: pathlib.Path
         (["--dataset=nowhere.sqlite"], "nowhere.sqlite"),
         (["--dataset=nonsense"], "no data set"),
         (["--seed=-1"], "--seed"),
+        (["--noise_storage=memory"], "--noise_storage=memory"),
+        (["--noise_source=dice"], "--noise_source=dice"),
+        (["--noise_directory=a_file"], "a_file cannot be used"),
+        (["--noise_directory=a_file/below"], "a_file/below cannot be used"),
+        (["--noise_directory=open_to_all"], "is open to others"),
     ],
 )
 def test_bad_flags_are_one_clear_line_before_anything_starts(
@@ -247,6 +279,9 @@ def test_bad_flags_are_one_clear_line_before_anything_starts(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").write_text("")
+    (tmp_path / "open_to_all").mkdir()
+    (tmp_path / "open_to_all").chmod(0o755)
     output = tmp_path / "run"
     status = command_line.run(
         "",
@@ -293,6 +328,8 @@ def test_a_run_does_not_go_on_with_other_data(
         for name, value in options.items()
         if name not in run_stackoverflow._NOT_OF_THE_RUN
     }
+    # A run that was started before there were these flags had their defaults.
+    del kept["noise_storage"], kept["noise_source"]
     output.mkdir()
     config = {
         "flags": kept,

@@ -1,0 +1,383 @@
+r"""Milliseconds, memory and disk of a row of noise, beside one normal vector and dp_aggregator.
+
+  python benchmarks/noise.py
+  python benchmarks/noise.py --only=blt-disk,banded_342-disk --plot=noise.png
+  python benchmarks/noise.py --only=identity-state,blt-disk --tff
+
+Each mechanism and storage runs in a process of its own. "Alone" times a row of noise, and in
+the same process, between the rows, one standard normal vector of that size from the same
+generator: the ratio of the medians is what counts, clocks being noisy. With --tff, whole
+rounds of the aggregator with 10 clients are timed in TensorFlow Federated, in turn with
+rounds of tff.learning.dp_aggregator. Memory is the peak of all processes, clients' updates
+and TensorFlow itself included.
+
+Rows are timed from the start of the last block but one that --rounds allow, so that all of a
+steady round is in it: reading the row, and the share of the next block. The dense matrix's rows
+cost more from block to block; it is timed at a few places of the run (--places), and the mean
+of the rounds of whole blocks there is the average over all rows, the cost being linear in the
+row.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from mf_aggregators import noise_blocks, noise_recursions, participation
+from mf_aggregators.commands import command_line
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    banded_inverse,
+    blt,
+    identity,
+    tree_aggregation,
+)
+from simulations import quiet
+
+_SEPARATION = 342
+
+
+def _square_root_coefficients(count: int) -> np.ndarray:
+    lags = np.arange(1, count)
+    return np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
+
+
+def _banded(num_rounds: int, num_bands: int) -> Factorization:
+    # What a row costs does not depend on the values, so that nothing has to be optimised.
+    inside = np.tri(num_rounds, num_bands, dtype=bool)
+    return BandedFactorization(np.where(inside, _square_root_coefficients(num_bands), 0.0))
+
+
+def _dense(num_rounds: int) -> Factorization:
+    coefficients = _square_root_coefficients(num_rounds)
+    bands = np.where(np.tri(num_rounds, dtype=bool), coefficients, 0.0)
+    return DenseFactorization(noise_recursions.matrix_from_bands(bands))
+
+
+_MECHANISMS: dict[str, Callable[[int], Factorization]] = {
+    "identity": identity,
+    "tree": tree_aggregation,
+    "blt": lambda n: blt(n, 4, participation.MinSeparation(min(_SEPARATION, n))),
+    "banded_16": lambda n: _banded(n, min(16, n)),
+    "banded_64": lambda n: _banded(n, min(64, n)),
+    "banded_342": lambda n: _banded(n, min(342, n)),
+    "banded_inverse_16": lambda n: banded_inverse(n, min(16, n), coefficients="square_root"),
+    "banded_inverse_64": lambda n: banded_inverse(n, min(64, n), coefficients="square_root"),
+    "dense": _dense,
+}
+_DEFAULT = (
+    "identity-state",
+    "blt-state",
+    "blt-disk",
+    "tree-disk",
+    "banded_64-disk",
+    "banded_342-disk",
+    "banded_inverse_16-disk",
+    "banded_inverse_64-disk",
+    "dense-disk",
+)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of the benchmark."""
+    integer, string = flags.DEFINE_integer, flags.DEFINE_string
+    integer("num_parameters", 4_050_748, "Parameters d.", flag_values=values)
+    integer("num_rounds", 2052, "Rounds n of the mechanisms.", flag_values=values)
+    integer("rounds", 0, "Rounds to time; 0 for two blocks.", flag_values=values)
+    integer(
+        "places", 3, "Places of the run at which the dense matrix is timed.", flag_values=values
+    )
+    integer("clients", 10, "Clients of a round with --tff.", flag_values=values)
+    flags.DEFINE_list(
+        "only",
+        list(_DEFAULT),
+        f"Mechanisms ({', '.join(_MECHANISMS)}) with their storage, as in blt-disk.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool("tff", False, "Whole rounds in TFF, not noise alone.", flag_values=values)
+    flags.DEFINE_enum("source", "philox", ["philox", "aes"], "Of random bits.", flag_values=values)
+    string("noise_directory", None, "Where files go; default temporary.", flag_values=values)
+    string("plot", None, "A PNG file to write.", flag_values=values)
+    string("measure", None, "One mechanism, in this process; prints JSON.", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Times the mechanisms and prints a table."""
+    for name in [values.measure] if values.measure else values.only:
+        mechanism, _, storage = name.rpartition("-")
+        command_line.check_choice(
+            mechanism in _MECHANISMS and storage in ("state", "disk"),
+            f"--only must name mechanisms among {', '.join(_MECHANISMS)}, each followed by -state "
+            f"or -disk, found {name}.",
+        )
+    if values.measure:
+        measured = _measure_in_tff(values) if values.tff else _measure_alone(values)
+        print(json.dumps(measured), flush=True)
+        return
+    rows = [_in_own_process(name, values) for name in values.only]
+    baseline = "dp_aggregator" if values.tff else "one normal vector"
+    lines = [
+        (
+            row["name"],
+            f"{row['milliseconds']:8.1f} ms   {row['ratio']:5.2f} of {baseline} "
+            f"({row['baseline_milliseconds']:.1f} ms), mean {row['mean_ratio']:5.2f}   "
+            f"memory {row['memory_gb']:.2f} GB   disk {row['disk_gb']:.2f} GB   "
+            f"start {row['start_seconds']:.1f} s, first round {row['first_seconds']:.1f} s",
+        )
+        for row in rows
+    ]
+    if values.plot:
+        _plot(rows, baseline, values)
+    command_line.print_result(
+        values, {"baseline": baseline, "rows": rows}, command_line.table(lines)
+    )
+
+
+def _in_own_process(name: str, values: flags.FlagValues) -> dict[str, Any]:
+    kept = ("num_parameters", "num_rounds", "rounds", "places", "clients", "source")
+    with tempfile.TemporaryDirectory(dir=values.noise_directory) as directory:
+        command = [
+            sys.executable,
+            __file__,
+            f"--measure={name}",
+            f"--noise_directory={directory}",
+            f"--tff={values.tff}",
+            *(f"--{flag}={values[flag].value}" for flag in kept),
+        ]
+        finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    print(f"{name}: done", file=sys.stderr, flush=True)
+    return {"name": name, **json.loads(finished.stdout.splitlines()[-1])}
+
+
+def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
+    quiet.prepare_environment()
+    import tensorflow as tf
+
+    from mf_aggregators import noise_making, tensor_noise
+    from mf_aggregators.noise_recursions import IndependentNoise
+
+    recursion = _recursion(values)
+    specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)
+    seed = tf.constant(np.frombuffer(os.urandom(16), np.int64))
+    begin = time.perf_counter()
+    noise = noise_making.make(recursion, specs, _options(values)).noise
+    state = tensor_noise.initial_state(noise, seed, seed)
+    step = tf.function(lambda state: tensor_noise.next_row(noise, state), autograph=False)
+    step.get_concrete_function(state)
+    start_seconds = time.perf_counter() - begin
+    # Row i of a stream of independent noise is one standard normal vector.
+    plain = tensor_noise.TensorNoise(IndependentNoise(values.num_rounds), specs, noise.source)
+    draw = tf.function(lambda state: tensor_noise.next_row(plain, state)[0], autograph=False)
+    plain_state = tensor_noise.initial_state(plain, seed, seed)
+    draw(plain_state)
+
+    def advance(state: Any) -> tuple[float, float, Any]:
+        begin = time.perf_counter()
+        _, state = step(state)
+        between = time.perf_counter()
+        draw(plain_state)
+        return between - begin, time.perf_counter() - between, state
+
+    def at(index: int) -> Any:
+        return state._replace(round_index=tf.constant(index, tf.int64))
+
+    with _PeakMemory() as memory:
+        measured = _timed(values, recursion, advance, at, state)
+    return _summary(measured, start_seconds, memory, values)
+
+
+def _measure_in_tff(values: flags.FlagValues) -> dict[str, Any]:
+    quiet.prepare_environment()
+    import attrs
+    import tensorflow_federated as tff
+
+    import mf_aggregators as mfa
+
+    quiet.end_workers_at_exit()
+    mechanism, _, storage = values.measure.rpartition("-")
+    value_type = tff.types.to_type(tff.TensorType(np.float32, [values.num_parameters]))
+    generator = np.random.default_rng()
+    updates = [
+        generator.normal(size=values.num_parameters).astype(np.float32)
+        for _ in range(values.clients)
+    ]
+    recursion = _recursion(values)
+    begin = time.perf_counter()
+    process = mfa.mf_dp_aggregator(
+        _MECHANISMS[mechanism](values.num_rounds),
+        participation=participation.SingleParticipation(),
+        noise_multiplier=1.0,
+        clip_norm=1.0,
+        clients_per_round=values.clients,
+        noise_storage=storage,
+        noise_directory=values.noise_directory,
+        noise_source=values.source,
+    ).create(value_type)
+    state = process.initialize()
+    start_seconds = time.perf_counter() - begin
+    # dp_aggregator's own lower limit of noise for its adaptive clipping depends on the cohort.
+    plain = tff.learning.dp_aggregator(0.05 * values.clients, values.clients).create(value_type)
+    plain_state = plain.next(plain.initialize(), updates).state
+
+    def advance(state: Any) -> tuple[float, float, Any]:
+        begin = time.perf_counter()
+        state = process.next(state, updates).state
+        between = time.perf_counter()
+        plain.next(plain_state, updates)
+        return between - begin, time.perf_counter() - between, state
+
+    def at(index: int) -> Any:
+        numerator = state.query_state.numerator_state
+        noise = numerator.noise._replace(round_index=np.int64(index))
+        query_state = state.query_state._replace(numerator_state=numerator._replace(noise=noise))
+        return attrs.evolve(state, query_state=query_state)
+
+    with _PeakMemory() as memory:
+        measured = _timed(values, recursion, advance, at, state)
+    return _summary(measured, start_seconds, memory, values)
+
+
+def _recursion(values: flags.FlagValues) -> noise_recursions.NoiseRecursion:
+    mechanism = values.measure.rpartition("-")[0]
+    return _MECHANISMS[mechanism](values.num_rounds).noise_recursion()
+
+
+def _options(values: flags.FlagValues) -> Any:
+    from mf_aggregators.noise_making import NoiseOptions
+
+    storage = values.measure.rpartition("-")[2]
+    return NoiseOptions.of(storage, values.noise_directory, values.source)
+
+
+def _timed(
+    values: flags.FlagValues,
+    recursion: noise_recursions.NoiseRecursion,
+    advance: Callable[[Any], tuple[float, float, Any]],
+    at: Callable[[int], Any],
+    state: Any,
+) -> dict[str, Any]:
+    """Seconds of the first round, and of rounds in a steady state with their baseline."""
+    plan = noise_blocks.plan(recursion)
+    grows = isinstance(recursion, noise_recursions.DenseNoise)
+    first, _, state = advance(state)
+    ours: list[float] = []
+    theirs: list[float] = []
+
+    def run(state: Any, rounds: int, keep: bool) -> Any:
+        for _ in range(rounds):
+            seconds, baseline, state = advance(state)
+            if keep:
+                ours.append(seconds)
+                theirs.append(baseline)
+        return state
+
+    if grows and values.measure.endswith("-disk"):
+        # From the second half of the blocks on, which all have the same size; the last has
+        # no next block to make.
+        places = np.linspace(0.0, 1.0, values.places + 2)[1:-1]
+        for place in places:
+            block = max(1, min(plan.num_blocks - 3, round(place * plan.num_blocks)))
+            start, end = int(plan.starts[block]), int(plan.starts[block + 1])
+            # The first of a block's rounds makes all of the block if there are no files.
+            state = run(at(start), 1, keep=False)
+            run(state, min(end - start - 1, values.rounds or values.num_rounds), keep=True)
+    else:
+        warm = min(int(plan.starts[-1]) // 2, 2 * plan.largest_block + plan.most_earlier_rows)
+        if values.measure.endswith("-state"):
+            warm = 3
+        rounds = values.rounds or max(20, 2 * plan.largest_block)
+        if values.measure.endswith("-state"):
+            rounds = values.rounds or 20
+        state = run(state, min(warm, values.num_rounds - 2), keep=False)
+        run(state, min(rounds, values.num_rounds - 2 - warm), keep=True)
+    return {"first": first, "ours": ours, "theirs": theirs}
+
+
+def _summary(
+    measured: dict[str, Any], start_seconds: float, memory: "_PeakMemory", values: flags.FlagValues
+) -> dict[str, Any]:
+    ours, theirs = statistics.median(measured["ours"]), statistics.median(measured["theirs"])
+    directory = pathlib.Path(values.noise_directory)
+    disk = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    return {
+        "milliseconds": 1e3 * ours,
+        "mean_milliseconds": 1e3 * statistics.fmean(measured["ours"]),
+        "most_milliseconds": 1e3 * max(measured["ours"]),
+        "baseline_milliseconds": 1e3 * theirs,
+        "ratio": ours / theirs,
+        "mean_ratio": statistics.fmean(measured["ours"]) / theirs,
+        "memory_gb": memory.peak_bytes / 1e9,
+        "disk_gb": disk / 1e9,
+        "start_seconds": start_seconds,
+        "first_seconds": measured["first"],
+        "rounds_timed": len(measured["ours"]),
+    }
+
+
+class _PeakMemory:
+    """The peak of the resident memory of this process and its children, sampled."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> "_PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        import psutil
+
+        own = psutil.Process()
+        while not self._ended.wait(0.05):
+            total = 0
+            for process in [own, *own.children(recursive=True)]:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            self.peak_bytes = max(self.peak_bytes, total)
+
+
+def _plot(rows: list[dict[str, Any]], baseline: str, values: flags.FlagValues) -> None:
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(9, 0.45 * len(rows) + 1.6), layout="constrained")
+    times, sizes = figure.subplots(1, 2, sharey=True)
+    names = [row["name"] for row in rows]
+    times.barh(names, [row["mean_ratio"] for row in rows], color="tab:blue")
+    times.axvline(1.0, color="black", linewidth=0.8)
+    times.set(xlabel=f"time of a round over {baseline}")
+    sizes.barh(names, [row["memory_gb"] for row in rows], label="memory, all processes")
+    sizes.barh(
+        names,
+        [row["disk_gb"] for row in rows],
+        left=[row["memory_gb"] for row in rows],
+        label="disk",
+    )
+    sizes.set(xlabel="GB")
+    sizes.legend()
+    times.invert_yaxis()
+    figure.suptitle(f"{values.num_parameters:,} parameters, {values.num_rounds:,} rounds")
+    figure.savefig(values.plot, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))

@@ -1,0 +1,97 @@
+"""The directory that noise rows are kept in: private, and with room enough."""
+
+import atexit
+import os
+import pathlib
+import shutil
+import stat
+import tempfile
+
+_SPARE_BYTES = 64 << 20
+_PATTERN_CHARACTERS = "*?[]\\"
+
+
+def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
+    """Returns a directory that only its owner can use, made if it is missing.
+
+    Args:
+      path: The directory; None for a temporary one, which is deleted when Python ends.
+
+    Returns:
+      Its absolute path.
+
+    Raises:
+      ValueError: If it is no directory, cannot be made, others may use it (whoever reads
+        the noise can subtract it from what was released), or its path has characters that
+        graphs take for a pattern.
+    """
+    if path is None:
+        path = temporary_directory("mf_aggregators-noise-")
+    directory = pathlib.Path(os.path.abspath(path))
+    if any(character in os.fspath(directory) for character in _PATTERN_CHARACTERS):
+        raise ValueError(
+            f"noise_directory {directory} has one of the characters {_PATTERN_CHARACTERS}, which "
+            "paths of noise files must not have: choose another one."
+        )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        raise ValueError(
+            f"noise_directory {directory} cannot be used: {error.strerror}. Choose another one."
+        ) from error
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ValueError(
+            f"noise_directory {directory} is open to others, who could subtract the noise: "
+            f"chmod 700 {directory}, or choose another one."
+        )
+    return directory
+
+
+def temporary_directory(prefix: str, parent: pathlib.Path | None = None) -> pathlib.Path:
+    """Returns a new private directory that is deleted when Python ends.
+
+    Args:
+      prefix: Of its name.
+      parent: Where it goes; None for the system's place. In a directory of a run, those
+        that killed processes have left behind are deleted first.
+    """
+    for left in [] if parent is None else parent.glob(f"{prefix}*-*"):
+        process = left.name.removeprefix(prefix).partition("-")[0]
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(left, ignore_errors=True)
+    temporary = tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent)
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return pathlib.Path(temporary)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def check_room(directory: pathlib.Path, needed_bytes: int) -> None:
+    """Checks that noise rows will find room in a directory.
+
+    Args:
+      directory: Where they go; what is in it counts as room.
+      needed_bytes: What they need at most.
+
+    Raises:
+      ValueError: If there is too little room.
+    """
+    free = shutil.disk_usage(directory).free - _SPARE_BYTES
+    if free >= needed_bytes:
+        return
+    present = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    if free + present < needed_bytes:
+        raise ValueError(
+            f"the noise rows need {needed_bytes / 1e9:.1f} GB in {directory}, which has "
+            f"{max(0, free) / 1e9:.1f} GB left: pass a noise_directory on a larger disk, or use a "
+            "mechanism with fewer bands."
+        )

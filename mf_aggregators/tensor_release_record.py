@@ -1,0 +1,108 @@
+"""A record of what each round's noise was added to, which refuses to add it to anything else.
+
+Two sums under one row of noise reveal their difference. A process that goes on from an
+older state, after a crash or because somebody restored it, asks for the noise of a round
+again: the same clients with the same data give the same sum, and any other sum must not be
+released. The record keeps a few numbers of each round's sum, and a round whose numbers
+differ fails.
+
+It is a guard against mistakes, and no part of the guarantee, which rests on not making
+them: it knows only of rounds in its own directory, cannot tell sums apart that differ by
+less than a rounding error of many clients, and takes a first round in which nobody
+contributed anything for none. The numbers follow from the clients' data: they
+are as secret as the noise rows beside them.
+"""
+
+import dataclasses
+import os
+import pathlib
+
+import tensorflow as tf
+
+from mf_aggregators import tensor_files
+
+_NUMBERS = 64
+# In clip norms: sums of the same updates in another order differ by far less, and other
+# clients' by far more.
+_TOLERANCE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseRecord:
+    """The record of all streams in one directory.
+
+    Attributes:
+      directory: Where it is kept.
+    """
+
+    directory: str
+
+    @classmethod
+    def in_directory(cls, directory: pathlib.Path) -> "ReleaseRecord":
+        """Returns the record in a directory of noise."""
+        return cls(os.fspath(directory / "released"))
+
+    def check(
+        self, stream: tf.Tensor, i: tf.Tensor, sums: list[tf.Tensor], clip_norm: float
+    ) -> list[tf.Tensor]:
+        """Returns the sums of a round, if its noise was added to nothing else before.
+
+        Args:
+          stream: (2,) int64: the name of the noise stream.
+          i: int64 scalar: the round.
+          sums: The sums of the clients' clipped updates, before noise.
+          clip_norm: Of the updates.
+
+        Returns:
+          The sums. Running the graph fails with InvalidArgumentError if the round was
+          recorded with other sums.
+        """
+
+        # Inside a function, operations with effects run in order and are never left out.
+        @tf.function(autograph=False)
+        def checked(
+            stream: tf.Tensor, i: tf.Tensor, sums: tuple[tf.Tensor, ...]
+        ) -> tuple[tf.Tensor, ...]:
+            name = tf.strings.reduce_join(tf.strings.as_string(stream), separator="-")
+            path = tf.strings.join(
+                [self.directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
+            )
+            numbers = _numbers(sums)
+            # TFF makes its first state by a round of zeros, whose result nobody sees.
+            is_first_state = tf.equal(i, 0) & tf.reduce_all(tf.equal(numbers, 0.0))
+            before, is_there = tensor_files.read(path, i, [_NUMBERS], tf.float64)
+            is_known = is_there | is_first_state
+            difference = tf.reduce_max(tf.abs(numbers - before))
+            is_same = tf.debugging.assert_equal(
+                is_first_state | tf.logical_not(is_there) | (difference <= _TOLERANCE * clip_norm),
+                True,
+                message=(
+                    "The noise of this round was added to other data before, so this aggregate "
+                    "is not released: the difference of the two would have no noise. Go on from "
+                    "this state with the clients and data of that time, or start a new run from "
+                    f"a fresh state (the record is in {self.directory})."
+                ),
+            )
+            with tf.control_dependencies([is_same]):
+                is_recorded = tf.identity(is_known)
+
+            def record() -> tf.Tensor:
+                with tf.control_dependencies([tensor_files.write(path, i, numbers)]):
+                    return tf.constant(True)
+
+            recorded = tf.cond(is_recorded, lambda: tf.constant(True), record)
+            with tf.control_dependencies([recorded]):
+                return tuple(tf.identity(tensor) for tensor in sums)
+
+        return list(checked(stream, i, tuple(sums)))
+
+
+def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    """Sums over consecutive shares of each tensor's entries, (_NUMBERS,) float64."""
+    total = tf.zeros([_NUMBERS], tf.float64)
+    for tensor in sums:
+        flat = tf.cast(tf.reshape(tensor, [-1]), tf.float64)
+        missing = -int(flat.shape[0]) % _NUMBERS
+        shares = tf.reshape(tf.pad(flat, [[0, missing]]), [_NUMBERS, -1])
+        total += tf.reduce_sum(shares, axis=1)
+    return total

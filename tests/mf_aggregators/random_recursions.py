@@ -1,0 +1,78 @@
+"""Recursions of random weights, as no mechanism has them all, for hypothesis."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mf_aggregators.noise_recursions import (
+    BandedNoise,
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+    StateSpaceNoise,
+    ToeplitzNoise,
+    WindowNoise,
+)
+
+_KINDS = (
+    IndependentNoise,
+    BandedNoise,
+    ToeplitzNoise,
+    DenseNoise,
+    WindowNoise,
+    StateSpaceNoise,
+)
+# Random weights of more rounds are made smaller, or rows would grow without bound.
+_FEW_ROUNDS = 9
+
+
+@st.composite
+def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion:
+    """Recursions of all kinds: phases, sources, feedback, windows longer than the run.
+
+    Args:
+      draw: Hypothesis passes it.
+      max_rounds: The most rounds. Rows stay near one in size however many there are.
+
+    Returns:
+      A strategy.
+    """
+    kind = draw(st.sampled_from(_KINDS))
+    num_rounds = draw(st.integers(1, max_rounds))
+    width = draw(st.integers(1, num_rounds + (2 if kind is WindowNoise else 0)))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    row_scales = generator.uniform(0.5, 2.0, num_rounds) if draw(st.booleans()) else None
+    is_long = num_rounds > _FEW_ROUNDS
+    if kind is IndependentNoise:
+        return IndependentNoise(num_rounds)
+    if kind is BandedNoise:
+        bands = np.tril(generator.normal(size=(num_rounds, width)))
+        bands /= 2.0 * width if is_long else 1.0
+        bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
+        return BandedNoise(bands)
+    if kind is ToeplitzNoise:
+        coefficients = generator.normal(size=width) / (width if is_long else 1.0)
+        coefficients[0] = 1.5
+        return ToeplitzNoise(num_rounds, coefficients, row_scales)
+    if kind is DenseNoise:
+        return DenseNoise(np.tril(generator.normal(size=(num_rounds, num_rounds))))
+    if kind is WindowNoise:
+        rank = draw(st.integers(0, 3))
+        rows = draw(st.sampled_from([1, num_rounds]))
+        left, right = generator.normal(size=(2, num_rounds, rank))
+        window = generator.normal(size=(rows, width))
+        return WindowNoise(num_rounds, window, left, right, row_scales)
+    phases, states = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    outputs, decays, inputs, feedbacks = generator.normal(size=(4, phases, states)) / 2.0
+    if is_long:
+        # |decay| + |feedback| * sum |outputs| < 1, so that the state vectors stay bounded.
+        decays, feedbacks = np.clip(decays, -0.5, 0.5), np.clip(feedbacks, -0.4, 0.4)
+        outputs /= np.maximum(1.0, np.sum(np.abs(outputs), axis=1, keepdims=True))
+    return StateSpaceNoise(
+        phases=generator.integers(0, phases, num_rounds),
+        gains=generator.normal(size=phases),
+        outputs=outputs,
+        sources=generator.integers(0, states, (phases, states)),
+        decays=decays,
+        inputs=inputs * draw(st.sampled_from([0.0, 1.0])),
+        feedbacks=feedbacks * draw(st.sampled_from([0.0, 1.0])),
+    )
