@@ -104,9 +104,10 @@ def mf_dp_aggregator(
       noise_storage: Where the noise of earlier rounds is kept: "state" (in the aggregator's
         state), "disk" (in files below ``noise_directory``), or "auto" for the cheaper one
         that fits; ``mf-report --model_size`` shows what it costs.
-      noise_directory: A private directory of the machine that TFF's worker runs on; its
-        contents are a cache, and may be deleted at any time. None takes a temporary one,
-        which is deleted when Python ends: a run that is resumed makes its rows again.
+      noise_directory: A private directory of the machine that TFF's worker runs on. Rows in
+        it are a cache; a record in it makes a round fail whose noise was added to other
+        data before. None takes a temporary one where one is needed, which is deleted when
+        Python ends: a run that is resumed makes its rows again.
       noise_source: What random bits come from: "philox", TensorFlow's counter-based
         generator, or "aes", AES-256 in counter mode by OpenSSL, which is slower and needs
         this process on the machine of TFF's worker.

@@ -91,8 +91,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                 stacklevel=2,
             )
         self._fixed_seed = seed
-        self._entropy = os.urandom(16) if seed is None else _digest(seed, "seed")
-        self._name = os.urandom(16) if seed is None else _digest(seed, "stream")
+        self._entropy = os.urandom(16) if seed is None else _digest(seed)
+        self._name = os.urandom(16)
 
     def initial_global_state(self) -> GlobalState:
         """Returns the state before the first round, with a fresh seed unless it is fixed."""
@@ -104,7 +104,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             # The secret comes from the operating system, when the query is made. A graph
             # may start several runs, and no two may share their noise: each start adds
             # what the graph can draw by itself.
-            seed, stream = _different_each_time(seed), _different_each_time(stream)
+            seed = _different_each_time(seed)
+        stream = _different_each_time(stream)
         return GlobalState(
             l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
             noise=tensor_noise.initial_state(self._noise, seed, stream),
@@ -233,7 +234,7 @@ def _different_each_time(words: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(words, full_range + microseconds)
 
 
-def _digest(seed: int, purpose: str) -> bytes:
+def _digest(seed: int) -> bytes:
     """128 bits that depend on all digits of an integer of any size."""
     seed = validation.integer_at_least(seed, 0, "seed")
-    return hashlib.sha256(f"mf_aggregators {purpose} {seed}".encode()).digest()[:16]
+    return hashlib.sha256(f"mf_aggregators seed {seed}".encode()).digest()[:16]

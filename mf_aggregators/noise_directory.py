@@ -1,6 +1,7 @@
 """The directory that noise rows are kept in: private, and with room enough."""
 
 import atexit
+import contextlib
 import os
 import pathlib
 import shutil
@@ -61,8 +62,14 @@ def temporary_directory(prefix: str, parent: pathlib.Path | None = None) -> path
         if process.isdecimal() and not _is_running(int(process)):
             shutil.rmtree(left, ignore_errors=True)
     temporary = tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent)
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    atexit.register(_delete, temporary, os.getpid())
     return pathlib.Path(temporary)
+
+
+def _delete(directory: str, owner: int) -> None:
+    # A forked child that ends must not take its parent's files away.
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_running(process: int) -> bool:
@@ -88,7 +95,11 @@ def check_room(directory: pathlib.Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(directory).free - _SPARE_BYTES
     if free >= needed_bytes:
         return
-    present = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    present = 0
+    for file in directory.rglob("*"):
+        # Another process may delete its files meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            present += file.stat().st_size if file.is_file() else 0
     if free + present < needed_bytes:
         raise ValueError(
             f"the noise rows need {needed_bytes / 1e9:.1f} GB in {directory}, which has "

@@ -207,7 +207,9 @@ _MARKDOWN = """\
      from {clients}. Not covered: the choice of hyperparameters and of the vocabulary, counts of
      words, other runs on the same clients, and the metrics of `metrics.csv` and TensorBoard
      (training loss and accuracy are sums over clients without noise, for the simulation's own
-     use). `checkpoints/` holds the noise seed: whoever has it can remove the noise.
+     use). `checkpoints/` holds the noise seed and `noise/` noise
+     rows and numbers of each round's sum without noise: whoever has one of them can remove
+     the noise.
    - *Released output.* Every round's noisy average update, and with it every intermediate and
      the final model.
    - *Unit of privacy.* One client with all its examples, for well-behaved clients, those that

@@ -162,9 +162,8 @@ class _StreamFiles:
         self._first_rows_of_z = tf.constant(
             [files.plan.first_row_of_z(block) for block in range(files.plan.num_blocks)], tf.int64
         )
-        self._directory = tf.strings.join(
-            [files.directory, "/stream", _number(stream[0]), _number(stream[1])]
-        )
+        self._stream = tf.strings.join(["/stream", _number(stream[0]), _number(stream[1])])
+        self._directory = tf.strings.join([files.directory, self._stream])
 
     def block_of(self, i: tf.Tensor) -> tf.Tensor:
         """The block that has round i, int64."""
@@ -320,7 +319,11 @@ class _StreamFiles:
         writes = []
         if states:
             writes.append(
-                tensor_files.write(self._vectors_path(panel, block + 1), block + 1, following)
+                tensor_files.write(
+                    self._vectors_path(panel, block + 1),
+                    self._label("state", panel, block + 1),
+                    following,
+                )
             )
         with tf.control_dependencies(writes):
             self._write_rows(block, panel, size, rows)
@@ -331,7 +334,9 @@ class _StreamFiles:
     ) -> None:
         def write(position: tf.Tensor) -> tuple[tf.Tensor]:
             i = self._starts[block] + tf.cast(position, tf.int64)
-            written = tensor_files.write(self._row_path(panel, i), i, rows[position])
+            written = tensor_files.write(
+                self._row_path(panel, i), self._label("row", panel, i), rows[position]
+            )
             with tf.control_dependencies([written]):
                 return (position + 1,)
 
@@ -340,7 +345,12 @@ class _StreamFiles:
         )
 
     def _read(self, panel: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tensor_files.read(self._row_path(panel, i), i, [self._segment.width], self._dtype)
+        return tensor_files.read(
+            self._row_path(panel, i),
+            self._label("row", panel, i),
+            [self._segment.width],
+            self._dtype,
+        )
 
     def _read_earlier(self, block: tf.Tensor, panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The rows before a block that it needs, oldest first, and whether all are there."""
@@ -379,24 +389,30 @@ class _StreamFiles:
         return tf.cond(
             tf.equal(block, 0),
             lambda: (zeros, tf.constant(True)),
-            lambda: tensor_files.read(self._vectors_path(panel, block), block, shape, tf.float64),
+            lambda: tensor_files.read(
+                self._vectors_path(panel, block),
+                self._label("state", panel, block),
+                shape,
+                tf.float64,
+            ),
         )
 
     def _read_weights(
         self, block: tf.Tensor, num_rows: tf.Tensor, num_columns: tf.Tensor
     ) -> tf.Tensor:
-        contents = tf.io.read_file(self._weights_paths[block])
-        is_whole = tf.debugging.assert_equal(
-            tensor_files.checksum(contents),
-            self._checksums[block],
+        path = self._weights_paths[block]
+        contents = tensor_files.read_contents(path)
+        is_right = tf.debugging.assert_equal(
+            tf.equal(tensor_files.checksum(contents), self._checksums[block]),
+            True,
             message=(
-                "A file of the noise's weights is damaged: create the aggregator again, which "
-                "writes it anew."
+                "A file of the noise's weights is damaged or gone: create the aggregator again, "
+                "which writes it anew, and go on from the same state."
             ),
         )
-        with tf.control_dependencies([is_whole]):
-            contents = tf.identity(contents)
-        return tf.reshape(tf.io.decode_raw(contents, tf.float64), [num_rows, num_columns])
+        with tf.control_dependencies([is_right]):
+            weights = tf.io.decode_raw(contents, tf.float64)
+        return tf.reshape(weights, [num_rows, num_columns])
 
     def _row_path(self, panel: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
         slot = tf.math.floormod(i, self._plan.rows_kept)
@@ -404,6 +420,13 @@ class _StreamFiles:
 
     def _vectors_path(self, panel: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
         return self._path(panel, "/state", tf.math.floormod(block, _STATES_KEPT))
+
+    def _label(self, kind: str, panel: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """The number of a file's contents: nothing else has it, wherever a file is moved to."""
+        panel_name = _number(self._segment.first_panel + panel)
+        return tensor_files.checksum(
+            tf.strings.join([self._stream, kind, panel_name, _number(index)])
+        )
 
     def _path(self, panel: tf.Tensor, name: str, slot: tf.Tensor) -> tf.Tensor:
         panel_name = _number(self._segment.first_panel + panel)

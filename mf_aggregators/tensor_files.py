@@ -21,6 +21,11 @@ def exists(path: tf.Tensor) -> tf.Tensor:
     return tf.size(tf.io.matching_files(path)) > 0
 
 
+def read_contents(path: tf.Tensor) -> tf.Tensor:
+    """Returns a file's contents; an empty string if there is no file."""
+    return tf.cond(exists(path), lambda: tf.io.read_file(path), lambda: tf.constant(""))
+
+
 def write(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> tf.Operation:
     """Writes a tensor to a file.
 
@@ -50,7 +55,7 @@ def read(
     Returns:
       The tensor, and whether it is there; zeros if it is not.
     """
-    contents = tf.cond(exists(path), lambda: tf.io.read_file(path), lambda: tf.constant(""))
+    contents = read_contents(path)
     # As operations clip at a string's end, anything shorter just has another header.
     is_long_enough = tf.strings.length(contents) > 2 * _DIGITS
     contents = tf.where(is_long_enough, contents, " " * 2 * _DIGITS)

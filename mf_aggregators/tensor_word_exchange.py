@@ -8,8 +8,7 @@ from tensorflow.python.data.experimental.ops import testing
 from mf_aggregators import tensor_files
 
 _MICROSECONDS_BETWEEN_LOOKS = 500
-_SECONDS_TO_ANSWER = 600
-_MOST_LOOKS = _SECONDS_TO_ANSWER * 1_000_000 // _MICROSECONDS_BETWEEN_LOOKS
+_SECONDS_TO_ANSWER = 600.0
 
 
 class ExchangedWords:
@@ -39,8 +38,15 @@ class ExchangedWords:
             path = tf.strings.join([self._directory, "/words-", _joined(marks, "-")])
             written = tf.io.write_file(path + ".request", request)
             with tf.control_dependencies([written]):
-                looks = _wait_while_exists(path + ".request")
-            with tf.control_dependencies([looks]):
+                waited = _wait_while_exists(path + ".request")
+            with tf.control_dependencies([waited]):
+                # A request that nobody answers must not leave the seed behind.
+                emptied = tf.cond(
+                    tensor_files.exists(path + ".request"),
+                    lambda: _written(path + ".request"),
+                    lambda: tf.constant(True),
+                )
+            with tf.control_dependencies([emptied]):
                 is_answered = tensor_files.exists(path + ".words")
             answered = tf.debugging.assert_equal(
                 is_answered,
@@ -87,17 +93,26 @@ def _joined(numbers: tf.Tensor, separator: str) -> tf.Tensor:
     return tf.strings.reduce_join(tf.strings.as_string(numbers), separator=separator)
 
 
+def _written(path: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.io.write_file(path, "")]):
+        return tf.constant(True)
+
+
 def _wait_while_exists(path: tf.Tensor) -> tf.Tensor:
-    """Waits until a file is gone or the time is over; returns how often it looked."""
+    """Waits until a file is gone or the time is over; returns the seconds that it took."""
+    begin = tf.timestamp()
 
-    def is_there(look: tf.Tensor) -> tf.Tensor:
+    def is_there(waited: tf.Tensor) -> tf.Tensor:
         # An empty string that depends on the loop: what does not may be computed just once.
-        nothing = tf.strings.substr(tf.strings.as_string(look), 0, 0)
-        return (look < _MOST_LOOKS) & tensor_files.exists(path + nothing)
+        nothing = tf.strings.substr(tf.strings.as_string(waited), 0, 0)
+        return (waited < _SECONDS_TO_ANSWER) & tensor_files.exists(path + nothing)
 
-    def wait(look: tf.Tensor) -> tuple[tf.Tensor]:
-        naps = tf.data.Dataset.from_tensors(look).apply(testing.sleep(_MICROSECONDS_BETWEEN_LOOKS))
-        return (naps.reduce(look, lambda _, done: done) + 1,)
+    def wait(waited: tf.Tensor) -> tuple[tf.Tensor]:
+        naps = tf.data.Dataset.from_tensors(waited)
+        naps = naps.apply(testing.sleep(_MICROSECONDS_BETWEEN_LOOKS))
+        slept = naps.reduce(waited, lambda _, done: done)
+        with tf.control_dependencies([slept]):
+            return (tf.timestamp() - begin,)
 
-    (looks,) = tf.while_loop(is_there, wait, (tf.constant(0),), parallel_iterations=1)
-    return looks
+    (waited,) = tf.while_loop(is_there, wait, (tf.zeros([], tf.float64),), parallel_iterations=1)
+    return waited

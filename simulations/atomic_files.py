@@ -34,8 +34,25 @@ def writing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         os.umask(mask)
         partial.chmod(0o666 & ~mask)
         partial.replace(target)
+        synchronise(target.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def synchronise(path: pathlib.Path) -> None:
+    """Waits until a file's contents, or a directory's entries, are on the disk itself.
+
+    Args:
+      path: The file or directory.
+
+    Raises:
+      OSError: If it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -1,10 +1,12 @@
 """The directory of a run: configuration, metrics, ledger, privacy statement, states, noise."""
 
 import csv
+import hashlib
 import json
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +58,21 @@ class RunDirectory:
     def tensorboard(self) -> pathlib.Path:
         """Where TensorBoard's event files go."""
         return self.path / TENSORBOARD_DIRECTORY
+
+    def factorization_sha256(self) -> str:
+        """Returns a fingerprint of the run's checkpoint, whose description has its arrays'."""
+        description = self.factorization / "factorization.json"
+        return hashlib.sha256(description.read_bytes()).hexdigest()
+
+    def delete_noise_rows(self) -> None:
+        """Deletes the noise rows in the run's own directory, which a finished run needs no more."""
+        for rows in self.noise.glob("rows-*"):
+            shutil.rmtree(rows, ignore_errors=True)
+
+    def has_metrics(self) -> bool:
+        """Returns whether the metrics of any round were written."""
+        path = self.path / METRICS_FILE
+        return path.exists() and len(path.read_text(encoding="utf-8").splitlines()) > 1
 
     def read_config(self) -> dict[str, Any] | None:
         """Returns the configuration of the run that the directory holds, or None if it is new.

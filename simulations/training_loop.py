@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from mf_aggregators.participation import Participation
-from simulations import cohorts, participation_timers
+from simulations import atomic_files, cohorts, participation_timers
 from simulations.cohorts import TooFewEligibleClientsError
 from simulations.participation_ledger import LedgerError, ParticipationLedger
 from simulations.quiet import StopRequest
@@ -136,6 +136,10 @@ class StateStore:
         """Saves where a run stands, the ledger first."""
         progress.ledger.save(self._ledger_path)
         asyncio.run(self._manager.save(progress.state, progress.num_rounds))
+        # After a loss of power, a ledger without its states would have to be given up.
+        saved = self._directory / f"{_STATE_PREFIX}{progress.num_rounds}"
+        for path in (*saved.rglob("*"), saved, self._directory):
+            atomic_files.synchronise(path)
 
     def load(self, initial_state: Any, client_ids: tuple[str, ...]) -> Progress | None:
         """Returns the newest state and the whole ledger, or None for a new run.

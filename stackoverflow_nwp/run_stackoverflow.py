@@ -255,6 +255,21 @@ def main(values: flags.FlagValues) -> int | None:
         checkpoints.save(
             plan.factorization, directory.factorization, participation=plan.participation
         )
+    matrix = directory.factorization_sha256()
+    if old is None or "factorization_sha256" not in old:
+        config = directory.read_config() or {}
+        directory.write_json(run_directory.CONFIG_FILE, {**config, "factorization_sha256": matrix})
+    elif old["factorization_sha256"] != matrix:
+        raise CommandError(
+            f"{directory.factorization} is not the matrix that the run in {directory.path} began "
+            "with: restore it, or start a new run."
+        )
+    if old is not None and not directory.ledger.exists() and directory.has_metrics():
+        raise CommandError(
+            f"{directory.path} has results of rounds and neither {run_directory.LEDGER_FILE} nor "
+            "states to go on from: other noise for these rounds would be a second release. Restore "
+            "both, or start a new run and account for both."
+        )
     _say("starting TensorFlow Federated")
     try:
         import tensorflow_federated  # noqa: F401
@@ -280,6 +295,8 @@ def main(values: flags.FlagValues) -> int | None:
             noise_path,
             stop,
         )
+    if outcome.num_rounds == plan.options["num_rounds"]:
+        directory.delete_noise_rows()
     statement = _realised(plan, statement, outcome.ledger)
     _write_statement(directory, statement)
     _print_outcome(values, directory, plan, statement, outcome)

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import shutil
 import warnings
 from typing import Any
 
@@ -17,7 +18,15 @@ import tensorflow_privacy as tfp
 
 from mf_aggregators import dp_query, workloads
 from mf_aggregators.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
-from mf_aggregators.factorizations import Factorization, banded, identity, optimal
+from mf_aggregators.factorizations import (
+    DenseFactorization,
+    Factorization,
+    banded,
+    identity,
+    optimal,
+)
+from mf_aggregators.noise_making import NoiseOptions
+from mf_aggregators.noise_storage import NoiseStorage
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
 _NUM_ROUNDS = 5
@@ -37,6 +46,7 @@ def _query(
             l2_norm_clip=other.pop("l2_norm_clip", 1.0),
             noise_stddev=noise_stddev,
             seed=seed,
+            noise=other.pop("noise", None),
         )
 
 
@@ -230,5 +240,23 @@ def test_bad_clip_norms_are_refused(clip_norm: float) -> None:
 
 def test_states_that_tff_cannot_pass_are_refused() -> None:
     factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
-    with pytest.raises(ValueError, match="GiB of server state"):
-        _query(factorization, 1.0, specs=[tf.TensorSpec((10_000_000,), tf.float32)])
+    specs = [tf.TensorSpec((10_000_000,), tf.float32)]
+    with pytest.raises(ValueError, match=r"GiB of server state.*noise_storage='disk'"):
+        _query(factorization, 1.0, specs=specs, noise=NoiseOptions(NoiseStorage.STATE))
+
+
+def test_matrices_that_no_graph_should_hold_are_refused() -> None:
+    factorization = DenseFactorization(np.tri(600))
+    with pytest.raises(ValueError, match=r"too large to be put into a graph.*'disk'"):
+        _query(factorization, 1.0, noise=NoiseOptions(NoiseStorage.STATE))
+
+
+def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class _Usage:
+        free = 2**30
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage())
+    factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
+    specs = [tf.TensorSpec((10_000_000,), tf.float32)]
+    with pytest.raises(ValueError, match="pass a noise_directory on a larger disk"):
+        _query(factorization, 1.0, specs=specs)

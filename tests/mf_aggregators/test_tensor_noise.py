@@ -372,7 +372,7 @@ def _happen(event: Any, directory: pathlib.Path) -> None:
         elif what == "empty":
             file.write_bytes(b"")
         elif what == "cut off":
-            file.write_bytes(contents[: generator.integers(0, len(contents))])
+            file.write_bytes(contents[: generator.integers(0, len(contents) + 1)])
         elif contents:
             contents[generator.integers(0, len(contents))] ^= 1 << generator.integers(0, 8)
             file.write_bytes(contents)

@@ -77,14 +77,33 @@ def test_every_coordinate_counts(position: int) -> None:
             _check(pathlib.Path(directory), 0, *_split(total))
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_sums_of_gradients_whose_rows_add_up_to_zero_differ(
+    size: float, tmp_path: pathlib.Path
+) -> None:
+    """As those of a softmax do, for any data; however small the updates are."""
+    generator = np.random.default_rng(5)
+    sums = []
+    for _ in range(2):
+        gradient = generator.normal(size=(512, 10))
+        gradient -= gradient.mean(axis=1, keepdims=True)
+        gradient *= size * _CLIP_NORM / np.linalg.norm(gradient)
+        sums.append(gradient.astype(np.float32))
+    _check(tmp_path, 4, sums[0])
+    _check(tmp_path, 4, sums[0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+        _check(tmp_path, 4, sums[1])
+
+
 def test_the_round_of_zeros_that_makes_a_first_state_is_not_recorded(
     tmp_path: pathlib.Path,
 ) -> None:
     zeros, total = np.zeros(1003, np.float32), _updates(1)[0]
     _check(tmp_path, 0, *_split(zeros))
     _check(tmp_path, 0, *_split(total))
-    # A run with the same fixed seed may start again.
-    _check(tmp_path, 0, *_split(zeros))
+    # Alone, the noise of a round that was released would be bare.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+        _check(tmp_path, 0, *_split(zeros))
     # In later rounds, nothing is something.
     _check(tmp_path, 1, *_split(zeros))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):

@@ -79,8 +79,10 @@ def test_no_request_with_the_seed_stays_behind(tmp_path: pathlib.Path) -> None:
 def test_without_the_service_the_graph_says_so(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_word_exchange, "_MOST_LOOKS", 20)
+    monkeypatch.setattr(tensor_word_exchange, "_SECONDS_TO_ANSWER", 0.2)
     source = ExchangedWords(os.fspath(tmp_path))
     zero = tf.zeros([], tf.int64)
     with pytest.raises(tf.errors.InvalidArgumentError, match="did not send random words"):
         source.prepare(tf.constant([1, 2], tf.int64), zero, 1, zero, 4)
+    # What was asked for held the seed.
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b""]
