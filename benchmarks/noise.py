@@ -11,11 +11,10 @@ rounds of the aggregator with 10 clients are timed in TensorFlow Federated, in t
 rounds of tff.learning.dp_aggregator. Memory is the peak of all processes, clients' updates
 and TensorFlow itself included.
 
-Rows are timed from the start of the last block but one that --rounds allow, so that all of a
-steady round is in it: reading the row, and the share of the next block. The dense matrix's rows
-cost more from block to block; it is timed at a few places of the run (--places), and the mean
-of the rounds of whole blocks there is the average over all rows, the cost being linear in the
-row.
+Rows on disk are timed for a whole block in a steady state, so that all of a round is in it:
+reading the row, and the share of the next block. The dense matrix's rows cost more from block
+to block; its block is the one in the middle of the run, whose mean is that of all rows, the
+cost being linear in the row.
 """
 
 import json
@@ -95,10 +94,7 @@ def define_flags(values: flags.FlagValues) -> None:
     integer, string = flags.DEFINE_integer, flags.DEFINE_string
     integer("num_parameters", 4_050_748, "Parameters d.", flag_values=values)
     integer("num_rounds", 2052, "Rounds n of the mechanisms.", flag_values=values)
-    integer("rounds", 0, "Rounds to time; 0 for two blocks.", flag_values=values)
-    integer(
-        "places", 3, "Places of the run at which the dense matrix is timed.", flag_values=values
-    )
+    integer("rounds", 0, "Rounds to time; 0 for a block, or 16 with --tff.", flag_values=values)
     integer("clients", 10, "Clients of a round with --tff.", flag_values=values)
     flags.DEFINE_list(
         "only",
@@ -146,7 +142,7 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _in_own_process(name: str, values: flags.FlagValues) -> dict[str, Any]:
-    kept = ("num_parameters", "num_rounds", "rounds", "places", "clients", "source")
+    kept = ("num_parameters", "num_rounds", "rounds", "clients", "source")
     with tempfile.TemporaryDirectory(dir=values.noise_directory) as directory:
         command = [
             sys.executable,
@@ -283,25 +279,17 @@ def _timed(
                 theirs.append(baseline)
         return state
 
-    if grows and values.measure.endswith("-disk"):
-        # From the second half of the blocks on, which all have the same size; the last has
-        # no next block to make.
-        places = np.linspace(0.0, 1.0, values.places + 2)[1:-1]
-        for place in places:
-            block = max(1, min(plan.num_blocks - 3, round(place * plan.num_blocks)))
-            start, end = int(plan.starts[block]), int(plan.starts[block + 1])
-            # The first of a block's rounds makes all of the block if there are no files.
-            state = run(at(start), 1, keep=False)
-            run(state, min(end - start - 1, values.rounds or values.num_rounds), keep=True)
+    if values.measure.endswith("-disk"):
+        # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
+        # row costs what it costs on average. The first round there makes what is missing.
+        steady = plan.most_earlier_rows + plan.largest_block
+        place = values.num_rounds // 2 if grows else min(steady, values.num_rounds // 2)
+        state = run(at(place), 1, keep=False)
+        rounds = values.rounds or (16 if values.tff else plan.largest_block)
+        run(state, min(rounds, values.num_rounds - place - 1), keep=True)
     else:
-        warm = min(int(plan.starts[-1]) // 2, 2 * plan.largest_block + plan.most_earlier_rows)
-        if values.measure.endswith("-state"):
-            warm = 3
-        rounds = values.rounds or max(20, 2 * plan.largest_block)
-        if values.measure.endswith("-state"):
-            rounds = values.rounds or 20
-        state = run(state, min(warm, values.num_rounds - 2), keep=False)
-        run(state, min(rounds, values.num_rounds - 2 - warm), keep=True)
+        state = run(state, 3, keep=False)
+        run(state, min(values.rounds or 20, values.num_rounds - 4), keep=True)
     return {"first": first, "ours": ours, "theirs": theirs}
 
 
