@@ -29,8 +29,12 @@ _SECONDS_PER_NORMAL = 16e-9
 _SECONDS_PER_BYTE_WRITTEN = 1.4e-9
 _SECONDS_PER_BYTE_READ = 0.4e-9
 _SECONDS_PER_PRODUCT = 2e-11
-_SECONDS_PER_STATE_BYTE = 3e-8
+_SECONDS_PER_STATE_BYTE = 1e-8
+_SECONDS_PER_BYTE_OF_LARGE_STATE = 4e-8
 _SECONDS_PER_FILE_OPERATION = 5e-5
+
+# What a file of noise has besides its numbers, at most.
+_BYTES_OF_HEADERS = 128
 
 
 class NoiseStorage(enum.Enum):
@@ -82,10 +86,13 @@ def cost(
     kept = noise_recursions.floats_per_parameter(recursion)
     if storage is NoiseStorage.STATE:
         drawn = _mean_rows_of_z(recursion)
-        state = kept * row
+        state = kept * _filled_up(num_parameters) * bytes_of_float
         seconds = drawn * num_parameters * _SECONDS_PER_NORMAL
         seconds += (kept + drawn) * num_parameters * _SECONDS_PER_PRODUCT
-        seconds += state * _SECONDS_PER_STATE_BYTE
+        is_cheap = state <= CHEAP_STATE_IN_BYTES
+        seconds += state * (
+            _SECONDS_PER_STATE_BYTE if is_cheap else _SECONDS_PER_BYTE_OF_LARGE_STATE
+        )
         return NoiseCost(storage, state, 0, 3 * (state + row), seconds)
     if storage is NoiseStorage.DISK:
         return _disk_cost(recursion, num_parameters, bytes_of_float)
@@ -111,7 +118,7 @@ def choose(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int =
     if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
         return of_disk
     # A difference that nobody notices is not worth a directory.
-    if of_state.seconds_per_round < max(0.1, 1.5 * of_disk.seconds_per_round):
+    if of_state.seconds_per_round < max(0.25, 1.5 * of_disk.seconds_per_round):
         return of_state
     return of_disk
 
@@ -162,13 +169,22 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: i
     # Rows of a panel in memory: what is read, what is made, and what is drawn at once.
     panel_rows = 2 * plan.most_earlier_rows + 3 * plan.largest_block + 4 * vectors
     width = min(num_parameters, PANEL)
+    filled_up = _filled_up(num_parameters)
+    rows = plan.rows_kept * (filled_up * bytes_of_float + panels * _BYTES_OF_HEADERS)
+    # State vectors are float64, and kept for as many blocks as tensor_blocks says.
+    states = 4 * (8 * vectors * filled_up + panels * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
         state_bytes=0,
-        disk_bytes=plan.rows_kept * row + 4 * 2 * vectors * row + _weights_bytes(plan),
+        disk_bytes=rows + states + _weights_bytes(plan),
         memory_bytes=4 * row + panel_rows * width * bytes_of_float,
         seconds_per_round=seconds,
     )
+
+
+def _filled_up(num_parameters: int) -> int:
+    """The coordinates of all panels, the last of several being filled up."""
+    return math.ceil(num_parameters / PANEL) * min(num_parameters, PANEL)
 
 
 def _weights_bytes(plan: noise_blocks.BlockPlan) -> int:

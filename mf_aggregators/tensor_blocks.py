@@ -7,8 +7,9 @@ of the next block, so that no round has to make a whole block of a large model.
 
 The files are a cache of a function of (recursion, seed, round): any of them may be missing,
 damaged or old, and is then made again. What a block is made from is in files as well; if
-that is gone, the panel is made again from the first round on. The directory may be deleted
-at any time, which costs time and never changes a row.
+that is gone, the panel is made again from the first round on. Weights alone are not made by
+the graph, which refuses any but its own. The directory may be deleted while no process uses
+it, which costs time and never changes a row.
 """
 
 import dataclasses
@@ -266,7 +267,7 @@ class _StreamFiles:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
         State vectors are float64: weights rounded to single precision are those of another
-        matrix, and the difference would add up from block to block.
+        matrix, and with decays close to one a difference would stay from block to block.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
         states = self._plan.num_state_vectors

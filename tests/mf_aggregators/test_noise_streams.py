@@ -15,17 +15,12 @@ from mf_aggregators.factorizations import (
     Factorization,
     TreeAggregationFactorization,
     banded,
-    banded_inverse,
-    blt,
     identity,
-    optimal,
-    structured,
-    toeplitz,
-    tree_aggregation,
 )
 from mf_aggregators.noise_recursions import NoiseRecursion
 from mf_aggregators.noise_streams import NoiseStreamState
 from mf_aggregators.random_words import NoiseSource
+from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 9
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
@@ -59,28 +54,8 @@ def _leaves(row: dict[str, Any]) -> list[np.ndarray]:
     return [*flat, row["number"]]
 
 
-def _factorizations() -> list[Factorization]:
-    workload = workloads.prefix_sum(_NUM_ROUNDS)
-    return [
-        identity(_NUM_ROUNDS),
-        banded(workload, 1),
-        banded(workload, 2),
-        banded(workload, 4),
-        banded(workload, _NUM_ROUNDS),
-        optimal(workload),
-        tree_aggregation(_NUM_ROUNDS),
-        tree_aggregation(_NUM_ROUNDS, "full"),
-        toeplitz(_NUM_ROUNDS, 3),
-        toeplitz(_NUM_ROUNDS, 3, equal_column_norms=True),
-        toeplitz(_NUM_ROUNDS, equal_column_norms=True),
-        blt(_NUM_ROUNDS, 2),
-        banded_inverse(_NUM_ROUNDS, 4),
-        structured(optimal(workload), 2, 2),
-        structured(optimal(workload), _NUM_ROUNDS, 0),
-    ]
-
-
-_EVERY_MECHANISM = pytest.mark.parametrize("factorization", _factorizations(), ids=str)
+_FACTORIZATIONS = small_mechanisms.factorizations(_NUM_ROUNDS)
+_EVERY_MECHANISM = pytest.mark.parametrize("factorization", _FACTORIZATIONS, ids=str)
 
 
 def _inverse(factorization: Factorization) -> np.ndarray:

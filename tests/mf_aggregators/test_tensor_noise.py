@@ -27,7 +27,6 @@ from mf_aggregators import (
     rows_of_z,
     tensor_blocks,
     tensor_noise,
-    workloads,
 )
 from mf_aggregators.factorizations import (
     BandedFactorization,
@@ -35,12 +34,8 @@ from mf_aggregators.factorizations import (
     Factorization,
     StructuredFactorization,
     TreeAggregationFactorization,
-    banded,
     banded_inverse,
     blt,
-    identity,
-    optimal,
-    structured,
     toeplitz,
     tree_aggregation,
 )
@@ -49,7 +44,7 @@ from mf_aggregators.noise_recursions import NoiseRecursion
 from mf_aggregators.random_words import NoiseSource
 from mf_aggregators.tensor_noise import NoiseState, TensorNoise
 from mf_aggregators.tensor_rows_of_z import PhiloxWords, panel_rows
-from tests.mf_aggregators import random_recursions
+from tests.mf_aggregators import random_recursions, small_mechanisms
 
 _NUM_ROUNDS = 9
 # Graphs of their own for every example take seconds to make.
@@ -64,31 +59,7 @@ _SPECS = (
 _MIXED_SPECS = (tf.TensorSpec((), tf.float64), *_SPECS, tf.TensorSpec((3,), tf.float64))
 
 
-def _factorizations() -> list[Factorization]:
-    workload = workloads.prefix_sum(_NUM_ROUNDS)
-    return [
-        identity(_NUM_ROUNDS),
-        banded(workload, 1),
-        banded(workload, 2),
-        banded(workload, 4),
-        banded(workload, _NUM_ROUNDS),
-        optimal(workload),
-        tree_aggregation(_NUM_ROUNDS),
-        tree_aggregation(_NUM_ROUNDS, "full"),
-        toeplitz(_NUM_ROUNDS, 3),
-        toeplitz(_NUM_ROUNDS, 3, equal_column_norms=True),
-        toeplitz(_NUM_ROUNDS, equal_column_norms=True),
-        blt(_NUM_ROUNDS, 2),
-        banded_inverse(_NUM_ROUNDS, 4),
-        structured(optimal(workload), 2, 2),
-        structured(optimal(workload), _NUM_ROUNDS, 0),
-        # One state vector, one accumulator.
-        blt(_NUM_ROUNDS, 1),
-        structured(optimal(workload), 2, 1),
-    ]
-
-
-_FACTORIZATIONS = _factorizations()
+_FACTORIZATIONS = small_mechanisms.factorizations(_NUM_ROUNDS)
 _EVERY_MECHANISM = pytest.mark.parametrize(
     "index",
     range(len(_FACTORIZATIONS)),
