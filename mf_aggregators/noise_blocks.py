@@ -93,6 +93,11 @@ class BlockPlan:
         """
         return self.recursion.row_scales if isinstance(self.recursion, ToeplitzNoise) else None
 
+    @property
+    def draws_earlier_rows_of_z(self) -> bool:
+        """Whether blocks need rows of Z from before their first round."""
+        return isinstance(self.recursion, DenseNoise | WindowNoise)
+
     def num_earlier_rows(self, block: int) -> int:
         """Returns how many rows before a block its weights are for."""
         return min(self.most_earlier_rows, int(self.starts[block]))
@@ -237,3 +242,19 @@ def _state_space_weights(recursion: StateSpaceNoise, start: int, end: int) -> np
         state += np.multiply.outer(recursion.feedbacks[phase], rows[row])
         state[:, vectors + row] += recursion.inputs[phase]
     return np.concatenate([rows, state])
+
+
+def weights_of_phases(recursion: StateSpaceNoise) -> np.ndarray:
+    """Returns the weights of a block of one round, for each phase of a recurrence.
+
+    Args:
+      recursion: The recursion, of m state vectors and P phases.
+
+    Returns:
+      (P, 1 + m, m + 1) float64: the row and then the next state vectors, from the state
+      vectors and the row of Z.
+    """
+    every_phase = dataclasses.replace(recursion, phases=np.arange(len(recursion.gains)))
+    return np.array(
+        [_state_space_weights(every_phase, phase, phase + 1) for phase in every_phase.phases]
+    )

@@ -34,7 +34,8 @@ _FORMAT = 1
 _STATES_KEPT = 4
 # Rows of Z that are combined at once.
 _GROUP = 64
-_PARALLEL_PANELS = 4
+_PARALLEL_PANELS = 2
+_PARALLEL_FILES = 4
 
 # From a block and a panel to the block's rows of the panel, made and written.
 _MakePanel: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -196,7 +197,8 @@ class _StreamFiles:
         number = self._segment.num_panels
 
         def make_if_missing(panel: tf.Tensor) -> tf.Tensor:
-            # Its last row is written last.
+            # Its last row is written about last; what is missing all the same is made when it
+            # is read.
             _, is_there = self._read(panel, self._starts[block + 2] - 1)
 
             def make() -> tf.Tensor:
@@ -275,21 +277,9 @@ class _StreamFiles:
         num_rows_of_z = tf.cast(self._starts[block + 1] - first, tf.int32)
         num_earlier = tf.shape(earlier)[0]
         weights = self._read_weights(block, size + states, num_earlier + states + num_rows_of_z)
-        # Of one vector, a static shape would otherwise get lost in a sum.
-        of_rows, of_vectors = weights[:size], tf.ensure_shape(weights[size:], [states, None])
-        rows = tf.zeros([size, self._segment.width], self._dtype)
-        following = tf.zeros([states, self._segment.width], tf.float64)
-        if self._plan.most_earlier_rows:
-            rows += tf.cast(of_rows[:, :num_earlier], self._dtype) @ earlier
-        if states:
-            columns = slice(num_earlier, num_earlier + states)
-            rows += tf.cast(of_rows[:, columns] @ vectors, self._dtype)
-            following += of_vectors[:, columns] @ vectors
 
-        def add_group(
-            done: tf.Tensor, rows: tf.Tensor, following: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            count = tf.minimum(_GROUP, num_rows_of_z - done)
+        def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tf.Tensor:
+            """What a group of rows of Z adds to the rows and to the next state vectors."""
             z = panel_rows(
                 self._source,
                 self._seed,
@@ -300,23 +290,39 @@ class _StreamFiles:
                 self._dtype,
             )
             begin = num_earlier + states + done
-            columns = slice(begin, begin + count)
-            rows += tf.cast(of_rows[:, columns], self._dtype) @ z
-            if states:
-                following += of_vectors[:, columns] @ tf.cast(z, tf.float64)
-            return done + count, rows, following
+            # In one product: what is added to the state vectors once need not be float64.
+            return tf.cast(weights[:, begin : begin + count], self._dtype) @ z
 
-        _, rows, following = tf.while_loop(
-            lambda done, *_: done < num_rows_of_z,
-            add_group,
-            (tf.constant(0), rows, following),
-            shape_invariants=(
-                tf.TensorShape([]),
-                tf.TensorShape([None, self._segment.width]),
-                following.shape,
-            ),
-            parallel_iterations=1,
-        )
+        def add_group(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            count = tf.minimum(_GROUP, num_rows_of_z - done)
+            return done + count, total + of_group(done, count)
+
+        if self._plan.draws_earlier_rows_of_z:
+            _, total = tf.while_loop(
+                lambda done, _: done < num_rows_of_z,
+                add_group,
+                (
+                    tf.constant(0),
+                    tf.zeros([size + states, self._segment.width], self._dtype),
+                ),
+                shape_invariants=(
+                    tf.TensorShape([]),
+                    tf.TensorShape([None, self._segment.width]),
+                ),
+                parallel_iterations=1,
+            )
+        else:
+            total = of_group(0, num_rows_of_z)
+        rows = total
+        following = tf.zeros([states, self._segment.width], tf.float64)
+        if states:
+            columns = slice(num_earlier, num_earlier + states)
+            rows = total[:size] + tf.cast(weights[:size, columns] @ vectors, self._dtype)
+            following = tf.cast(total[size:], tf.float64) + weights[size:, columns] @ vectors
+            # With one state vector, TensorFlow does not see that there is one.
+            following = tf.ensure_shape(following, [states, self._segment.width])
+        if self._plan.most_earlier_rows:
+            rows += tf.cast(weights[:size, :num_earlier], self._dtype) @ earlier
         writes = []
         if states:
             writes.append(
@@ -327,23 +333,34 @@ class _StreamFiles:
                 )
             )
         with tf.control_dependencies(writes):
-            self._write_rows(block, panel, size, rows)
-        return rows, following
+            are_written = self._write_rows(block, panel, size, rows)
+        with tf.control_dependencies([are_written]):
+            return tf.identity(rows), following
 
     def _write_rows(
         self, block: tf.Tensor, panel: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
-    ) -> None:
-        def write(position: tf.Tensor) -> tuple[tf.Tensor]:
+    ) -> tf.Tensor:
+        """Writes a block's rows; returns a vector of True once all are written."""
+
+        def write(
+            position: tf.Tensor, are_written: tf.TensorArray
+        ) -> tuple[tf.Tensor, tf.TensorArray]:
             i = self._starts[block] + tf.cast(position, tf.int64)
             written = tensor_files.write(
                 self._row_path(panel, i), self._label("row", panel, i), rows[position]
             )
             with tf.control_dependencies([written]):
-                return (position + 1,)
+                is_written = tf.constant(True)
+            # The next position does not wait for this one's file.
+            return position + 1, are_written.write(position, is_written)
 
-        tf.while_loop(
-            lambda position: position < size, write, (tf.constant(0),), parallel_iterations=1
+        _, are_written = tf.while_loop(
+            lambda position, _: position < size,
+            write,
+            (tf.constant(0), tf.TensorArray(tf.bool, size, element_shape=[])),
+            parallel_iterations=_PARALLEL_FILES,
         )
+        return are_written.stack()
 
     def _read(self, panel: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tensor_files.read(
@@ -372,7 +389,7 @@ class _StreamFiles:
             lambda position, _, are_there: (position < number) & are_there,
             read,
             (tf.zeros([], tf.int64), rows, tf.constant(True)),
-            parallel_iterations=_PARALLEL_PANELS,
+            parallel_iterations=_PARALLEL_FILES,
         )
         stacked = tf.cond(
             are_there,

@@ -8,9 +8,9 @@ fit into a processor's cache.
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
+from mf_aggregators import noise_blocks
 from mf_aggregators.noise_recursions import (
     BandedNoise,
     DenseNoise,
@@ -107,22 +107,19 @@ def _windowed(
 def _advanced(
     recursion: StateSpaceNoise, i: tf.Tensor, draw: DrawRow, kept: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """One step of the linear recurrence over the state vectors, in float64.
+    """One step of the linear recurrence over the state vectors.
 
-    Decays rounded to single precision would be those of another matrix.
+    Decays rounded to single precision would be those of another matrix: weights are the sum
+    of two numbers, and products with float64 tensors would take twice the time.
     """
     phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
-
-    def of_phase(table: np.ndarray) -> tf.Tensor:
-        return tf.gather(tf.constant(table), phase)
-
-    z, vectors = tf.cast(draw(i), tf.float64), tf.cast(kept, tf.float64)
-    outputs, decays = of_phase(recursion.outputs), of_phase(recursion.decays)
-    inputs, feedbacks = of_phase(recursion.inputs), of_phase(recursion.feedbacks)
-    noise = of_phase(recursion.gains) * z + tf.linalg.matvec(vectors, outputs, transpose_a=True)
-    following = tf.gather(vectors, of_phase(recursion.sources)) * decays[:, tf.newaxis]
-    following += inputs[:, tf.newaxis] * z + feedbacks[:, tf.newaxis] * noise
-    return tf.cast(noise, kept.dtype), tf.cast(following, kept.dtype)
+    weights = tf.gather(tf.constant(noise_blocks.weights_of_phases(recursion)), phase)
+    rounded = tf.cast(weights, kept.dtype)
+    rest = tf.cast(weights - tf.cast(rounded, tf.float64), kept.dtype)
+    inputs = tf.concat([kept, draw(i)[tf.newaxis]], axis=0)
+    outputs = tf.concat([rounded, rest], axis=0) @ inputs
+    outputs = outputs[: weights.shape[1]] + outputs[weights.shape[1] :]
+    return outputs[0], outputs[1:]
 
 
 def _combined_rows_of_z(
