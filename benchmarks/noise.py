@@ -283,7 +283,10 @@ def _timed(
         # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
         # row costs what it costs on average. The first round there makes what is missing.
         steady = plan.most_earlier_rows + plan.largest_block
-        place = values.num_rounds // 2 if grows else min(steady, values.num_rounds // 2)
+        middle = values.num_rounds // 2
+        block = np.searchsorted(plan.starts, middle if grows else min(steady, middle), "right") - 1
+        # From its first round on, because earlier ones make shares of the next block.
+        place = int(plan.starts[block])
         state = run(at(place), 1, keep=False)
         rounds = values.rounds or (16 if values.tff else plan.largest_block)
         run(state, min(rounds, values.num_rounds - place - 1), keep=True)

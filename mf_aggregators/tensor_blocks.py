@@ -34,7 +34,6 @@ _FORMAT = 1
 _STATES_KEPT = 4
 # Rows of Z that are combined at once.
 _GROUP = 64
-_PARALLEL_PANELS = 2
 _PARALLEL_FILES = 4
 
 # From a block and a panel to the block's rows of the panel, made and written.
@@ -186,7 +185,8 @@ class _StreamFiles:
             lambda panel, _: panel < number,
             lambda panel, rows: (panel + 1, rows.write(tf.cast(panel, tf.int32), of_panel(panel))),
             (tf.zeros([], tf.int64), rows),
-            parallel_iterations=_PARALLEL_PANELS,
+            # Panels that have to be made take much memory each.
+            parallel_iterations=1,
         )
         return rows.stack()
 
