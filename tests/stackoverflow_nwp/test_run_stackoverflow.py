@@ -231,8 +231,10 @@ def test_noise_is_kept_where_the_flags_say(
     assert _check_directory(output, 6)["is_private"] is True
     noise = tmp_path / place
     assert noise.stat().st_mode & 0o077 == 0
-    # Rows are there, and no requests for words.
-    assert any(noise.rglob("panel-*/row-*"))
+    # What each round's noise was added to is there, and no requests for words. A finished
+    # run needs its rows no more: those in its own directory are deleted.
+    assert len(list(noise.glob("released/stream-*/round-*"))) == 6
+    assert any(noise.rglob("panel-*/row-*")) == (place == "other")
     assert not any(noise.glob("words-*"))
     assert (output / "noise").exists() == (place == "run/noise")
     kept = json.loads((output / "config.json").read_text())["flags"]
