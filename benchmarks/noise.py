@@ -196,7 +196,6 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
 
 def _measure_in_tff(values: flags.FlagValues) -> dict[str, Any]:
     quiet.prepare_environment()
-    import attrs
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
@@ -238,7 +237,7 @@ def _measure_in_tff(values: flags.FlagValues) -> dict[str, Any]:
         numerator = state.query_state.numerator_state
         noise = numerator.noise._replace(round_index=np.int64(index))
         query_state = state.query_state._replace(numerator_state=numerator._replace(noise=noise))
-        return attrs.evolve(state, query_state=query_state)
+        return state._replace(query_state=query_state)
 
     with _PeakMemory() as memory:
         measured = _timed(values, recursion, advance, at, state)
