@@ -15,6 +15,7 @@ from mf_aggregators import (
     lower_bounds,
     participation,
     privacy_statement,
+    sampling_schemes,
     sensitivity,
     workloads,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "mf_dp_aggregator",
     "participation",
     "privacy_statement",
+    "sampling_schemes",
     "sensitivity",
     "workloads",
 ]
