@@ -1,135 +1,181 @@
-"""Privacy accounting of unamplified runs: one Gaussian mechanism, whatever the matrix.
+"""Privacy accounting: from noise multipliers to epsilon and rho, and back.
 
-The noise multiplier is the standard deviation of Z over (clip norm times the
-sensitivity of C under the declared participation schema). Then the whole released
-stream, C x + Z and with it everything computed from it, is one Gaussian mechanism of
-that noise multiplier (Denisov et al. Thm 4.1; BandMF Sec. 2), also when each round's
-updates depend on the rounds before it.
+The guarantee of a run follows from its noise multiplier alone. Without amplification
+the noise multiplier is relative to the sensitivity of C under the participation schema
+(``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). ``amplified_*`` are for
+banded mechanisms in a data centre that draws every batch itself by a scheme of
+``mf_aggregators.sampling_schemes``; there it is relative to the largest column norm of C.
+Devices that decide themselves when to take part are never amplified.
 
-Adjacency is zero-out: neighbouring data sets differ in one client, whose contributions
-are replaced by zero vectors in every round that it takes part in.
-
-The privacy loss of the Gaussian mechanism is dp-accounting's.
+Adjacency is zero-out everywhere: neighbouring data sets differ in one client, whose
+contributions are replaced by zero vectors in every round that it takes part in.
 """
 
-import math
+from collections.abc import Iterable
 
-import scipy.optimize
-from dp_accounting.pld import privacy_loss_mechanism
+import dp_accounting
+from dp_accounting import dp_event as dp_events
+from dp_accounting.pld import pld_privacy_accountant
 
-from mf_aggregators import validation
+from mf_aggregators import amplification, sampling_schemes, validation
+from mf_aggregators.gaussian_accounting import (
+    epsilon,
+    epsilon_of_zcdp,
+    event,
+    noise_multiplier,
+    noise_multiplier_of_zcdp,
+    zcdp_rho,
+)
 
-# Noise multipliers that epsilon and noise_multiplier deal with; outside, epsilon is
-# far from any use and the privacy loss over- or underflows.
-_SMALLEST_NOISE_MULTIPLIER = 1e-3
-_LARGEST_NOISE_MULTIPLIER = 1e8
+__all__ = [
+    "amplified_epsilon",
+    "amplified_event",
+    "amplified_noise_multiplier",
+    "composed_epsilon",
+    "epsilon",
+    "epsilon_of_zcdp",
+    "event",
+    "noise_multiplier",
+    "noise_multiplier_of_zcdp",
+    "zcdp_rho",
+]
 
 
-def epsilon(noise_multiplier: float, delta: float) -> float:
-    """Returns the epsilon of an unamplified run at a delta, by the exact Gaussian curve.
+def amplified_epsilon(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+) -> float:
+    """Returns the epsilon of a banded mechanism on sampled batches (BandMF Thm 4).
 
     Args:
-      noise_multiplier: Relative to the sensitivity of C under its participation
-        schema; zero means no noise.
-      delta: Above 0 and below 1.
+      noise_multiplier: Standard deviation of Z over (clip norm times the largest column
+        norm of C); zero means no noise.
+      delta: At least 1e-12 and below 1.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C, 1 to n.
+      population: The clients (or examples) m, at least B b.
+      clients_per_round: The batch size B.
+      sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2) or ``shuffling``
+        (Cor. F.2): how every batch is drawn.
 
     Returns:
-      The smallest epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity
-      without noise.
+      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
 
     Raises:
-      ValueError: If an argument is out of its range.
+      ValueError: If an argument is out of its range, the bands do not fit the rounds, or
+        the population is too small for the batches.
     """
-    noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    delta = _checked_delta(delta)
-    if noise_multiplier < _SMALLEST_NOISE_MULTIPLIER:
-        return math.inf
-    loss = _gaussian(noise_multiplier)
-
-    def excess(candidate: float) -> float:
-        return loss.get_delta_for_epsilon(candidate) - delta
-
-    if excess(0.0) <= 0.0:
-        return 0.0
-    # zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
-    rho = zcdp_rho(noise_multiplier)
-    upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
-    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
-    # The root may lie below the true one by the solver's tolerance.
-    return float(root * (1.0 + 1e-11) + 1e-11)
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return amplification.epsilon(scheme, noise_multiplier, delta)
 
 
-def noise_multiplier(epsilon: float, delta: float) -> float:
-    """Returns the smallest noise multiplier that gives an unamplified run (epsilon, delta)-DP.
+def amplified_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+) -> float:
+    """Returns the least noise multiplier for a target, the inverse of amplified_epsilon.
 
     Args:
       epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C, 1 to n.
+      population: The clients (or examples) m, at least B b.
+      clients_per_round: The batch size B.
+      sampling: As in :func:`amplified_epsilon`.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: As :func:`amplified_epsilon` does.
+    """
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return amplification.noise_multiplier(scheme, epsilon, delta)
+
+
+def amplified_event(
+    noise_multiplier: float,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+) -> dp_events.DpEvent:
+    """Returns a run on sampled batches as an event of dp-accounting, to be composed with others.
+
+    Args:
+      noise_multiplier: Relative to the largest column norm of C.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The batch size B.
+      sampling: As in :func:`amplified_epsilon`.
+
+    Returns:
+      The event; ``mf_aggregators.amplification.event`` says for which neighbouring
+      relation it is.
+
+    Raises:
+      ValueError: As :func:`amplified_epsilon` does.
+    """
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return amplification.event(scheme, noise_multiplier)
+
+
+def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float:
+    """Returns the epsilon of several runs together, for clients who may be in all of them.
+
+    Args:
+      events: What :func:`event` and :func:`amplified_event` returned, or any other event
+        that dp-accounting's privacy loss distributions know.
       delta: Above 0 and below 1.
 
     Returns:
-      The noise multiplier, relative to the sensitivity of C under its participation
-      schema.
+      The epsilon of the composition; infinity if one event has no noise.
 
     Raises:
-      ValueError: If an argument is out of its range, or no noise multiplier between
-        0.001 and 10^8 gives the target.
+      ValueError: If delta is out of its range, or an event cannot be composed so.
     """
-    target = validation.positive_number(epsilon, "epsilon")
-    delta = _checked_delta(delta)
-
-    def excess(log_multiplier: float) -> float:
-        return _gaussian(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta
-
-    low, high = math.log(_SMALLEST_NOISE_MULTIPLIER), math.log(_LARGEST_NOISE_MULTIPLIER)
-    if excess(low) <= 0.0 or excess(high) > 0.0:
-        raise ValueError(
-            f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
-            f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."
-        )
-    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-13) + 1e-11
-    # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
-    while excess(root) > 0.0:
-        root += 1e-9
-    return math.exp(root)
-
-
-def zcdp_rho(noise_multiplier: float) -> float:
-    """Returns the rho of zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
-
-    Args:
-      noise_multiplier: sigma, relative to the sensitivity of C under its schema.
-
-    Returns:
-      rho (Bun and Steinke, Prop. 1.6); infinity without noise.
-
-    Raises:
-      ValueError: If the noise multiplier is negative or not finite.
-    """
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    return math.inf if sigma == 0.0 else 0.5 / sigma**2
-
-
-def noise_multiplier_of_zcdp(rho: float) -> float:
-    """Returns the noise multiplier of an unamplified run that is rho-zCDP, the inverse of zcdp_rho.
-
-    Args:
-      rho: Above 0.
-
-    Returns:
-      1 / sqrt(2 rho).
-
-    Raises:
-      ValueError: If rho is not above zero and finite.
-    """
-    return math.sqrt(0.5 / validation.positive_number(rho, "rho"))
-
-
-def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
-    return privacy_loss_mechanism.GaussianPrivacyLoss(sigma)
-
-
-def _checked_delta(delta: float) -> float:
-    delta = validation.finite_number(delta, "delta")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must be above 0 and below 1, found {delta}.")
-    return delta
+    delta = validation.delta(delta)
+    accountant = pld_privacy_accountant.PLDAccountant()
+    for each in events:
+        try:
+            accountant.compose(each)
+        except dp_accounting.UnsupportedEventError as error:
+            raise ValueError(
+                f"{each} cannot be composed by privacy loss distributions; compose such events "
+                "with dp_accounting.rdp.RdpAccountant."
+            ) from error
+    return float(accountant.get_epsilon(delta))

@@ -15,11 +15,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from dp_accounting import dp_event
 
-from mf_aggregators import accounting, sensitivity, validation
+from mf_aggregators import accounting, amplification, sensitivity, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import MinSeparation, Participation
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +41,14 @@ class Guarantee:
     Attributes:
       participation: The participation schema that it assumes or that took place.
       num_rounds: The number of rounds whose noisy sums were released.
-      sensitivity: Of C under the schema, at unit clipping.
+      sensitivity: Of C under the schema, at unit clipping; for an amplified guarantee
+        the largest column norm of C, which is that of one participation.
       sensitivity_is_exact: False if the sensitivity is an upper bound.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
-      zcdp_rho: rho of zero-concentrated DP; infinity without noise.
+      zcdp_rho: rho of zero-concentrated DP, never amplified; infinity without noise.
       epsilon: Of (epsilon, delta)-DP; infinity without noise.
       delta: The delta that epsilon is for.
+      sampling: How the batches are drawn, if the guarantee is amplified by that.
     """
 
     participation: Participation
@@ -45,6 +59,19 @@ class Guarantee:
     zcdp_rho: float
     epsilon: float
     delta: float
+    sampling: SamplingScheme | None = None
+
+    def event(self) -> dp_event.DpEvent:
+        """Returns the run as an event of dp-accounting, to be composed with other runs.
+
+        ``accounting.composed_epsilon`` composes such events; ``accounting.event`` and
+        ``amplification.event`` say for which neighbouring relation they are.
+        """
+        if self.sampling is not None:
+            return amplification.event(self.sampling, self.noise_multiplier)
+        if math.isinf(self.noise_multiplier):
+            return dp_event.NoOpDpEvent()
+        return accounting.event(self.noise_multiplier)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
@@ -57,6 +84,7 @@ class Guarantee:
             "zcdp_rho": _finite_or_none(self.zcdp_rho),
             "epsilon": _finite_or_none(self.epsilon),
             "delta": self.delta,
+            "sampling": None if self.sampling is None else self.sampling.to_dict(),
         }
 
 
@@ -70,12 +98,15 @@ class RealisedParticipation:
       separation: The smallest distance |i - j| between two participations of one
         client; None if none took part twice.
       max_participations: The largest number of participations of one client.
+      keeps_sampling: Whether a data sampler drew every batch, and the record agrees with
+        its scheme; None where no data sampler was planned.
     """
 
     num_rounds: int
     num_clients: int
     separation: int | None
     max_participations: int
+    keeps_sampling: bool | None = None
 
     def schema(self) -> Participation:
         """Returns the narrowest schema of this separation and number of participations."""
@@ -158,6 +189,69 @@ def planned(
     )
 
 
+def sampled(
+    factorization: Factorization, scheme: SamplingScheme, noise_multiplier: float, delta: float
+) -> Guarantee:
+    """Returns the amplified guarantee of a run whose batches a data sampler draws (BandMF Thm 4).
+
+    Args:
+      factorization: What makes the noise: lower triangular, of at most as many bands as
+        the scheme has parts.
+      scheme: How every batch is drawn, for the rounds of the factorization.
+      noise_multiplier: Relative to the largest column norm of C; zero for none.
+      delta: At least 1e-12 and below 1.
+
+    Returns:
+      The guarantee for all rounds.
+
+    Raises:
+      ValueError: If the theorem's conditions do not hold: C has more bands than the scheme
+        has parts, or is not lower triangular; or an argument is out of its range.
+    """
+    if scheme.num_rounds != factorization.num_rounds:
+        raise ValueError(
+            f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
+            f"{factorization.num_rounds}."
+        )
+    check_bands(factorization, scheme)
+    bound = factorization.sensitivity(SingleParticipation())
+    return _amplified(scheme, bound, noise_multiplier, delta)
+
+
+def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
+    """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
+
+    Args:
+      factorization: C.
+      scheme: How batches are drawn.
+    """
+    bands = factorization.strategy_bands()
+    if bands is None or bands > scheme.num_bands:
+        found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
+        raise ValueError(
+            f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
+            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
+            "data have parts (BandMF Thm 4)."
+        )
+
+
+def _amplified(
+    scheme: SamplingScheme, bound: sensitivity.Sensitivity, noise_multiplier: float, delta: float
+) -> Guarantee:
+    unamplified = noise_multiplier / math.sqrt(scheme.most_participations)
+    return Guarantee(
+        participation=FixedEpochOrder(scheme.most_participations, scheme.num_bands),
+        num_rounds=scheme.num_rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=noise_multiplier,
+        zcdp_rho=accounting.zcdp_rho(unamplified),
+        epsilon=amplification.epsilon(scheme, noise_multiplier, delta),
+        delta=delta,
+        sampling=scheme,
+    )
+
+
 def realised(
     plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
 ) -> Guarantee:
@@ -167,7 +261,7 @@ def realised(
     that of the leading part of C.
 
     Args:
-      plan: What :func:`planned` returned for the run; it fixes the noise.
+      plan: What :func:`planned` or :func:`sampled` returned for the run; it fixes the noise.
       factorization: What made the noise.
       took_place: What happened.
 
@@ -182,6 +276,15 @@ def realised(
         raise ValueError(
             f"{rounds} rounds were released, and the factorization is for "
             f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
+        )
+    if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
+        # Sampling covers all clients, also those that happened not to be drawn.
+        # The probability of being drawn is that of the plan, however early the run ended.
+        scheme = dataclasses.replace(plan.sampling, num_rounds=max(rounds, plan.sampling.num_bands))
+        bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
+        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+        return dataclasses.replace(
+            _amplified(scheme, bound, multiplier, plan.delta), num_rounds=rounds
         )
     schema = took_place.schema()
     if took_place.max_participations == 0:
@@ -204,8 +307,10 @@ def realised(
     )
 
 
-def keeps_plan(plan: Participation, took_place: RealisedParticipation) -> bool:
-    """Returns whether the participations that took place are allowed by a schema."""
+def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
+    """Returns whether the participations that took place are allowed by a schema or scheme."""
+    if isinstance(plan, (PoissonSampling, FixedSizeSampling, Shuffling)):
+        return took_place.keeps_sampling is True
     most = took_place.max_participations
     if most <= 1 or took_place.separation is None:
         return True

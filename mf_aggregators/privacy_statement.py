@@ -7,10 +7,17 @@ accounting and its assumptions, and the formal statement.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from mf_aggregators import version
 from mf_aggregators.guarantees import Guarantee, RealisedParticipation, keeps_plan
+from mf_aggregators.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +30,8 @@ class RunFacts:
       clients_per_round: The cohort size.
       clip_norm: The L2 norm that each update was clipped to.
       noise_seed_is_fixed: Whether the noise came from a seed that was given.
+      public_data: What was used besides the clients' data, in a few words: public data for
+        pre-training or a vocabulary, for example.
     """
 
     mechanism: str
@@ -30,6 +39,24 @@ class RunFacts:
     clients_per_round: int
     clip_norm: float
     noise_seed_is_fixed: bool
+    public_data: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstClient:
+    """The client that the participations that took place protect the least.
+
+    Attributes:
+      client_id: Which client.
+      rounds: The rounds that it took part in, from 0.
+      sensitivity: Of C for these rounds alone, at unit clipping.
+      epsilon: Of this client, at the statement's delta.
+    """
+
+    client_id: str
+    rounds: tuple[int, ...]
+    sensitivity: float
+    epsilon: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +68,16 @@ class PrivacyStatement:
       plan: The planned guarantee.
       took_place: What happened; None while the run is under way.
       realised: The guarantee that follows; None while the run is under way.
+      worst_client: The client whose own participations changed the output most; None if
+        that is not known. Its epsilon is at most that of ``realised``, which is for every
+        pattern of the realised separation and number of participations.
     """
 
     facts: RunFacts
     plan: Guarantee
     took_place: RealisedParticipation | None = None
     realised: Guarantee | None = None
+    worst_client: WorstClient | None = None
 
     @property
     def status(self) -> str:
@@ -60,7 +91,7 @@ class PrivacyStatement:
         """Whether the realised participations are within the planned schema."""
         if self.took_place is None:
             return None
-        return keeps_plan(self.plan.participation, self.took_place)
+        return keeps_plan(self.plan.sampling or self.plan.participation, self.took_place)
 
     @property
     def earned(self) -> Guarantee:
@@ -90,10 +121,15 @@ class PrivacyStatement:
                 "The noise came from a fixed seed. Whoever knows the seed can remove the noise, so "
                 "the guarantee below is void outside tests."
             )
-        if self.keeps_plan is False:
+        if self.keeps_plan is False and self.plan.sampling is None:
             found.append(
                 "The participations that took place break the planned schema: the planned "
                 "guarantee does not hold, and the realised one is what the run earned."
+            )
+        elif self.keeps_plan is False:
+            found.append(
+                "The batches that took place were not drawn by the planned sampling scheme: "
+                "nothing is amplified, and the realised guarantee is what the run earned."
             )
         if self.status == "interrupted" and self.keeps_plan and self.plan.noise_multiplier > 0.0:
             found.append(
@@ -117,7 +153,7 @@ class PrivacyStatement:
             "is_private": self.plan.noise_multiplier > 0.0 and not self.facts.noise_seed_is_fixed,
             "unit": "client",
             "adjacency": "zero-out",
-            "amplification": None,
+            "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
             "planned": self.plan.to_dict(),
             "earned": self.earned.to_dict(),
@@ -130,7 +166,11 @@ class PrivacyStatement:
                     "num_clients": took_place.num_clients,
                     "separation": took_place.separation,
                     "max_participations": took_place.max_participations,
+                    "keeps_sampling": took_place.keeps_sampling,
                 }
+            ),
+            "worst_client": (
+                None if self.worst_client is None else dataclasses.asdict(self.worst_client)
             ),
             "keeps_plan": self.keeps_plan,
             "warnings": list(self.warnings),
@@ -146,7 +186,11 @@ class PrivacyStatement:
             cohort=self.facts.clients_per_round,
             clip_norm=f"{self.facts.clip_norm:g}",
             mechanism=self.facts.mechanism,
-            schema=self.plan.participation,
+            public_data=self.facts.public_data,
+            unit=_UNIT_OF_SAMPLING if self.plan.sampling else _UNIT_OF_TIMERS,
+            accounting=_accounting(self.plan),
+            assumption=_assumption(self.plan),
+            verification=_VERIFIED_SAMPLING if self.plan.sampling else _VERIFIED_TIMERS,
             planned=_formal(self.plan),
             realised=self._realised_text(),
             version=version.__version__,
@@ -181,19 +225,111 @@ class PrivacyStatement:
             f"in {took_place.num_rounds} released rounds, {took_place.num_clients} of "
             f"{self.facts.num_clients} clients took part, none more than "
             f"{took_place.max_participations} times, and {apart}. {_formal(realised)}"
+            f"{self._worst_text()}"
         )
+
+    def _worst_text(self) -> str:
+        worst = self.worst_client
+        if worst is None or not math.isfinite(worst.epsilon):
+            return ""
+        return (
+            f" The client that was protected least, {worst.client_id}, took part in "
+            f"{_count(len(worst.rounds), 'round')}; for its rounds alone the sensitivity is "
+            f"{worst.sensitivity:.6g} and epsilon {worst.epsilon:.6g}, without amplification."
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _accounting(plan: Guarantee) -> str:
+    gaussian = (
+        "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
+        "and zero-concentrated DP (zCDP)."
+    )
+    kind = _SAMPLED_ACCOUNTING.get(type(plan.sampling))
+    if kind is None:
+        return f"{gaussian} No amplification by sampling or shuffling."
+    return f"{kind} zCDP is stated without amplification."
+
+
+def _assumption(plan: Guarantee) -> str:
+    scheme = plan.sampling
+    if scheme is None:
+        return (
+            f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
+            "     |i - j| apart. A timer on each client enforces it; a client that ignores its\n"
+            "     timer weakens its own guarantee and nobody else's."
+        )
+    return (
+        f"Sampling: the population is split into {_count(scheme.num_bands, 'part')}, as many as C "
+        f"has bands, and round i draws from part i modulo {scheme.num_bands} alone, "
+        f"{_draws(scheme)} The server draws every batch itself, keeps who was drawn secret, "
+        "and every client that was drawn takes part."
+    )
+
+
+def _draws(scheme: SamplingScheme) -> str:
+    if isinstance(scheme, PoissonSampling):
+        return f"each client with probability {scheme.sampling_probability:.6g}."
+    if isinstance(scheme, FixedSizeSampling):
+        return f"a uniformly random subset of {scheme.clients_per_round} of its {scheme.part_size}."
+    return (
+        f"the next batch of {scheme.clients_per_round} of a shuffled list of all its "
+        f"{scheme.part_size}, shuffled afresh for each pass."
+    )
 
 
 def _formal(guarantee: Guarantee) -> str:
     if not math.isfinite(guarantee.epsilon):
         return "Without noise there is no finite epsilon."
     kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
+    if guarantee.sampling is not None:
+        return (
+            f"The largest column norm of C is {guarantee.sensitivity:.6g} and the noise multiplier "
+            f"relative to it {guarantee.noise_multiplier:.6g}, which with amplification is "
+            f"({guarantee.epsilon:.6g}, {guarantee.delta:g})-DP, and {guarantee.zcdp_rho:.6g}-zCDP "
+            "without."
+        )
     return (
         f"The sensitivity of C is {kind} {guarantee.sensitivity:.6g} and the noise multiplier "
         f"relative to it {guarantee.noise_multiplier:.6g}, which is "
         f"{guarantee.zcdp_rho:.6g}-zCDP and ({guarantee.epsilon:.6g}, {guarantee.delta:g})-DP."
     )
 
+
+_SAMPLED_ACCOUNTING: Mapping[type, str] = {
+    PoissonSampling: (
+        "Amplification by sampling for banded matrices (BandMF Thm 4, Cor. F.1): the privacy "
+        "loss distribution of composed Poisson-sampled Gaussian mechanisms, by dp-accounting."
+    ),
+    FixedSizeSampling: (
+        "Amplification by sampling for banded matrices (BandMF Thm 4): Renyi DP of composed "
+        "Gaussian mechanisms on batches sampled without replacement, by dp-accounting."
+    ),
+    Shuffling: (
+        "Amplification by shuffling for banded matrices (BandMF Thm 4, Cor. F.2), by "
+        "Feldman, McMillan and Talwar (2021), Thm 3.8, or no amplification where that is better."
+    ),
+}
+
+_UNIT_OF_TIMERS = """\
+One client with all its examples, whatever they are and however many. It covers
+     well-behaved clients, those that keep to their participation timer; others do not change the
+     guarantee of these. Where one person uses several clients it is weaker for that person, where
+     several people share one it is stronger."""
+
+_UNIT_OF_SAMPLING = """\
+One client (or example) of the population with all its data, whatever they are."""
+
+_VERIFIED_TIMERS = """\
+`participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
+   recomputes sensitivity and guarantee from the matrix and the rounds."""
+
+_VERIFIED_SAMPLING = """\
+`participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
+   Both are secret here: whoever knows who was drawn has a guarantee without amplification."""
 
 _MARKDOWN = """\
 # Privacy statement
@@ -204,30 +340,26 @@ _MARKDOWN = """\
    noise is trusted to do so, and to keep the noise seed secret.
 2. **What the definition is applied to.**
    - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort} clients, drawn
-     from {clients}. Not covered: the choice of hyperparameters and of the vocabulary, counts of
-     words, other runs on the same clients, and the metrics of `metrics.csv` and TensorBoard
-     (training loss and accuracy are sums over clients without noise, for the simulation's own
-     use). `checkpoints/` holds the noise seed and `noise/` noise
-     rows and numbers of each round's sum without noise: whoever has one of them can remove
+     from {clients}. Public data: {public_data}. Not covered: the choice of hyperparameters, of the
+     vocabulary and of the checkpoint to use, counts of words, other runs on the same clients, and
+     the metrics of `metrics.csv` and TensorBoard (training loss and accuracy are sums over clients
+     without noise, for the simulation's own use). `checkpoints/` holds the noise seed and `noise/`
+     noise rows and numbers of each round's sum without noise: whoever has one of them can remove
      the noise.
    - *Released output.* Every round's noisy average update, and with it every intermediate and
      the final model.
-   - *Unit of privacy.* One client with all its examples, for well-behaved clients, those that
-     keep to their participation timer.
+   - *Unit of privacy.* {unit}
    - *Adjacency.* Zero-out: neighbouring data sets differ in one client, whose updates are
-     replaced by zero in every round that it takes part in.
+     replaced by zero in every round that it takes part in. A special form of adding or removing
+     a client.
 3. **Accounting.**
    - *Mechanism.* {mechanism}. Each client's update is clipped to an L2 norm of {clip_norm}; a
      round's sum gets the round's row of C^-1 Z, with Gaussian Z. All rounds together are one
      Gaussian mechanism, also with updates that depend on earlier rounds.
-   - *Type of accounting.* The exact privacy loss distribution of the Gaussian mechanism, by
-     dp-accounting, and zero-concentrated DP (zCDP). No amplification by sampling or shuffling.
+   - *Type of accounting.* {accounting}
      Floating-point samples stand for real ones: attacks on their rounding are not covered.
-   - *Assumption.* Participation timers: {schema}, where two rounds i, j of one client are
-     |i - j| apart.
-   - *Planned guarantee.* {planned}
-   - *Realised guarantee.* Of what took place: {realised}
-4. **Verifiability.** `participation.npz` holds every client's rounds, `config.json` all settings;
-   `mf-report` recomputes sensitivity and guarantee from the matrix. Made by mf_aggregators
-   {version}.
+   - *Assumption.* {assumption}
+   - *Formal statement, planned.* {planned}
+   - *Formal statement, realised.* Of what took place: {realised}
+4. **Verifiability.** {verification} Made by mf_aggregators {version}.
 """

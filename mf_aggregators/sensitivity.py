@@ -118,7 +118,7 @@ def _of_unit_scale(strategy: np.ndarray, participation: Participation) -> Sensit
         # Also every schema under which no client can return, whatever its name.
         return from_column_norms(squared_norms, SingleParticipation(), num_bands=None)
     if isinstance(participation, MinSeparation):
-        num_bands = _lower_bands(strategy)
+        num_bands = lower_bands(strategy)
         if num_bands is not None and num_bands <= participation.separation:
             return from_column_norms(squared_norms, participation, num_bands=num_bands)
     gram = strategy.T @ strategy
@@ -506,7 +506,7 @@ def _is_reached(pattern: np.ndarray) -> bool:
     return bool(np.all(signs[:, np.newaxis] * pattern * signs >= 0))
 
 
-def _lower_bands(strategy: np.ndarray) -> int | None:
+def lower_bands(strategy: np.ndarray) -> int | None:
     """The least b with C[i, j] = 0 wherever i - j >= b, or None unless C is lower triangular.
 
     Only a lower- (or upper-) triangular C of b bands has a b-banded C^T C: a symmetric

@@ -52,6 +52,14 @@ def non_negative_number(value: Any, name: str) -> float:
     return number
 
 
+def delta(value: Any) -> float:
+    """Returns the delta of a guarantee as a float, or raises ValueError unless 0 < delta < 1."""
+    number = finite_number(value, "delta")
+    if not 0.0 < number < 1.0:
+        raise ValueError(f"delta must be above 0 and below 1, found {number}.")
+    return number
+
+
 def square_matrix(matrix: Any, name: str) -> np.ndarray:
     """Returns ``matrix`` as a finite, square (n, n) float64 array with n >= 1.
 

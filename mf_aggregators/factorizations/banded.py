@@ -78,6 +78,10 @@ class BandedFactorization(Factorization):
         """The number of bands b."""
         return int(self._bands.shape[1])
 
+    def strategy_bands(self) -> int:
+        """Returns the number of bands of C."""
+        return self.num_bands
+
     def strategy_matrix(self) -> np.ndarray:
         """Returns C as a dense (n, n) array."""
         return noise_recursions.matrix_from_bands(self._bands)

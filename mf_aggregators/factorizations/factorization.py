@@ -86,6 +86,13 @@ class Factorization(abc.ABC):
     def strategy_matrix(self) -> np.ndarray:
         """Returns C as a dense float64 array, for inspection: (n, n), or (2 n - 1, n) for trees."""
 
+    def strategy_bands(self) -> int | None:
+        """Returns the least b with C[i, j] = 0 for i - j >= b; None unless C is lower triangular.
+
+        Structured mechanisms may return the larger number of bands that they were made with.
+        """
+        return sensitivities.lower_bands(self.strategy_matrix())
+
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
         """Returns how the noise rows [C^-1 Z] follow from one another."""

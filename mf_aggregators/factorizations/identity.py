@@ -28,6 +28,10 @@ class IdentityFactorization(Factorization):
         """The number of rounds n."""
         return self._num_rounds
 
+    def strategy_bands(self) -> int:
+        """Returns the number of bands of C."""
+        return 1
+
     def strategy_matrix(self) -> np.ndarray:
         """Returns the (n, n) identity."""
         return np.eye(self._num_rounds)

@@ -97,6 +97,10 @@ class ToeplitzFactorization(ToeplitzStructure):
         """Returns the first column of T^-1, (n,) float64."""
         return power_series.reciprocal(self._coefficients, self._num_rounds)
 
+    def strategy_bands(self) -> int:
+        """Returns the number of bands of C."""
+        return self.num_bands
+
     def strategy_matrix(self) -> np.ndarray:
         """Returns C as a dense (n, n) array."""
         return super().strategy_matrix() / self._column_norms()

@@ -38,6 +38,7 @@ def test_a_finished_run() -> None:
         "num_clients": 1,
         "separation": 3,
         "max_participations": 3,
+        "keeps_sampling": None,
     }
     text = statement.to_markdown()
     assert f"({statement.plan.epsilon:.4g}, 0.0001)-differential privacy" in text
@@ -54,8 +55,11 @@ def test_every_point_of_the_form_is_there() -> None:
         "Adjacency",
         "Type of accounting",
         "Assumption",
-        "Planned guarantee",
-        "Realised guarantee",
+        "Formal statement, planned",
+        "Formal statement, realised",
+        "Public data",
+        "well-behaved clients",
+        "Verifiability",
     ):
         assert point in text
 

@@ -1,0 +1,295 @@
+r"""Privacy amplification by sampling for banded mechanisms (BandMF Thm 4, Cor. F.1 and F.2).
+
+Where batches were drawn by one of the schemes of ``mf_aggregators.sampling_schemes``, a
+client is in rounds of one part alone, b or more rounds apart, and each of its
+participations changes other rows of C x: rows j to j + b - 1, for a lower-triangular C of
+b bands. So a run is no more revealing than k = ceil(n / b) adaptive queries to one part,
+each a Gaussian mechanism whose sensitivity is the largest column norm of C, run on the
+batches that the scheme draws. The noise multiplier is relative to that norm everywhere
+here, and adjacency is zero-out: neighbouring populations differ in one client, who takes
+part in the same rounds with zero vectors.
+
+What the k queries reveal is computed for each scheme:
+
+* Poisson sampling: the Poisson-sampled Gaussian mechanism composed k times, by
+  dp-accounting's privacy loss distributions. Zero-out is adding or removing one client
+  here, since who does not join and who joins with zeros add the same to the sum.
+* Fixed-size subsets: dp-accounting's Renyi accountant for sampling without replacement
+  (Wang, Balle and Kasiviswanathan, 2019), which is for replacing one client. Zeros
+  are one of the things that a client can be replaced by, and replacing changes a sum by
+  at most twice the norm, so that half the noise multiplier is accounted for.
+* Shuffling: Feldman, McMillan and Talwar (2021), Thm 3.1 and 3.8, for each pass over a
+  part, and the composition of passes. In each batch one place is singled out, the same
+  for the whole pass and the one where the client is; given everybody else, the clients at
+  these places are in uniformly random order, and each batch is a mechanism on one of
+  them.
+
+None is ever more than the guarantee without amplification: that of a Gaussian mechanism
+with as many participations as the scheme allows. The batches must stay secret: who knows
+them sees a run that was not sampled.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import dp_accounting
+import numpy as np
+import scipy.optimize
+from dp_accounting import dp_event
+from dp_accounting.pld import common as pld_common
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from mf_aggregators import gaussian_accounting, validation
+from mf_aggregators.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+
+# Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The
+# rounding errs on the side of privacy.
+_RELATIVE_INTERVAL = 1e-4
+_LARGEST_INTERVAL = 1e-3
+_SMALLEST_INTERVAL = 1e-7
+
+# A first search for a noise multiplier takes intervals so many times as large.
+_COARSER = 10.0
+
+# Composition by Fourier transforms has errors of about 1e-15 in delta.
+_SMALLEST_DELTA = 1e-12
+
+# Points of the grid of local deltas over which the bound for shuffling is minimised.
+_LOCAL_DELTAS = 24
+
+
+def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> float:
+    """Returns the epsilon of a run of a banded mechanism whose batches a scheme drew.
+
+    Args:
+      scheme: How the batches were drawn.
+      noise_multiplier: Standard deviation of Z over (clip norm times the largest column
+        norm of C); zero means no noise.
+      delta: At least 1e-12 and below 1.
+
+    Returns:
+      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    delta = _checked_delta(delta)
+    unamplified = gaussian_accounting.epsilon(_unamplified_multiplier(scheme, sigma), delta)
+    if math.isinf(unamplified) or unamplified == 0.0:
+        return unamplified
+    return min(unamplified, _amplified_epsilon(scheme, sigma, delta))
+
+
+def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> float:
+    """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
+
+    Args:
+      scheme: How the batches are drawn.
+      epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: If an argument is out of its range, or no noise multiplier gives the
+        target.
+    """
+    target = validation.positive_number(epsilon, "epsilon")
+    delta = _checked_delta(delta)
+    # What suffices without amplification always suffices.
+    enough = gaussian_accounting.noise_multiplier(target, delta) * math.sqrt(
+        _participations(scheme)
+    )
+    if isinstance(scheme, PoissonSampling):
+        if scheme.sampling_probability >= 1.0:
+            return enough
+        # Fine intervals take time where there is little noise: they only polish.
+        interval = _interval_for(target)
+        near = _smallest(_poisson_excess(scheme, target, delta, _COARSER * interval), enough, 1.5)
+        return _smallest(_poisson_excess(scheme, target, delta, interval), near, 1.001)
+
+    def excess(log_sigma: float) -> float:
+        # Infinite values have no place in a search for a root.
+        return min(_amplified_epsilon(scheme, math.exp(log_sigma), delta), 1e6) - target
+
+    return _smallest(excess, enough, 1.5)
+
+
+def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
+    """Returns a run as an event of dp-accounting, to be composed with others.
+
+    Args:
+      scheme: How the batches were drawn.
+      noise_multiplier: Relative to the largest column norm of C.
+
+    Returns:
+      For Poisson sampling the composed sampled Gaussian of BandMF App. F.3, for an
+      accountant of ``ADD_OR_REMOVE_ONE``. For fixed-size subsets sampling without
+      replacement with half the noise multiplier, for an accountant of ``REPLACE_ONE``.
+      For shuffling, which dp-accounting has no event for, the Gaussian mechanism
+      without amplification.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    if isinstance(scheme, PoissonSampling):
+        sampled: dp_event.DpEvent = dp_event.PoissonSampledDpEvent(
+            scheme.sampling_probability, dp_event.GaussianDpEvent(sigma)
+        )
+        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
+    if isinstance(scheme, FixedSizeSampling):
+        sampled = dp_event.SampledWithoutReplacementDpEvent(
+            scheme.part_size, scheme.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
+        )
+        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
+    return dp_event.GaussianDpEvent(_unamplified_multiplier(scheme, sigma))
+
+
+def _participations(scheme: SamplingScheme) -> int:
+    """The most rounds that one client can be in."""
+    if isinstance(scheme, Shuffling):
+        return scheme.num_passes
+    return scheme.most_participations
+
+
+def _unamplified_multiplier(scheme: SamplingScheme, sigma: float) -> float:
+    # The rows that participations change are disjoint: their squared norms add up.
+    return sigma / math.sqrt(_participations(scheme))
+
+
+def _amplified_epsilon(scheme: SamplingScheme, sigma: float, delta: float) -> float:
+    if isinstance(scheme, PoissonSampling):
+        return _poisson_epsilon(scheme, sigma, delta)
+    if isinstance(scheme, FixedSizeSampling):
+        return _fixed_size_epsilon(scheme, sigma, delta)
+    return _shuffling_epsilon(scheme, sigma, delta)
+
+
+def _smallest(excess: Callable[[float], float], enough: float, factor: float) -> float:
+    """Returns the least noise multiplier with excess(log(sigma)) <= 0, at most ``enough``.
+
+    Args:
+      excess: A decreasing function.
+      enough: What is returned if the excess is positive there already.
+      factor: The first steps of the search, above 1.
+
+    Returns:
+      The noise multiplier, to a relative error of 1e-6 on the side of more noise.
+    """
+    known = functools.lru_cache(maxsize=None)(excess)
+    high = math.log(enough)
+    if known(high) > 0.0:
+        return enough
+    step = math.log(factor)
+    low = high - step
+    while known(low) <= 0.0:
+        high, step = low, 2.0 * step
+        low -= step
+    root = scipy.optimize.brentq(known, low, high, xtol=5e-7, rtol=1e-9)
+    while known(root) > 0.0:
+        root = min(root + 5e-7, high)
+    return math.exp(root)
+
+
+def _interval_for(epsilon: float) -> float:
+    return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
+
+
+def _poisson_excess(
+    scheme: PoissonSampling, target: float, delta: float, interval: float
+) -> Callable[[float], float]:
+    def excess(log_sigma: float) -> float:
+        loss = _poisson_loss(scheme, math.exp(log_sigma), interval)
+        return math.log(max(float(loss.get_delta_for_epsilon(target)), 1e-30) / delta)
+
+    return excess
+
+
+def _poisson_loss(
+    scheme: PoissonSampling, sigma: float, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        sigma,
+        value_discretization_interval=interval,
+        sampling_prob=scheme.sampling_probability,
+    ).self_compose(scheme.most_participations)
+
+
+def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> float:
+    interval = _LARGEST_INTERVAL
+    while True:
+        found = float(_poisson_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
+        needed = _interval_for(found)
+        if interval <= 2.0 * needed:
+            return found
+        interval = needed
+
+
+def _fixed_size_epsilon(scheme: FixedSizeSampling, sigma: float, delta: float) -> float:
+    accountant = rdp_privacy_accountant.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    accountant.compose(event(scheme, sigma))
+    return float(accountant.get_epsilon(delta))
+
+
+def _shuffling_epsilon(scheme: Shuffling, sigma: float, delta: float) -> float:
+    """The least epsilon over how delta is shared between the theorem's parts."""
+    passes, batches = scheme.num_passes, scheme.batches_per_pass
+    # Composition needs a share of delta of its own.
+    pass_delta = delta if passes == 1 else 0.5 * delta / passes
+    best = math.inf
+    for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
+        local_delta = share * pass_delta / batches
+        # Replacing one client changes a batch by twice what zeroing it does.
+        local_epsilon = gaussian_accounting.epsilon(sigma / 2.0, local_delta)
+        bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
+        if bound is not None and bound[1] <= pass_delta:
+            best = min(best, bound[0])
+    if passes == 1 or math.isinf(best):
+        return best
+    loss = privacy_loss_distribution.from_privacy_parameters(
+        pld_common.DifferentialPrivacyParameters(best, pass_delta),
+        value_discretization_interval=_interval_for(best),
+    )
+    return float(loss.self_compose(passes).get_epsilon_for_delta(delta))
+
+
+def _clones(
+    local_epsilon: float, local_delta: float, count: int, delta: float
+) -> tuple[float, float] | None:
+    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the (epsilon, delta) of a shuffled pass.
+
+    Returns None where the theorem's condition on the local epsilon does not hold.
+    """
+    most = math.log(max(count / (16.0 * math.log(2.0 / delta)), 1e-300))
+    if local_epsilon > most:
+        return None
+    grown = math.exp(local_epsilon)
+    amplified = math.log1p(
+        (grown - 1.0)
+        / (grown + 1.0)
+        * (8.0 * math.sqrt(grown * math.log(4.0 / delta) / count) + 8.0 * grown / count)
+    )
+    failure = delta + (math.exp(amplified) + 1.0) * (1.0 + 0.5 / grown) * count * local_delta
+    return amplified, failure
+
+
+def _checked_delta(delta: float) -> float:
+    delta = validation.delta(delta)
+    if delta < _SMALLEST_DELTA:
+        raise ValueError(
+            f"delta must be at least {_SMALLEST_DELTA:g} for amplified guarantees, which are "
+            f"computed by Fourier transforms, found {delta}."
+        )
+    return delta
