@@ -4,6 +4,8 @@ A checkpoint is a directory of two files: ``factorization.json`` says what it is
 ``arrays.npz`` holds what its structure needs. It is written whole or not at all, and
 read with suspicion: a file that is missing, truncated, altered or of a newer format is
 refused, and the sensitivity that it states is recomputed from the matrix.
+
+Directories of ``mf_aggregators.published_matrices`` are read as well, never written.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import participation as participations
-from mf_aggregators import version, workloads
+from mf_aggregators import published_matrices, version, workloads
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BandedInverseFactorization,
@@ -115,16 +117,18 @@ def load(directory: str | os.PathLike[str]) -> Factorization:
     """Reads a checkpoint.
 
     Args:
-      directory: A directory that :func:`save` wrote.
+      directory: A directory that :func:`save` wrote, or one of published matrices.
 
     Returns:
       The factorization.
 
     Raises:
-      CheckpointError: If a file is missing, truncated, altered or of a newer format, or
-        the matrix does not have the sensitivity that the checkpoint states.
+      CheckpointError: If a file is missing, truncated, altered or of a newer format, the
+        matrix does not have the sensitivity that the checkpoint states, or published
+        matrices are no factorization of a workload.
     """
-    return load_with_description(directory)[0]
+    path = pathlib.Path(directory)
+    return _load_published(path)[0] if _is_published(path) else load_with_description(path)[0]
 
 
 def load_with_description(
@@ -133,7 +137,8 @@ def load_with_description(
     """Reads a checkpoint together with the contents of its ``factorization.json``.
 
     Args:
-      directory: A directory that :func:`save` wrote.
+      directory: A directory that :func:`save` wrote, or one of published matrices, whose
+        description is made here, for their workload and single participation.
 
     Returns:
       The factorization and the description.
@@ -142,6 +147,9 @@ def load_with_description(
       CheckpointError: As :func:`load` does.
     """
     path = pathlib.Path(directory)
+    if _is_published(path):
+        published, described = _load_published(path)
+        return published, _describe(published, described.to_dict(), SingleParticipation())
     description_path, arrays_path = path / DESCRIPTION_FILE, path / ARRAYS_FILE
     description = _read_description(description_path)
     arrays = _read_arrays(arrays_path, description.get("arrays_sha256"))
@@ -184,6 +192,18 @@ def load_with_description(
             f"{description_path} was altered: its contents do not have the SHA-256 that it states."
         )
     return factorization, description
+
+
+def _is_published(path: pathlib.Path) -> bool:
+    # A checkpoint of ours says more, wherever it lies.
+    return not (path / DESCRIPTION_FILE).exists() and published_matrices.is_published(path)
+
+
+def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Workload]:
+    try:
+        return published_matrices.load(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _describe(

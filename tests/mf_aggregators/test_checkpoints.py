@@ -1,5 +1,6 @@
 """Checkpoints: round trips, and refusal of everything that is not whole."""
 
+import hashlib
 import json
 import pathlib
 
@@ -15,7 +16,12 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
 
 
 def _examples() -> list[Factorization]:
@@ -161,11 +167,34 @@ def test_newer_formats_are_refused(tmp_path: pathlib.Path) -> None:
         checkpoints.load(directory)
 
 
-def test_the_stated_sensitivity_is_not_trusted(tmp_path: pathlib.Path) -> None:
-    directory = _saved(tmp_path)
-    description = json.loads((directory / "factorization.json").read_text())
-    description["errors"]["sensitivity"] *= 0.9
-    _alter(directory, errors=description["errors"])
+@pytest.mark.parametrize("factor", [0.9, 1.1, 1.0 - 1e-6, -1.0, 0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("participation", "is_exact"),
+    [
+        (SingleParticipation(), True),
+        (MinSeparation(4, 2), True),
+        (FixedEpochOrder(3, 2), True),
+        # Bands overlap between participations: only an upper bound is known.
+        (MinSeparation(2), False),
+    ],
+    ids=str,
+)
+def test_the_stated_sensitivity_is_not_trusted(
+    tmp_path: pathlib.Path, participation: Participation, is_exact: bool, factor: float
+) -> None:
+    directory = tmp_path / "c"
+    checkpoints.save(banded(workloads.prefix_sum(12), 3), directory, participation=participation)
+    errors = json.loads((directory / "factorization.json").read_text())["errors"]
+    assert errors["sensitivity_is_exact"] is is_exact
+    checkpoints.load(directory)
+    errors["sensitivity"] *= factor
+    _alter(directory, errors=errors)
+    # A forger would make the hash fit as well.
+    path = directory / "factorization.json"
+    description = json.loads(path.read_text())
+    del description["description_sha256"]
+    text = json.dumps(description, sort_keys=True)
+    _alter(directory, description_sha256=hashlib.sha256(text.encode()).hexdigest())
     with pytest.raises(CheckpointError, match="states a sensitivity"):
         checkpoints.load(directory)
 
