@@ -1,7 +1,7 @@
 """Differential privacy by matrix factorization (MF-DP-FTRL, BandMF) for TensorFlow Federated.
 
 The mathematics (workloads, participation schemas, factorizations, their sensitivity,
-checkpoints, accounting) needs NumPy, SciPy and dp-accounting alone;
+checkpoints, accounting) needs no TensorFlow;
 ``mf_dp_aggregator`` imports TensorFlow Federated when it is first used.
 """
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
     accounting,
+    band_choice,
     checkpoints,
     factorizations,
     guarantees,
     lower_bounds,
     participation,
+    planning,
     privacy_statement,
     sampling_schemes,
     sensitivity,
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__",
     "accounting",
+    "band_choice",
     "checkpoints",
     "factorizations",
     "guarantees",
     "lower_bounds",
     "mf_dp_aggregator",
     "participation",
+    "planning",
     "privacy_statement",
     "sampling_schemes",
     "sensitivity",

@@ -151,6 +151,46 @@ def check_fits(participation: Any, num_rounds: int) -> Participation:
     return participation
 
 
+def check_population(
+    participation: Participation, num_rounds: int, population: int, clients_per_round: int
+) -> None:
+    """Checks that a population can fill the rounds under participation timers.
+
+    A client that took part in one of the last ``separation - 1`` rounds, or as often as it
+    may, cannot join. In the worst case all places of those rounds went to different
+    clients, so a round is certain to be filled if the clients outnumber ``separation``
+    cohorts; and n cohorts need as many places as clients have participations. With as many
+    participations as fit this is sufficient; with fewer, a late round may still find too
+    few clients.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      population: The number of clients m.
+      clients_per_round: The cohort size B.
+
+    Raises:
+      ValueError: If some round cannot be filled whoever is drawn.
+    """
+    most = check(participation).most_participations(num_rounds)
+    separation = 1 if isinstance(participation, SingleParticipation) else participation.separation
+    within_timer = min(separation, num_rounds)
+    if within_timer * clients_per_round > population:
+        raise ValueError(
+            f"{population} clients cannot fill rounds of {clients_per_round} with {separation} "
+            f"rounds between participations: {within_timer * clients_per_round} would be needed. "
+            f"Use at most {max(1, population // within_timer)} clients per round or a separation "
+            f"of at most {max(1, population // clients_per_round)}."
+        )
+    if num_rounds * clients_per_round > population * most:
+        raise ValueError(
+            f"{num_rounds} rounds of {clients_per_round} clients need "
+            f"{num_rounds * clients_per_round} participations, and {population} clients of at "
+            f"most {most} each have {population * most}. Use fewer rounds, fewer clients per "
+            "round or more participations per client."
+        )
+
+
 def to_dict(participation: Participation) -> dict[str, Any]:
     """Returns a JSON-able description: ``schema`` and the schema's attributes."""
     check(participation)

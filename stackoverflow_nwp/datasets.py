@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mf_aggregators import user_cache
 from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -138,10 +139,7 @@ def default_cache_dir() -> pathlib.Path:
     Returns:
         `mf_aggregators` in the user's cache directory: `$XDG_CACHE_HOME`, or `~/.cache`.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
-    root = pathlib.Path(base) if os.path.isabs(base) else pathlib.Path.home() / ".cache"
-    return root / "mf_aggregators"
+    return user_cache.directory()
 
 
 def load(

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -75,7 +76,7 @@ def test_the_sampled_gaussians_of_the_papers_code(num_rounds: int, num_bands: in
     sampled = dp_accounting.PoissonSampledDpEvent(batch * num_bands / population, gaussian)
     event = dp_accounting.SelfComposedDpEvent(sampled, math.ceil(num_rounds / num_bands))
     accountant = pld_privacy_accountant.PLDAccountant().compose(event)
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_rounds": num_rounds,
         "num_bands": num_bands,
         "population": population,
@@ -188,7 +189,12 @@ def test_runs_are_composed() -> None:
     assert together == pytest.approx(
         accounting.epsilon(1.0 / math.sqrt(1 / 9 + 1 / 16), 1e-5), abs=1e-3
     )
-    sizes = {"num_rounds": 20, "num_bands": 2, "population": 1000, "clients_per_round": 10}
+    sizes: dict[str, Any] = {
+        "num_rounds": 20,
+        "num_bands": 2,
+        "population": 1000,
+        "clients_per_round": 10,
+    }
     sampled = accounting.amplified_event(1.0, **sizes)
     both = accounting.composed_epsilon([accounting.event(3.0), sampled], 1e-5)
     assert both > accounting.epsilon(3.0, 1e-5)

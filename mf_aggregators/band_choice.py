@@ -1,0 +1,169 @@
+"""How many bands: the trade between amplification and correlated noise (BandMF Sec. 5).
+
+Fewer bands leave more clients for each batch to be drawn from, and so need less noise for
+one guarantee; more bands make noise that cancels better. The squared error of b bands is
+sigma(b)^2 L(b), with the noise multiplier that the sampling scheme of b parts needs, and the
+error L(b) of the best matrix of b bands with equal column norms.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Sequence
+
+import tqdm
+
+from mf_aggregators import amplification, factorization_cache, sampling_schemes, workloads
+from mf_aggregators import factorizations as mechanisms
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import SingleParticipation
+
+
+@dataclasses.dataclass(frozen=True)
+class BandChoice:
+    """One number of bands, and what it costs.
+
+    Attributes:
+      num_bands: b.
+      noise_multiplier: sigma(b), relative to the column norm of C.
+      rmse: The root mean square error over rounds at noise multiplier and column norm 1.
+      effective_rmse: rmse times sigma(b) over the clients per round (BandMF Eq. 11).
+    """
+
+    num_bands: int
+    noise_multiplier: float
+    rmse: float
+    effective_rmse: float
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself."""
+    return sorted({2**i for i in range(largest.bit_length())} | {largest})
+
+
+def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
+    """Returns the most bands that sampling allows: n, or m / B, where nothing is amplified.
+
+    Args:
+      num_rounds: n.
+      population: m.
+      clients_per_round: B.
+
+    Returns:
+      The number of bands.
+
+    Raises:
+      ValueError: If the population is smaller than one batch.
+    """
+    sampling_schemes.create(
+        "poisson",
+        num_rounds=num_rounds,
+        num_bands=1,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return min(num_rounds, population // clients_per_round)
+
+
+def compare(
+    epsilon: float,
+    delta: float,
+    *,
+    num_rounds: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+    candidates: Sequence[int] | None = None,
+    cache_directory: pathlib.Path | None = None,
+    show_progress: bool = False,
+) -> tuple[BandChoice, ...]:
+    """Computes what each number of bands costs at a privacy target, for the prefix sum.
+
+    Args:
+      epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+      num_rounds: The rounds n.
+      population: The clients (or examples) m.
+      clients_per_round: The batch size B, at most m.
+      sampling: ``poisson``, ``fixed_size`` or ``shuffling``.
+      candidates: The numbers of bands; powers of two and the largest possible one by
+        default, ``range(1, most_bands(...) + 1)`` for all.
+      cache_directory: Where factorizations are kept between calls; None for nowhere.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      A choice for each candidate, in their order.
+
+    Raises:
+      ValueError: If an argument is out of its range, or a candidate is not possible.
+    """
+    largest = most_bands(num_rounds, population, clients_per_round)
+    chosen = powers_of_two(largest) if candidates is None else list(candidates)
+    schemes = [
+        sampling_schemes.create(
+            sampling,
+            num_rounds=num_rounds,
+            num_bands=num_bands,
+            population=population,
+            clients_per_round=clients_per_round,
+        )
+        for num_bands in chosen
+    ]
+    choices = []
+    for scheme in tqdm.tqdm(schemes, desc="bands", disable=not show_progress):
+        multiplier = amplification.noise_multiplier(scheme, epsilon, delta)
+        matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
+        workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
+        rmse = matrix.rmse(workload, SingleParticipation())
+        choices.append(
+            BandChoice(scheme.num_bands, multiplier, rmse, multiplier * rmse / clients_per_round)
+        )
+    return tuple(choices)
+
+
+def best(choices: Sequence[BandChoice]) -> BandChoice:
+    """Returns the choice of least error, with the fewest bands among equals.
+
+    Args:
+      choices: At least one.
+
+    Returns:
+      The choice.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    if not choices:
+        raise ValueError("there is no number of bands to choose from.")
+    return min(choices, key=lambda choice: (choice.effective_rmse, choice.num_bands))
+
+
+def banded_matrix(
+    num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None
+) -> Factorization:
+    """Returns the optimal banded factorization of the prefix sum with equal column norms.
+
+    It is the same for all schemas of at least as large a separation.
+
+    Args:
+      num_rounds: n.
+      num_bands: b, 1 to n.
+      cache_directory: Where it is kept between calls; None for nowhere.
+
+    Returns:
+      The factorization.
+    """
+    if num_bands == 1:
+        return mechanisms.identity(num_rounds)
+    return factorization_cache.fetch(
+        cache_directory,
+        {"mechanism": "banded", "num_rounds": num_rounds, "num_bands": num_bands},
+        lambda: mechanisms.banded(workloads.prefix_sum(num_rounds), num_bands),
+    )
+
+
+def relative_difference(one: BandChoice, other: BandChoice) -> float:
+    """Returns how much larger the error of ``other`` is, relative to that of ``one``."""
+    if not math.isfinite(one.effective_rmse) or one.effective_rmse <= 0.0:
+        return math.inf
+    return other.effective_rmse / one.effective_rmse - 1.0

@@ -1,0 +1,298 @@
+r"""mf-plan: compares the mechanisms that fit a population and a privacy target.
+
+Participation timers on devices:
+  mf-plan --num_rounds=2052 --population=342000 --clients_per_round=1000 --separation=342 \
+    --target_epsilon=8 --delta=1e-6 --model_size=4050748
+
+A data centre that draws every batch itself, for which sampling amplifies:
+  mf-plan --num_rounds=2052 --population=342000 --clients_per_round=1000 --sampling=poisson \
+    --target_epsilon=8 --delta=1e-6 --model_size=4050748
+"""
+
+import math
+import pathlib
+import sys
+from typing import Any
+
+import tqdm
+from absl import flags
+
+from mf_aggregators import checkpoints, factorization_cache, planning, sampling_schemes, validation
+from mf_aggregators.commands import command_line
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.planning import Candidate, Plan, Setting
+
+_REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of mf-plan."""
+
+    def integer(name: str, meaning: str) -> None:
+        flags.DEFINE_integer(name, None, meaning, flag_values=values)
+
+    integer("num_rounds", "The rounds n of the run.")
+    integer("population", "The clients (or examples) m.")
+    integer("clients_per_round", "Clients of a round (the batch size) B.")
+    integer(
+        "separation",
+        "Rounds b between two participations i, j of one device, |i - j| >= b, that its timer "
+        "enforces. Default: the largest that the population can fill, population // "
+        "clients_per_round, but at most num_rounds.",
+    )
+    integer(
+        "max_participations",
+        "The most participations k of one device; default: as many as fit.",
+    )
+    flags.DEFINE_enum(
+        "sampling",
+        None,
+        list(sampling_schemes.names()),
+        "For a data centre that draws every batch itself, and not for devices that decide when "
+        "they take part: how it draws within the part of a round (BandMF Sec. 5).",
+        flag_values=values,
+    )
+    flags.DEFINE_float("target_epsilon", None, "The epsilon of the guarantee.", flag_values=values)
+    flags.DEFINE_float("delta", 1e-6, "The delta of the guarantee.", flag_values=values)
+    integer("model_size", "The parameters d of the model.")
+    flags.DEFINE_float(
+        "noise_memory_gb",
+        None,
+        "Gigabytes of noise that a mechanism may have to keep between rounds, for all parameters; "
+        "blocks that are made ahead on disk come on top of it. Default: no limit.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "cache_dir",
+        None,
+        "Where factorizations are kept between calls; default: in the user's cache directory.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "output",
+        None,
+        "A directory to write the recommended factorization to, as mf-factorize would.",
+        flag_values=values,
+    )
+
+
+def main(values: flags.FlagValues) -> None:
+    """Plans and reports."""
+    for name in _REQUIRED:
+        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
+    setting = _setting(values)
+    cache = (
+        pathlib.Path(values.cache_dir).expanduser()
+        if values.cache_dir
+        else factorization_cache.default_directory()
+    )
+    # How many there are is not known before, and each takes its own time.
+    with tqdm.tqdm(unit=" mechanisms", bar_format="{desc} ({n} so far, {elapsed})") as bar:
+
+        def progress(message: str) -> None:
+            bar.set_description_str(f"mf-plan: {message}", refresh=False)
+            bar.update()
+
+        plan = planning.make(setting, cache_directory=cache, progress=progress)
+        bar.set_description_str("mf-plan: done")
+    if values.output is not None:
+        checkpoints.save(
+            plan.recommended.factorization,
+            values.output,
+            participation=plan.recommended.participation,
+        )
+    directory = values.output or f"plan_{plan.recommended.name.replace(' ', '_')}"
+    commands = _commands(plan, directory, values.output is None)
+    fields = {
+        "recommended": plan.recommended.mechanism,
+        "recommended_num_bands": plan.recommended.num_bands,
+        "reason": plan.reason,
+        "target_epsilon": setting.epsilon,
+        "delta": setting.delta,
+        "participation": None if setting.participation is None else str(setting.participation),
+        "sampling": setting.sampling,
+        "candidates": [
+            _fields_of(candidate, candidate is plan.recommended) for candidate in plan.candidates
+        ],
+        "left_out": [
+            {"mechanism": each.mechanism, "reason": each.reason} for each in plan.left_out
+        ],
+        "commands": commands,
+        "output": values.output,
+    }
+    command_line.print_result(values, fields, _text(plan, commands))
+
+
+def run() -> None:
+    """Entry point of the console command."""
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _setting(values: flags.FlagValues) -> Setting:
+    for name in ("num_rounds", "population", "clients_per_round", "model_size"):
+        validation.positive_integer(getattr(values, name), f"--{name}")
+    command_line.check_choice(
+        values.clients_per_round <= values.population,
+        f"--clients_per_round={values.clients_per_round} is more than "
+        f"--population={values.population}.",
+    )
+    validation.positive_number(values.target_epsilon, "--target_epsilon")
+    participation = None
+    if values.sampling is None:
+        separation = values.separation
+        if separation is None:
+            separation = min(values.num_rounds, values.population // values.clients_per_round)
+        validation.positive_integer(separation, "--separation")
+        participation = MinSeparation(separation, values.max_participations)
+    else:
+        command_line.check_choice(
+            values.separation is None and values.max_participations is None,
+            "--sampling is for a data centre that draws every batch; --separation and "
+            "--max_participations are for devices with participation timers.",
+        )
+    if values.noise_memory_gb is not None:
+        validation.non_negative_number(values.noise_memory_gb, "--noise_memory_gb")
+    return Setting(
+        num_rounds=values.num_rounds,
+        population=values.population,
+        clients_per_round=values.clients_per_round,
+        participation=participation,
+        sampling=values.sampling,
+        epsilon=values.target_epsilon,
+        delta=values.delta,
+        model_size=values.model_size,
+        noise_memory=None if values.noise_memory_gb is None else 1e9 * values.noise_memory_gb,
+    )
+
+
+def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
+    return {
+        "mechanism": candidate.mechanism,
+        "num_bands": candidate.num_bands,
+        "options": dict(candidate.options),
+        "participation": str(candidate.participation),
+        "amplified": candidate.sampling is not None,
+        "rmse": candidate.rmse,
+        "max_error": candidate.max_error,
+        "noise_multiplier": candidate.noise_multiplier,
+        "effective_rmse": candidate.effective_rmse,
+        "max_effective_error": candidate.max_effective_error,
+        "rmse_over_lower_bound": candidate.over_lower_bound,
+        "memory_gb": candidate.kept_bytes / 1e9,
+        "disk_gb": candidate.cost.disk_bytes / 1e9,
+        "working_memory_gb": candidate.cost.memory_bytes / 1e9,
+        "noise_storage": candidate.cost.storage.value,
+        "seconds_per_round": candidate.cost.seconds_per_round,
+        "server_learning_rate": candidate.server_learning_rate,
+        "recommended": is_recommended,
+    }
+
+
+def _commands(plan: Plan, directory: str, factorize: bool) -> list[str]:
+    """What a user types to run the recommended candidate."""
+    setting, chosen = plan.setting, plan.recommended
+    options = " ".join(f"--{name}={value}" for name, value in chosen.options)
+    common = (
+        f"--num_rounds={setting.num_rounds} --clients_per_round={setting.clients_per_round} "
+        f"--target_epsilon={setting.epsilon:g} --delta={setting.delta:g} "
+        f"--server_learning_rate={chosen.server_learning_rate:.4g}"
+    )
+    make = (
+        f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={setting.num_rounds} "
+        f"{options} {_participation_flags(chosen.participation)} --output={directory}"
+    )
+    aggregator = (
+        f'mfa.mf_dp_aggregator("{directory}", participation={chosen.participation!r}, '
+        f"noise_multiplier={chosen.noise_multiplier:.6g}, clip_norm=1.0, "
+        f"clients_per_round={setting.clients_per_round})"
+    ).replace("participation=", "participation=mfa.participation.", 1)
+    commands = [" ".join(make.split())] if factorize else []
+    if chosen.sampling is not None:
+        commands.append(
+            f"run-stackoverflow --checkpoint={directory} --sampling={chosen.sampling.name} "
+            f"--num_bands={chosen.sampling.num_bands} {common}"
+        )
+    elif not isinstance(chosen.participation, FixedEpochOrder):
+        timers = _participation_flags(chosen.participation).replace("--participation=min_sep ", "")
+        commands.append(f"run-stackoverflow --checkpoint={directory} {timers} {common}")
+    return [*commands, aggregator]
+
+
+def _participation_flags(participation: Any) -> str:
+    if isinstance(participation, SingleParticipation):
+        return "--participation=single"
+    if isinstance(participation, FixedEpochOrder):
+        return (
+            f"--participation=fixed_epoch --separation={participation.separation} "
+            f"--max_participations={participation.epochs}"
+        )
+    limit = participation.max_participations
+    return f"--participation=min_sep --separation={participation.separation}" + (
+        "" if limit is None else f" --max_participations={limit}"
+    )
+
+
+_COLUMNS = (
+    "",
+    "mechanism",
+    "effective RMSE",
+    "worst round",
+    "RMSE",
+    "noise mult.",
+    "over bound",
+    "noise GB",
+    "disk GB",
+    "s/round",
+    "server rate",
+)
+
+
+def _text(plan: Plan, commands: list[str]) -> str:
+    setting = plan.setting
+    who = (
+        f"{setting.sampling} sampling from {setting.population} clients"
+        if setting.participation is None
+        else f"{setting.population} clients with timers: {setting.participation}"
+    )
+    rows = [_COLUMNS, *(_row(each, each is plan.recommended) for each in plan.candidates)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = [
+        f"{setting.num_rounds} rounds of {setting.clients_per_round} clients, {who}",
+        f"target ({setting.epsilon:g}, {setting.delta:g})-DP for every client (zero-out); model of "
+        f"{setting.model_size} parameters",
+        "",
+    ]
+    for row in rows:
+        name = f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}}"
+        numbers = (f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
+        lines.append("  ".join([name, *numbers]).rstrip())
+    lines += ["", f"Recommended: {plan.reason}"]
+    if plan.left_out:
+        lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in plan.left_out)]
+    return "\n".join([*lines, "", "To run it:", *(f"  {command}" for command in commands)])
+
+
+def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
+    bound = candidate.over_lower_bound
+    name = candidate.name
+    if candidate.sampling is not None:
+        name += ", amplified"
+    elif isinstance(candidate.participation, FixedEpochOrder):
+        name += ", fixed epochs"
+    return (
+        "*" if is_recommended else "",
+        name,
+        f"{candidate.effective_rmse:.4g}",
+        f"{candidate.max_effective_error:.4g}",
+        f"{candidate.rmse:.5g}",
+        f"{candidate.noise_multiplier:.5g}",
+        "-" if bound is None else f"{bound:.3f}",
+        f"{candidate.kept_bytes / 1e9:.3g}",
+        f"{candidate.cost.disk_bytes / 1e9:.3g}",
+        f"{candidate.cost.seconds_per_round:.2g}",
+        f"{candidate.server_learning_rate:.4g}" if math.isfinite(candidate.effective_rmse) else "-",
+    )
+
+
+if __name__ == "__main__":
+    run()
