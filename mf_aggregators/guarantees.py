@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, amplification, sensitivity, validation
+from mf_aggregators import (
+    accounting,
+    amplification,
+    pattern_sensitivities,
+    sensitivity,
+    validation,
+)
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -26,6 +32,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.participation_records import ParticipationRecord
 from mf_aggregators.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -113,6 +120,23 @@ class RealisedParticipation:
         if self.separation is None:
             return participations.SingleParticipation()
         return MinSeparation(self.separation, self.max_participations)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstClient:
+    """The client that the participations that took place protect the least.
+
+    Attributes:
+      client_id: Which client.
+      rounds: The rounds that it took part in, from 0.
+      sensitivity: Of C for these rounds alone, at unit clipping.
+      epsilon: Of this client, without amplification; infinity without noise.
+    """
+
+    client_id: str
+    rounds: tuple[int, ...]
+    sensitivity: float
+    epsilon: float
 
 
 def realised_participation(
@@ -304,6 +328,37 @@ def realised(
         zcdp_rho=0.0 if nothing else accounting.zcdp_rho(multiplier) if private else math.inf,
         epsilon=0.0 if nothing else accounting.epsilon(multiplier, plan.delta),
         delta=plan.delta,
+    )
+
+
+def worst_client(
+    plan: Guarantee, factorization: Factorization, record: ParticipationRecord
+) -> WorstClient | None:
+    """Returns the client whose own participations changed the output most.
+
+    Its epsilon is at most that of :func:`realised`, which is for every pattern of the
+    realised separation and number of participations.
+
+    Args:
+      plan: What fixes the noise.
+      factorization: What made the noise.
+      record: Who took part in which round.
+
+    Returns:
+      The client; None if nobody took part, or for more rounds than
+      ``pattern_sensitivities`` deals with.
+    """
+    worst = pattern_sensitivities.worst_client(
+        factorization, record.rounds_of_clients, record.num_rounds
+    )
+    if worst is None:
+        return None
+    multiplier = plan.noise_multiplier * plan.sensitivity / worst.sensitivity
+    return WorstClient(
+        client_id=record.client_ids[worst.index],
+        rounds=worst.rounds,
+        sensitivity=worst.sensitivity,
+        epsilon=accounting.epsilon(multiplier, plan.delta),
     )
 
 

@@ -19,8 +19,8 @@ _ENTRIES_AT_A_TIME = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
-class WorstClient:
-    """The client whose participations changed C x the most.
+class WorstPattern:
+    """The client whose participations can change C x the most.
 
     Attributes:
       index: Which of the clients.
@@ -37,7 +37,7 @@ def worst_client(
     factorization: Factorization,
     rounds_of_clients: Iterable[Sequence[int] | np.ndarray],
     num_rounds: int,
-) -> WorstClient | None:
+) -> WorstPattern | None:
     """Finds the client whose pattern has the largest sensitivity.
 
     Args:
@@ -61,7 +61,7 @@ def worst_client(
     if not by_count:
         return None
     magnitudes = np.abs(_gram_of_first(factorization, num_rounds))
-    best = WorstClient(-1, (), -1.0)
+    best = WorstPattern(-1, (), -1.0)
     for indices, patterns in by_count.values():
         stacked = np.stack(patterns)
         squared = _squared(magnitudes, stacked)
@@ -69,7 +69,7 @@ def worst_client(
         value = float(np.sqrt(squared[worst]))
         ahead = value == best.sensitivity and indices[worst] < best.index
         if value > best.sensitivity or ahead:
-            best = WorstClient(indices[worst], tuple(int(i) for i in stacked[worst]), value)
+            best = WorstPattern(indices[worst], tuple(int(i) for i in stacked[worst]), value)
     return best
 
 

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mf_aggregators import version
-from mf_aggregators.guarantees import Guarantee, RealisedParticipation, keeps_plan
+from mf_aggregators.guarantees import (
+    Guarantee,
+    RealisedParticipation,
+    WorstClient,
+    keeps_plan,
+)
 from mf_aggregators.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -40,23 +45,6 @@ class RunFacts:
     clip_norm: float
     noise_seed_is_fixed: bool
     public_data: str = "none"
-
-
-@dataclasses.dataclass(frozen=True)
-class WorstClient:
-    """The client that the participations that took place protect the least.
-
-    Attributes:
-      client_id: Which client.
-      rounds: The rounds that it took part in, from 0.
-      sensitivity: Of C for these rounds alone, at unit clipping.
-      epsilon: Of this client, at the statement's delta.
-    """
-
-    client_id: str
-    rounds: tuple[int, ...]
-    sensitivity: float
-    epsilon: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +158,14 @@ class PrivacyStatement:
                 }
             ),
             "worst_client": (
-                None if self.worst_client is None else dataclasses.asdict(self.worst_client)
+                None
+                if self.worst_client is None
+                else {
+                    "client_id": self.worst_client.client_id,
+                    "rounds": list(self.worst_client.rounds),
+                    "sensitivity": self.worst_client.sensitivity,
+                    "epsilon": _finite_or_none(self.worst_client.epsilon),
+                }
             ),
             "keeps_plan": self.keeps_plan,
             "warnings": list(self.warnings),
@@ -237,6 +232,10 @@ class PrivacyStatement:
             f"{_count(len(worst.rounds), 'round')}; for its rounds alone the sensitivity is "
             f"{worst.sensitivity:.6g} and epsilon {worst.epsilon:.6g}, without amplification."
         )
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,6 +3,8 @@ r"""mf-report: what a checkpoint is, how good it is, and what privacy it gives.
 Example:
   mf-report --checkpoint=banded_342 --separation=342 --max_participations=6 \
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
+  mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
+    --delta=1e-4 --ledger=run/participation.npz
 """
 
 import math
@@ -18,9 +20,11 @@ from mf_aggregators import (
     accounting,
     checkpoints,
     factorizations,
+    guarantees,
     lower_bounds,
     noise_recursions,
     noise_storage,
+    participation_records,
     validation,
     workloads,
 )
@@ -44,6 +48,19 @@ def define_flags(values: flags.FlagValues) -> None:
         "Parameters of a model: adds what a round's noise costs for it.",
         flag_values=values,
     )
+    flags.DEFINE_integer(
+        "clients_per_round",
+        None,
+        "The cohort size: adds the effective RMSE (BandMF Eq. 11) to a noise multiplier.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "ledger",
+        None,
+        "Who took part in which round: the participation.npz of a run, or a text file of "
+        "client,round lines (rounds from 0). Adds the guarantee that follows from it.",
+        flag_values=values,
+    )
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
     mechanism_flags.define_privacy(values)
@@ -56,8 +73,9 @@ def main(values: flags.FlagValues) -> None:
         values.figure is None or values.figure.endswith(".png"),
         f"--figure must name a .png file, found {values.figure}.",
     )
-    if values.model_size is not None:
-        validation.positive_integer(values.model_size, "--model_size")
+    for name in ("model_size", "clients_per_round"):
+        if getattr(values, name) is not None:
+            validation.positive_integer(getattr(values, name), f"--{name}")
     start = time.monotonic()
     factorization, description = checkpoints.load_with_description(values.checkpoint)
     schema = mechanism_flags.participation(values) or participations.from_dict(
@@ -71,6 +89,11 @@ def main(values: flags.FlagValues) -> None:
     variances = sensitivity.value**2 * factorization.squared_decoder_rows(workload)
     bound = lower_bounds.compute(workload, schema)
     multiplier = mechanism_flags.noise_multiplier(values)
+    for name in ("ledger", "clients_per_round"):
+        command_line.check_choice(
+            getattr(values, name) is None or multiplier is not None,
+            f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
+        )
     rmse = float(np.sqrt(np.mean(variances)))
     recursion = factorization.noise_recursion()
     fields: dict[str, Any] = {
@@ -90,13 +113,21 @@ def main(values: flags.FlagValues) -> None:
         "noise_state_floats_per_parameter": noise_recursions.floats_per_parameter(recursion),
         "rows_of_z_per_round": noise_recursions.rows_of_z_per_round(recursion),
         "noise_multiplier": multiplier,
-        "effective_rmse": None if multiplier is None else multiplier * rmse,
+        "effective_rmse": (
+            None
+            if multiplier is None or values.clients_per_round is None
+            else multiplier * rmse / values.clients_per_round
+        ),
         "zcdp_rho": None if multiplier is None else accounting.zcdp_rho(multiplier),
         "epsilon": None if multiplier is None else accounting.epsilon(multiplier, values.delta),
         "delta": None if multiplier is None else values.delta,
     }
     if values.model_size is not None:
         fields |= _costs(recursion, values.model_size)
+    realised = None
+    if values.ledger is not None and multiplier is not None:
+        realised = _realised(values, factorization, schema, multiplier)
+        fields |= realised
     if values.figure is not None:
         _draw(factorization, workload, schema, variances, pathlib.Path(values.figure))
         fields["figure"] = values.figure
@@ -110,12 +141,57 @@ def main(values: flags.FlagValues) -> None:
             f"at most what ({fields['epsilon']:.4g}, {values.delta:g})-DP allows (zero-out "
             f"adjacency), if every client keeps to: {schema}."
         )
+    if realised is not None:
+        text += f"\n\n{_realised_text(realised, values.delta)}"
     command_line.print_result(values, fields, text)
 
 
 def run() -> None:
     """Entry point of the console command."""
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _realised(
+    values: flags.FlagValues,
+    factorization: Factorization,
+    schema: participations.Participation,
+    multiplier: float,
+) -> dict[str, Any]:
+    """The guarantee of what took place, by the ledger."""
+    record = participation_records.load(values.ledger)
+    took_place = guarantees.realised_participation(record.rounds_of_clients, record.num_rounds)
+    plan = guarantees.planned(factorization, schema, multiplier, values.delta)
+    guarantee = guarantees.realised(plan, factorization, took_place)
+    worst = guarantees.worst_client(plan, factorization, record)
+    return {
+        "keeps_plan": guarantees.keeps_plan(schema, took_place),
+        "realised_num_rounds": took_place.num_rounds,
+        "realised_num_clients": took_place.num_clients,
+        "realised_separation": took_place.separation,
+        "realised_max_participations": took_place.max_participations,
+        "realised_sensitivity": guarantee.sensitivity,
+        "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+        "realised_noise_multiplier": guarantee.noise_multiplier,
+        "realised_zcdp_rho": guarantee.zcdp_rho,
+        "realised_epsilon": guarantee.epsilon,
+        "worst_client": None if worst is None else worst.client_id,
+        "worst_client_rounds": None if worst is None else list(worst.rounds),
+        "worst_client_sensitivity": None if worst is None else worst.sensitivity,
+        "worst_client_epsilon": None if worst is None else worst.epsilon,
+    }
+
+
+def _realised_text(fields: dict[str, Any], delta: float) -> str:
+    guarantee = (
+        f"What took place gives ({fields['realised_epsilon']:.4g}, {delta:g})-DP, by its smallest "
+        "separation and its largest number of participations."
+    )
+    if fields["keeps_plan"]:
+        return guarantee
+    return (
+        f"WARNING: the ledger breaks the schema that is declared, whose guarantee does not hold. "
+        f"{guarantee}"
+    )
 
 
 def _costs(recursion: noise_recursions.NoiseRecursion, model_size: int) -> dict[str, Any]:

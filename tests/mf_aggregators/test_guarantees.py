@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import accounting, guarantees, workloads
-from mf_aggregators.factorizations import banded, identity
+from mf_aggregators import accounting, amplification, guarantees, workloads
+from mf_aggregators.factorizations import banded, blt, identity, tree_aggregation
 from mf_aggregators.guarantees import RealisedParticipation
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.sampling_schemes import PoissonSampling
 
 _DELTA = 1e-5
 
@@ -121,3 +122,71 @@ def test_more_rounds_than_the_matrix_has_are_refused() -> None:
 def test_fixed_epochs_are_not_shown_by_separations_alone() -> None:
     took_place = guarantees.realised_participation([[0, 4, 9]], 12)
     assert not guarantees.keeps_plan(FixedEpochOrder(3, 4), took_place)
+
+
+def test_a_sampled_run_has_the_amplified_guarantee() -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    scheme = PoissonSampling(12, 3, 300, 10)
+    plan = guarantees.sampled(factorization, scheme, 1.2, _DELTA)
+    assert plan.epsilon == amplification.epsilon(scheme, 1.2, _DELTA)
+    assert plan.sensitivity == pytest.approx(factorization.sensitivity(SingleParticipation()))
+    assert plan.participation == FixedEpochOrder(4, 3)
+    assert plan.zcdp_rho == pytest.approx(4 * 0.5 / 1.2**2)
+    assert plan.event() == amplification.event(scheme, 1.2)
+    assert plan.to_dict()["sampling"] == scheme.to_dict()
+    kept = RealisedParticipation(12, 40, 3, 4, keeps_sampling=True)
+    assert guarantees.keeps_plan(scheme, kept)
+    assert guarantees.realised(plan, factorization, kept).epsilon == pytest.approx(plan.epsilon)
+
+
+def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
+    """What its participations give without amplification: three of one client, 3 rounds apart."""
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    for keeps in (False, None):
+        broken = RealisedParticipation(12, 40, 3, 3, keeps_sampling=keeps)
+        assert not guarantees.keeps_plan(plan.sampling or SingleParticipation(), broken)
+        realised = guarantees.realised(plan, factorization, broken)
+        assert realised.sampling is None
+        assert realised.epsilon == pytest.approx(
+            accounting.epsilon(1.2 / math.sqrt(3), _DELTA), rel=1e-6
+        )
+        assert realised.epsilon > plan.epsilon
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7])
+def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    kept = RealisedParticipation(rounds, 9, None, 1, keeps_sampling=True)
+    realised = guarantees.realised(plan, factorization, kept)
+    assert realised.num_rounds == rounds
+    assert realised.sampling is not None
+    assert isinstance(realised.sampling, PoissonSampling)
+    assert realised.sampling.sampling_probability == pytest.approx(0.1)
+    assert realised.sampling.most_participations == math.ceil(rounds / 3)
+    assert realised.epsilon <= plan.epsilon
+
+
+def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
+    scheme = PoissonSampling(12, 3, 300, 10)
+    with pytest.raises(ValueError, match="has 4 bands"):
+        guarantees.sampled(banded(workloads.prefix_sum(12), 4), scheme, 1.0, _DELTA)
+    with pytest.raises(ValueError, match="is not square and lower triangular"):
+        guarantees.sampled(tree_aggregation(12), scheme, 1.0, _DELTA)
+    with pytest.raises(ValueError, match="has 12 bands"):
+        guarantees.sampled(blt(12, 2), scheme, 1.0, _DELTA)
+    with pytest.raises(ValueError, match="12 rounds, and the factorization for 11"):
+        guarantees.sampled(identity(11), scheme, 1.0, _DELTA)
+    # Fewer bands than parts are fewer rows for each participation.
+    assert guarantees.sampled(identity(12), scheme, 1.0, _DELTA).sampling == scheme
+
+
+def test_guarantees_compose() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 2.0, _DELTA)
+    both = accounting.composed_epsilon([plan.event(), plan.event()], _DELTA)
+    assert both == pytest.approx(accounting.epsilon(2.0 / math.sqrt(2), _DELTA), abs=1e-3)
+    nothing = guarantees.realised(plan, identity(4), RealisedParticipation(0, 0, None, 0))
+    assert accounting.composed_epsilon([plan.event(), nothing.event()], _DELTA) == pytest.approx(
+        plan.epsilon, abs=1e-3
+    )

@@ -1,0 +1,104 @@
+"""Records of who took part in which round, as files.
+
+Two formats are read: the ``participation.npz`` of a run directory, and a text file of a
+client and a round (from 0) on each line, separated by a comma, as any production system can
+write it.
+"""
+
+import csv
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+
+
+class RecordError(ValueError):
+    """A record that cannot be read; the message names the file and the reason."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ParticipationRecord:
+    """Who took part in which round.
+
+    Attributes:
+      client_ids: The clients.
+      rounds_of_clients: For each client the increasing rounds, from 0, that it took part in.
+      num_rounds: The rounds that were released.
+    """
+
+    client_ids: tuple[str, ...]
+    rounds_of_clients: tuple[np.ndarray, ...]
+    num_rounds: int
+
+
+def load(path: str | os.PathLike[str]) -> ParticipationRecord:
+    """Reads a record.
+
+    Args:
+      path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds
+        as ``rounds[offsets[i]:offsets[i + 1]]``; or a text file of ``client,round`` lines, of
+        which the first may be a heading. There the last round in the file is taken to be
+        the last that was released.
+
+    Returns:
+      The record.
+
+    Raises:
+      RecordError: If the file is missing, damaged, or is no record.
+    """
+    file = pathlib.Path(path)
+    try:
+        if file.suffix == ".npz":
+            return _from_archive(file)
+        return _from_text(file)
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _from_archive(file: pathlib.Path) -> ParticipationRecord:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            client_ids = tuple(str(client) for client in archive["client_ids"])
+            offsets, rounds = archive["offsets"], archive["rounds"]
+            num_rounds = int(archive["num_rounds"])
+    except OSError:
+        raise
+    except Exception as error:
+        # NumPy's reader raises many types for a damaged archive.
+        raise RecordError(f"{file} cannot be read as a record of rounds: {error}.") from error
+    ordered = offsets.shape == (len(client_ids) + 1,) and np.all(np.diff(offsets) >= 0)
+    if not ordered or offsets[0] != 0 or offsets[-1] != len(rounds):
+        raise RecordError(f"{file} is broken: its rounds and clients do not fit together.")
+    return ParticipationRecord(
+        client_ids, tuple(np.split(np.asarray(rounds, np.int64), offsets[1:-1])), num_rounds
+    )
+
+
+def _from_text(file: pathlib.Path) -> ParticipationRecord:
+    of_client: dict[str, list[int]] = {}
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            for number, line in enumerate(csv.reader(lines), 1):
+                if not line or (number == 1 and not _is_round(line[-1])):
+                    continue
+                if len(line) != 2 or not _is_round(line[1]):
+                    raise RecordError(
+                        f"{file}, line {number}: expected a client and a round from 0, found "
+                        f"{','.join(line)!r}."
+                    )
+                of_client.setdefault(line[0].strip(), []).append(int(line[1]))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RecordError(
+            f"{file} cannot be read as text of clients and rounds: {error}."
+        ) from None
+    if not of_client:
+        raise RecordError(f"{file} holds no participation.")
+    rounds = tuple(np.sort(np.asarray(found, np.int64)) for found in of_client.values())
+    return ParticipationRecord(
+        tuple(of_client), rounds, 1 + max(int(found[-1]) for found in rounds)
+    )
+
+
+def _is_round(text: str) -> bool:
+    return text.strip().isdecimal()
