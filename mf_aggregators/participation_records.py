@@ -80,7 +80,8 @@ def _from_text(file: pathlib.Path) -> ParticipationRecord:
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             for number, line in enumerate(csv.reader(lines), 1):
-                if not line or (number == 1 and not _is_round(line[-1])):
+                is_heading = number == 1 and len(line) == 2 and not _is_round(line[1])
+                if not line or is_heading:
                     continue
                 if len(line) != 2 or not _is_round(line[1]):
                     raise RecordError(
