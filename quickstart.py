@@ -49,6 +49,10 @@ CHECKS = (
     ("mypy",),
 )
 
+# Files of tests are shared out among the cores; more processes than four would need more memory
+# than they save time.
+PYTEST = ("pytest", "-q", "--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile")
+
 
 class SetupError(Exception):
     """What stops the set-up, in one line for the user."""
@@ -288,7 +292,7 @@ def run_tests(arguments: Sequence[str]) -> int:
     mark = f"MF_AGGREGATORS_TESTS={os.getpid()}.{time.time()}"
     name, value = mark.split("=")
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", name: value}
-    for check in (*CHECKS, ("pytest", "-q", *arguments)):
+    for check in (*CHECKS, (*PYTEST, *arguments)):
         say(" ".join(check))
         command = [str(VENV / "bin/python"), "-m", *check]
         child = subprocess.Popen(command, cwd=str(ROOT), env=environment)
