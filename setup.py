@@ -21,6 +21,7 @@ _MATHEMATICS = [
     "dp-accounting>=0.4.3",
     "matplotlib>=3.7",
     "numpy>=1.25",
+    "protobuf>=3.20.3",
     "scipy>=1.9.3",
     "tqdm>=4.64",
 ]
@@ -66,7 +67,9 @@ setuptools.setup(
     entry_points={
         "console_scripts": [
             "make-text-dataset=stackoverflow_nwp.make_text_dataset:run",
+            "mf-audit=mf_aggregators.commands.audit:run",
             "mf-factorize=mf_aggregators.commands.factorize:run",
+            "mf-plan=mf_aggregators.commands.plan:run",
             "mf-report=mf_aggregators.commands.report:run",
             "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
         ]

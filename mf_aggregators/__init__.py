@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
     accounting,
+    audit,
     band_choice,
     checkpoints,
     factorizations,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__",
     "accounting",
+    "audit",
     "band_choice",
     "checkpoints",
     "factorizations",

@@ -1,0 +1,436 @@
+"""The statistics of an empirical privacy audit: what observed error rates say about epsilon.
+
+An adversary decides from all that a run released whether one client took part. A decision
+rule with the false positive rate alpha and the false negative rate beta refutes every
+privacy claim whose trade-off curve lies above (alpha, beta). Two claims are examined:
+
+* (epsilon, delta)-DP of any mechanism: ``1 - beta <= exp(epsilon) alpha + delta``, and the
+  same with alpha and beta exchanged (Kairouz et al., The composition theorem for differential
+  privacy, Thm 2.1; as an audit: Nasr et al., Adversary instantiation, 2021);
+* mu-Gaussian DP, the trade-off curve of N(0, 1) and N(mu, 1): ``beta >= Phi(Phi^-1(1 -
+  alpha) - mu)`` (Dong, Roth and Su, Gaussian differential privacy, Def. 2.6). It is what a
+  noise multiplier of 1 / mu promises, and one point below the curve refutes it; through this
+  curve, rates that can be observed say something about a delta that cannot (Nasr et al.,
+  Tight auditing of differentially private machine learning, 2023).
+
+The rates themselves are bounded by Clopper and Pearson's exact intervals. Nothing here
+depends on TensorFlow.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import scipy.special
+import scipy.stats
+
+from mf_aggregators import accounting
+from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
+
+# Eigenvalues of a correlation matrix below this are taken for rounding of float32 results: a
+# round whose noise repeats another's has huge power then, and not an infinite one.
+_SMALLEST_EIGENVALUE = 1e-9
+# Patterns and signs that are tried one by one; beyond, a few promising ones are.
+_MOST_PATTERNS = 4096
+_MOST_SIGNS_TRIED = 10
+# Correlations below this many standard errors are taken for zero.
+_STANDARD_ERRORS = 4.0
+_THRESHOLDS_TRIED = 1024
+
+
+def upper_bound_of_rate(events: float, trials: int, miss_probability: float) -> float:
+    """Returns an upper confidence bound on a probability (Clopper and Pearson, 1934).
+
+    Args:
+      events: How often the event was observed, 0 to ``trials``; expected numbers need not
+        be integers.
+      trials: The number of independent trials.
+      miss_probability: The largest probability with which the bound may be below the truth.
+
+    Returns:
+      The bound; 1 if every trial was an event.
+    """
+    if events >= trials:
+        return 1.0
+    return float(scipy.stats.beta.isf(miss_probability, events + 1.0, trials - events))
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorRates:
+    """What one threshold showed: counts, and upper confidence bounds on the error rates.
+
+    Attributes:
+      threshold: Scores above it are taken for a client's presence.
+      false_positives: Scores above it without the client.
+      absences: Observations without the client.
+      false_negatives: Scores that are not above it with the client.
+      presences: Observations with the client.
+      false_positive_bound: Upper bound on the false positive rate.
+      false_negative_bound: Upper bound on the false negative rate.
+    """
+
+    threshold: float
+    false_positives: float
+    absences: int
+    false_negatives: float
+    presences: int
+    false_positive_bound: float
+    false_negative_bound: float
+
+    @classmethod
+    def of_counts(
+        cls,
+        threshold: float,
+        false_positives: float,
+        absences: int,
+        false_negatives: float,
+        presences: int,
+        miss_probability: float,
+    ) -> "ErrorRates":
+        """Returns the counts with their bounds, each missed with at most ``miss_probability``."""
+        return cls(
+            threshold,
+            false_positives,
+            absences,
+            false_negatives,
+            presences,
+            upper_bound_of_rate(false_positives, absences, miss_probability),
+            upper_bound_of_rate(false_negatives, presences, miss_probability),
+        )
+
+    @property
+    def mu_lower_bound(self) -> float:
+        """The largest mu whose Gaussian trade-off curve the rates refute; 0 if none.
+
+        The point is below the curve of every smaller mu: beta < Phi(Phi^-1(1 - alpha) - mu).
+        """
+        rates = np.array([self.false_positive_bound, self.false_negative_bound])
+        return max(0.0, -float(np.sum(scipy.special.ndtri(rates))))
+
+    def epsilon_lower_bound_any_mechanism(self, delta: float) -> float:
+        """Returns the largest epsilon at ``delta`` that the rates refute, for any mechanism."""
+        alpha, beta = self.false_positive_bound, self.false_negative_bound
+        return max(_log_ratio(1.0 - beta - delta, alpha), _log_ratio(1.0 - alpha - delta, beta))
+
+
+def epsilon_of_mu(mu: float, delta: float) -> float:
+    """Returns the epsilon of mu-Gaussian DP at a delta; 0 at mu = 0."""
+    return accounting.epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
+
+
+def rates_of_scores(
+    absent: np.ndarray, present: np.ndarray, threshold: float, miss_probability: float
+) -> ErrorRates:
+    """Returns what a threshold that was fixed before the scores were seen shows.
+
+    Args:
+      absent: Independent scores without the client.
+      present: Independent scores with the client.
+      threshold: Scores above it are taken for presence.
+      miss_probability: Of each of the two bounds.
+
+    Returns:
+      The counts and bounds.
+    """
+    return ErrorRates.of_counts(
+        threshold,
+        int(np.count_nonzero(absent > threshold)),
+        absent.size,
+        int(np.count_nonzero(~(present > threshold))),
+        present.size,
+        miss_probability,
+    )
+
+
+def largest_provable_mu(absences: int, presences: int, miss_probability: float) -> float:
+    """Returns the bound on mu of an audit without a single error: no audit of the size shows more.
+
+    Args:
+      absences: Observations without the client.
+      presences: Observations with the client.
+      miss_probability: Of each bound.
+
+    Returns:
+      The largest value that ``ErrorRates.mu_lower_bound`` can have.
+    """
+    return ErrorRates.of_counts(0.0, 0, absences, 0, presences, miss_probability).mu_lower_bound
+
+
+def choose_thresholds(
+    power: float, absences: int, presences: int, miss_probability: float, deltas: Sequence[float]
+) -> list[float]:
+    """Returns thresholds of which the largest bounds are expected, before any score is seen.
+
+    They are the best ones for scores that are N(0, 1) without and N(power, 1) with the client.
+    A wrong power makes them worse, and the bounds no less valid.
+
+    Args:
+      power: The expected mu of the scores.
+      absences: Observations without the client to come.
+      presences: Observations with the client to come.
+      miss_probability: Of each bound.
+      deltas: The deltas at which epsilon is bounded for any mechanism.
+
+    Returns:
+      A threshold for the bound on mu, followed by one for each delta.
+    """
+    candidates = np.linspace(-2.0, power + 2.0, _THRESHOLDS_TRIED)
+    expected = [
+        ErrorRates.of_counts(
+            float(threshold),
+            absences * float(scipy.special.ndtr(-threshold)),
+            absences,
+            presences * float(scipy.special.ndtr(threshold - power)),
+            presences,
+            miss_probability,
+        )
+        for threshold in candidates
+    ]
+    bounds = [[rates.mu_lower_bound for rates in expected]]
+    bounds += [
+        [rates.epsilon_lower_bound_any_mechanism(delta) for rates in expected] for delta in deltas
+    ]
+    return [_middle_of_best(candidates, np.array(values)) for values in bounds]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoiseModel:
+    """The distribution of one coordinate's noise over all rounds, as the adversary sees it.
+
+    Attributes:
+      mean: (n,) of the noise of each round.
+      precision: (n, n): the inverse of the covariance of the rounds' noise.
+      samples: How many coordinates it was estimated from.
+    """
+
+    mean: np.ndarray
+    precision: np.ndarray
+    samples: int
+
+
+def fit_noise(noise: np.ndarray, clip_norm: float) -> NoiseModel:
+    """Estimates the distribution of the noise from coordinates with nothing but noise.
+
+    Args:
+      noise: (n, m) floats: m independent coordinates.
+      clip_norm: The scale below which noise is none.
+
+    Returns:
+      The model. Directions almost without noise get a large precision, and not an infinite one.
+
+    Raises:
+      ValueError: If an entry is not finite.
+    """
+    if not np.all(np.isfinite(noise)):
+        raise ValueError("the aggregator released numbers that are not finite.")
+    mean = np.mean(noise, axis=1)
+    centred = noise - mean[:, np.newaxis]
+    covariance = centred @ centred.T / noise.shape[1]
+    deviations = np.sqrt(np.diagonal(covariance))
+    deviations = np.maximum(
+        deviations, _SMALLEST_EIGENVALUE * max(clip_norm, float(np.max(deviations)))
+    )
+    values, vectors = np.linalg.eigh(covariance / np.multiply.outer(deviations, deviations))
+    values = np.maximum(values, _SMALLEST_EIGENVALUE)
+    precision = (vectors / values) @ vectors.T / np.multiply.outer(deviations, deviations)
+    return NoiseModel(mean, 0.5 * (precision + precision.T), noise.shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """What the audited client adds: one number of magnitude clip norm in each of its rounds.
+
+    Attributes:
+      rounds: The rounds that it takes part in, ascending.
+      signs: The sign of each, relative to the first of the same group.
+      groups: The group of each. The signs of different groups can be chosen
+        independently, so that each may depend on what was released before.
+      power: ``sqrt(u^T Sigma^-1 u)``: the mean of the likelihood-ratio score with the client.
+    """
+
+    rounds: tuple[int, ...]
+    signs: tuple[int, ...]
+    groups: tuple[int, ...]
+    power: float
+
+
+def choose_contribution(
+    model: NoiseModel, participation: Participation, clip_norm: float
+) -> Contribution:
+    """Returns the contribution that the noise hides worst.
+
+    u^T Sigma^-1 u is convex in u, so that its maximum over contributions of at most the clip
+    norm in the rounds of a pattern is at a corner: signs suffice, and so do patterns to which
+    no round can be added. All are tried where they are few, and otherwise the evenly spaced
+    patterns and the best one for noise that is independent between rounds. A worse choice
+    makes an audit weaker, and no less valid.
+
+    Args:
+      model: The noise.
+      participation: The declared schema.
+      clip_norm: The magnitude of each entry of u.
+
+    Returns:
+      The contribution.
+    """
+    gram = clip_norm**2 * model.precision
+    num_rounds = gram.shape[0]
+    patterns = list(
+        itertools.islice(maximal_patterns(participation, num_rounds), _MOST_PATTERNS + 1)
+    )
+    if len(patterns) > _MOST_PATTERNS:
+        assert not isinstance(participation, SingleParticipation)
+        separation = participation.separation
+        most = participation.most_participations(num_rounds)
+        evenly = maximal_patterns(FixedEpochOrder(most, separation), num_rounds)
+        patterns = [*evenly, _heaviest_pattern(np.diagonal(gram), separation, most)]
+    found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
+    squared, signs, rounds = max(found, key=lambda item: item[0])
+    groups = _groups(gram[np.ix_(rounds, rounds)], model.samples)
+    relative = tuple(int(signs[i] * signs[groups.index(group)]) for i, group in enumerate(groups))
+    return Contribution(rounds, relative, groups, math.sqrt(squared))
+
+
+def scores(
+    model: NoiseModel, contribution: Contribution, signs: np.ndarray, residuals: np.ndarray
+) -> np.ndarray:
+    """Returns the likelihood-ratio score of each coordinate over its whole released stream.
+
+    ``u^T Sigma^-1 (r - mean) / sqrt(u^T Sigma^-1 u)`` grows with the likelihood ratio of
+    r ~ N(mean + u, Sigma) and r ~ N(mean, Sigma). An entry of u may depend on earlier entries
+    of r, as long as u^T Sigma^-1 u does not: the ratio of the densities is the same.
+
+    Args:
+      model: The noise.
+      contribution: The rounds that the client takes part in.
+      signs: (k, m): the sign of the client's contribution in each of its k rounds.
+      residuals: (n, m): what was released, less what the adversary knows.
+
+    Returns:
+      (m,) scores.
+    """
+    rounds = list(contribution.rounds)
+    whitened = model.precision[rounds] @ (residuals - model.mean[:, np.newaxis])
+    gram = model.precision[np.ix_(rounds, rounds)]
+    lengths = np.sqrt(np.einsum("im,ij,jm->m", signs, gram, signs, optimize=True))
+    return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)
+
+
+def maximal_patterns(participation: Participation, num_rounds: int) -> Iterator[tuple[int, ...]]:
+    """Yields the participation patterns to which no round can be added.
+
+    Args:
+      participation: The schema.
+      num_rounds: n.
+
+    Yields:
+      Ascending rounds; every pattern of the schema is a subset of one of them.
+    """
+    most = participation.most_participations(num_rounds)
+    if isinstance(participation, SingleParticipation) or most == 1:
+        yield from ((i,) for i in range(num_rounds))
+        return
+    separation = participation.separation
+    if isinstance(participation, FixedEpochOrder):
+        for start in range(num_rounds):
+            rounds = tuple(range(start, num_rounds, separation))[:most]
+            # A short pattern that could start earlier is part of the one that does.
+            if start < separation or len(rounds) == most:
+                yield rounds
+        return
+    yield from _spread_patterns((), False, separation, most, num_rounds)
+
+
+def _spread_patterns(
+    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
+) -> Iterator[tuple[int, ...]]:
+    """The maximal min-separation patterns that begin with ``rounds``.
+
+    ``has_room`` says whether another round fits before the last of them: then only
+    patterns of as many rounds as allowed are maximal.
+    """
+    earliest = rounds[-1] + separation if rounds else 0
+    if len(rounds) == most or earliest >= num_rounds:
+        if len(rounds) == most or not has_room:
+            yield rounds
+        return
+    for i in range(earliest, num_rounds):
+        with_room = has_room or i >= earliest + separation
+        fitting = 1 + (num_rounds - 1 - i) // separation
+        if with_room and len(rounds) + fitting < most:
+            break
+        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)
+
+
+def _heaviest_pattern(weights: np.ndarray, separation: int, most: int) -> tuple[int, ...]:
+    """The rounds of largest total weight, at most ``most`` of them ``separation`` apart."""
+    num_rounds = len(weights)
+    before = np.maximum(np.arange(num_rounds) + 1 - separation, 0)
+    # totals[j][i]: the largest total of at most j of the first i rounds.
+    totals = [np.zeros(num_rounds + 1)]
+    for _ in range(most):
+        with_last = weights + totals[-1][before]
+        totals.append(np.maximum.accumulate(np.concatenate([[0.0], with_last])))
+    rounds: list[int] = []
+    end = num_rounds
+    for total in reversed(totals[1:]):
+        # The first number of rounds that reaches the total ends with one that is taken.
+        end = int(np.searchsorted(total[: end + 1], total[end]))
+        if end == 0:
+            break
+        rounds.append(end - 1)
+        end = int(before[end - 1])
+    return tuple(reversed(rounds))
+
+
+def _best_signs(gram: np.ndarray) -> tuple[float, np.ndarray]:
+    """The largest s^T gram s over signs, exactly for few, and a local maximum for many."""
+    size = gram.shape[0]
+    if size <= _MOST_SIGNS_TRIED:
+        numbers = np.arange(2 ** (size - 1))[:, np.newaxis]
+        candidates = 1.0 - 2.0 * (numbers >> np.arange(size) & 1)
+        values = np.einsum("si,ij,sj->s", candidates, gram, candidates, optimize=True)
+        best = int(np.argmax(values))
+        return float(values[best]), candidates[best]
+    # The signs of the leading eigenvector are the best where some signs make all products positive.
+    leading = np.where(np.linalg.eigh(gram)[1][:, -1] < 0.0, -1.0, 1.0)
+    found = [_ascended(gram, start) for start in (np.ones(size), leading)]
+    return max(found, key=lambda item: item[0])
+
+
+def _ascended(gram: np.ndarray, signs: np.ndarray) -> tuple[float, np.ndarray]:
+    """Flips signs one by one as long as s^T gram s grows."""
+    while True:
+        # What a flip of each sign adds, over four.
+        gains = np.diagonal(gram) - signs * (gram @ signs)
+        flipped = int(np.argmax(gains))
+        if gains[flipped] <= 1e-12 * float(np.trace(gram)):
+            return float(signs @ gram @ signs), signs
+        signs[flipped] *= -1.0
+
+
+def _groups(gram: np.ndarray, samples: int) -> tuple[int, ...]:
+    """Numbers of the classes of rounds between which the estimated products are about zero.
+
+    A correlation of ``samples`` draws has a standard error of 1 / sqrt(samples).
+    """
+    lengths = np.sqrt(np.diagonal(gram))
+    correlations = np.abs(gram / np.multiply.outer(lengths, lengths))
+    groups = list(range(gram.shape[0]))
+    for i, j in itertools.combinations(range(gram.shape[0]), 2):
+        if correlations[i, j] > _STANDARD_ERRORS / math.sqrt(samples):
+            first, second = sorted((groups[i], groups[j]))
+            groups = [first if group == second else group for group in groups]
+    return tuple(groups)
+
+
+def _middle_of_best(candidates: np.ndarray, values: np.ndarray) -> float:
+    """The middle of those candidates whose value is the largest, up to rounding."""
+    best = np.flatnonzero(values >= np.max(values) - 1e-9)
+    return float(candidates[best[len(best) // 2]])
+
+
+def _log_ratio(gained: float, paid: float) -> float:
+    return max(0.0, math.log(gained / paid)) if gained > 0.0 else 0.0

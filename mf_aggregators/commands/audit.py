@@ -1,0 +1,253 @@
+r"""mf-audit: attacks a mechanism in TensorFlow Federated and bounds its epsilon from below.
+
+Runs the aggregator with real noise on neighbouring inputs. Exit status 0 if the lower bound
+on epsilon does not exceed what is claimed, 1 if it does.
+
+Examples:
+  mf-audit --mechanism=blt --num_rounds=8 --separation=3
+  mf-audit --checkpoint=banded_64 --target_epsilon=8 --canaries=8000
+"""
+
+import importlib.util
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import flags
+
+from mf_aggregators import audit, checkpoints, factorizations, workloads
+from mf_aggregators import participation as participations
+from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import Participation, SingleParticipation
+
+VIOLATED = 1
+
+# At this noise multiplier errors are rare enough to tell much and frequent enough to count.
+_NOISE_MULTIPLIER = 1.0 / 3.0
+_NUM_ROUNDS = 8
+_NUM_BUFFERS = 2
+_CLIP_NORM = 1.0
+_CLIENTS_PER_ROUND = 100
+# Below this share of the claim, an audit proves little.
+_SHARE_THAT_TELLS = 0.7
+
+_FLAGS_OF: Mapping[str, tuple[str, ...]] = {
+    "identity": (),
+    "tree": ("decoder",),
+    "optimal": (),
+    "banded": ("num_bands",),
+    "toeplitz": ("num_bands",),
+    "blt": ("num_buffers",),
+    "banded_inverse": ("num_bands",),
+}
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of mf-audit."""
+
+    def choice(name: str, choices: list[str], meaning: str) -> None:
+        flags.DEFINE_enum(name, None, choices, meaning, flag_values=values)
+
+    def integer(name: str, meaning: str) -> None:
+        flags.DEFINE_integer(name, None, meaning, flag_values=values)
+
+    flags.DEFINE_string(
+        "checkpoint", None, "The checkpoint directory to audit.", flag_values=values
+    )
+    choice("mechanism", list(_FLAGS_OF), "What to audit without a checkpoint, for prefix sums.")
+    integer("num_rounds", f"The number of rounds of --mechanism; default {_NUM_ROUNDS}.")
+    integer("num_bands", "Bands of banded, toeplitz and banded_inverse; default: --separation.")
+    integer("num_buffers", f"Buffers of blt; default {_NUM_BUFFERS}.")
+    choice("decoder", ["online", "full"], "How tree estimates sums; default online.")
+    mechanism_flags.define_participation(values)
+    mechanism_flags.define_privacy(values)
+    flags.DEFINE_integer(
+        "canaries",
+        4000,
+        "Audited clients over all runs: more give a larger bound and take longer.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "false_alarm_rate",
+        1e-4,
+        "The largest probability with which an intact mechanism is said to violate its claim.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "noise_storage",
+        "auto",
+        ["auto", "state", "disk"],
+        "Where the aggregator keeps the noise of earlier rounds.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "noise_source",
+        "philox",
+        ["philox", "aes"],
+        "Where the aggregator's random bits come from.",
+        flag_values=values,
+    )
+
+
+def main(values: flags.FlagValues) -> int:
+    """Audits and reports; returns the exit status."""
+    start = time.monotonic()
+    factorization, schema = _audited(values)
+    multiplier = mechanism_flags.noise_multiplier(values)
+    claim = audit.Claim(
+        factorization.num_rounds,
+        schema,
+        _NOISE_MULTIPLIER if multiplier is None else multiplier,
+        _CLIP_NORM,
+        _CLIENTS_PER_ROUND,
+    )
+    command_line.check_choice(
+        importlib.util.find_spec("tensorflow_federated") is not None,
+        "an audit runs in TensorFlow Federated, which is not installed: install the extra "
+        "mf-aggregators[tff] as README.md describes.",
+    )
+
+    def build_aggregator() -> Any:
+        # Only now: what is wrong with the flags is said without seconds of imports.
+        _import_tff()
+        from mf_aggregators.aggregator import mf_dp_aggregator
+
+        return mf_dp_aggregator(
+            factorization,
+            participation=schema,
+            noise_multiplier=claim.noise_multiplier,
+            clip_norm=claim.clip_norm,
+            clients_per_round=claim.clients_per_round,
+            noise_storage=values.noise_storage,
+            noise_source=values.noise_source,
+        )
+
+    result = audit.audit(
+        build_aggregator,
+        claim,
+        delta=values.delta,
+        canaries=values.canaries,
+        false_alarm_rate=values.false_alarm_rate,
+        show_progress=True,
+    )
+    rates = result.rates[0]
+    fields: dict[str, Any] = {
+        "mechanism": factorization.mechanism,
+        "num_rounds": factorization.num_rounds,
+        "participation": str(schema),
+        "noise_multiplier": claim.noise_multiplier,
+        "delta": result.delta,
+        "epsilon": result.epsilon,
+        "epsilon_lower_bound": result.epsilon_lower_bound,
+        "ratio": result.ratio,
+        "exceeded": result.exceeded,
+        "mu": claim.mu,
+        "mu_lower_bound": result.mu_lower_bound,
+    }
+    for bound in result.any_mechanism:
+        at = "" if bound.delta == result.delta else f"_at_delta_{bound.delta:g}"
+        if at:
+            fields[f"epsilon{at}"] = bound.epsilon
+        fields[f"epsilon_lower_bound_any_mechanism{at}"] = bound.epsilon_lower_bound
+    fields |= {
+        "audited_rounds": " ".join(str(i + 1) for i in result.contribution.rounds),
+        "canaries": rates.presences,
+        "false_negatives": rates.false_negatives,
+        "absences": rates.absences,
+        "false_positives": rates.false_positives,
+        "false_alarm_rate": result.false_alarm_rate,
+        "seconds": time.monotonic() - start,
+    }
+    text = f"{command_line.table(list(fields.items()))}\n\n{_verdict(result)}"
+    command_line.print_result(values, fields, text)
+    return VIOLATED if result.exceeded else command_line.DONE
+
+
+def run() -> None:
+    """Entry point of the console command."""
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _verdict(result: audit.AuditResult) -> str:
+    claim = f"({result.epsilon:.4g}, {result.delta:g})-DP"
+    if result.exceeded:
+        return (
+            f"VIOLATED: an observer learns more than {claim} of noise multiplier "
+            f"{result.claim.noise_multiplier:.4g} allows (an intact mechanism is said to with "
+            f"probability {result.false_alarm_rate:g} at most)."
+        )
+    share = f"{math.floor(100.0 * result.ratio)} %"
+    if result.ratio < _SHARE_THAT_TELLS:
+        return (
+            f"No violation of {claim} found, but the attack reached only {share} of epsilon: use "
+            "more canaries, or a smaller noise multiplier."
+        )
+    return f"No violation of {claim} found, by an attack that reached {share} of epsilon."
+
+
+def _import_tff() -> None:
+    """Imports TensorFlow Federated, with its worker's end arranged for."""
+    from mf_aggregators import tff_processes
+
+    tff_processes.prepare_environment()
+    # Exit handlers run last in, first out: TFF's own come after ours.
+    import tensorflow_federated  # noqa: F401
+
+    tff_processes.end_workers_at_exit()
+
+
+def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:
+    """The factorization and the schema that its noise is scaled for."""
+    command_line.check_choice(
+        (values.checkpoint is None) != (values.mechanism is None),
+        "one of --checkpoint and --mechanism is required, and not both.",
+    )
+    schema = mechanism_flags.participation(values)
+    for name in ("num_bands", "num_buffers", "decoder"):
+        takers = [mechanism for mechanism, names in _FLAGS_OF.items() if name in names]
+        command_line.check_choice(
+            getattr(values, name) is None or values.mechanism in takers,
+            f"--{name} belongs to --mechanism={'|'.join(takers)}.",
+        )
+    if values.checkpoint is not None:
+        command_line.check_choice(
+            values.num_rounds is None, "--num_rounds is the checkpoint's own: leave it out."
+        )
+        factorization, description = checkpoints.load_with_description(values.checkpoint)
+        return factorization, schema or participations.from_dict(
+            description["errors"]["participation"]
+        )
+    num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
+    # Also refuses what is no number of rounds, before anything is optimised.
+    workload = workloads.prefix_sum(num_rounds)
+    if schema is not None:
+        participations.check_fits(schema, num_rounds)
+
+    def num_bands() -> int:
+        given = values.separation if values.num_bands is None else values.num_bands
+        command_line.check_choice(
+            given is not None, f"--mechanism={values.mechanism} needs --num_bands or --separation."
+        )
+        return int(given)
+
+    builders: Mapping[str, Callable[[], Factorization]] = {
+        "identity": lambda: factorizations.identity(num_rounds),
+        "tree": lambda: factorizations.tree_aggregation(num_rounds, values.decoder or "online"),
+        "optimal": lambda: factorizations.optimal(workload, schema),
+        "banded": lambda: factorizations.banded(workload, num_bands(), participation=schema),
+        "toeplitz": lambda: factorizations.toeplitz(num_rounds, num_bands(), participation=schema),
+        "blt": lambda: factorizations.blt(
+            num_rounds,
+            _NUM_BUFFERS if values.num_buffers is None else values.num_buffers,
+            schema,
+        ),
+        "banded_inverse": lambda: factorizations.banded_inverse(num_rounds, num_bands(), schema),
+    }
+    return builders[values.mechanism](), schema or SingleParticipation()
+
+
+if __name__ == "__main__":
+    run()

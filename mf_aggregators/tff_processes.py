@@ -1,0 +1,83 @@
+"""Quiet logs and a clean end for programs that run TensorFlow Federated.
+
+TFF starts a ``worker_binary`` process whose only clean-up is a finaliser that often
+never runs: it would outlive Python, and keep pipes open that the program writes to.
+"""
+
+import atexit
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import warnings
+from types import FrameType
+
+import psutil
+
+_WORKER = "worker_binary"
+_SECONDS_TO_END = 5.0
+
+
+def prepare_environment() -> None:
+    """Silences TensorFlow, its worker, gRPC and XLA: call before TensorFlow is imported.
+
+    What the user has set already is left as it is, so that TF_CPP_MIN_LOG_LEVEL=0 brings
+    the messages back.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # A simulation of many small clients gains nothing from a GPU, and the search for one
+    # prints a page.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def end_workers() -> None:
+    """Ends the TFF worker processes that this process started.
+
+    TFF starts a new one if it is used again.
+    """
+    # TFF's finaliser interrupts a worker that it knows of, and fails with a message if the
+    # worker is gone already or Python is being torn down: it must forget the worker first.
+    for manager in [found for found in gc.get_objects() if _is_service_manager(found)]:
+        process, manager._process, manager._stub = manager._process, None, None
+        _end(psutil.Process(process.pid))
+        process.poll()
+    for child in psutil.Process().children():
+        if _name(child) == _WORKER:
+            _end(child)
+
+
+def end_workers_at_exit() -> None:
+    """Makes sure that no worker outlives this process, also when it is ended by SIGTERM."""
+    atexit.register(end_workers)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+
+
+def _exit_on_signal(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal_number)
+
+
+def _end(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.terminate()
+        try:
+            process.wait(_SECONDS_TO_END)
+        except psutil.TimeoutExpired:
+            process.kill()
+
+
+def _is_service_manager(candidate: object) -> bool:
+    # A class inside a function of TFF, so there is no name to import.
+    return type(candidate).__name__ == "ServiceManager" and isinstance(
+        getattr(candidate, "_process", None), subprocess.Popen
+    )
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,218 @@
+"""mf-audit as scripts use it.
+
+TFF's worker needs a standard error that is a file: where one starts, output is captured there.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from mf_aggregators import checkpoints, factorizations, tff_processes, workloads
+from mf_aggregators.commands import audit, command_line
+from mf_aggregators.participation import MinSeparation
+
+_FIELDS = {
+    "mechanism",
+    "num_rounds",
+    "participation",
+    "noise_multiplier",
+    "delta",
+    "epsilon",
+    "epsilon_lower_bound",
+    "epsilon_lower_bound_any_mechanism",
+    "ratio",
+    "exceeded",
+    "canaries",
+    "false_alarm_rate",
+    "seconds",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    tff_processes.end_workers()
+
+
+@pytest.fixture
+def _as_in_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the signals and the environment of the process alone."""
+    monkeypatch.setattr(tff_processes, "prepare_environment", lambda: None)
+    monkeypatch.setattr(tff_processes, "end_workers_at_exit", lambda: None)
+
+
+def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        audit.__doc__ or "", audit.define_flags, audit.main, ["mf-audit", *arguments]
+    )
+    captured = capture.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_script_gets_one_json_object_and_status_0() -> None:
+    """An intact mechanism: a false alarm, and another status, with probability 1e-6 at most."""
+    finished = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mf_aggregators.commands.audit",
+            "--mechanism=identity",
+            "--num_rounds=3",
+            "--canaries=500",
+            "--false_alarm_rate=1e-6",
+            "--format=json",
+        ],
+        # By pipes, which a worker that outlived the command would keep open for ever.
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr
+    fields = json.loads(finished.stdout)
+    assert fields.keys() >= _FIELDS
+    assert fields["exceeded"] is False
+    assert 0.0 < fields["epsilon_lower_bound"] < fields["epsilon"]
+    assert fields["ratio"] == fields["epsilon_lower_bound"] / fields["epsilon"]
+    assert (fields["canaries"], fields["false_alarm_rate"]) == (500, 1e-6)
+    assert "audit: 100%" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.usefixtures("_as_in_a_test")
+def test_a_violated_claim_fails_a_script(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mf_aggregators import dp_query
+
+    monkeypatch.setattr(dp_query, "clip_by_global_norm", lambda record, clip_norm: record)
+    arguments = ["--mechanism=tree", "--num_rounds=3", "--decoder=full", "--canaries=500"]
+    status, out, err = _call(capfd, *arguments)
+    assert status == 1, err
+    assert "VIOLATED" in out
+    assert "No violation" not in out
+
+
+@pytest.mark.usefixtures("_as_in_a_test")
+def test_a_checkpoint_is_audited_under_its_schema_and_storage(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With noise on disk from AES; a false alarm with probability 1e-6 at most."""
+    workload, schema = workloads.Workload("prefix_sum", 6), MinSeparation(3)
+    factorization = factorizations.banded(workload.matrix(), 3, participation=schema)
+    checkpoints.save(
+        factorization, tmp_path / "c", workload=workload.to_dict(), participation=schema
+    )
+    status, out, err = _call(
+        capfd,
+        f"--checkpoint={tmp_path / 'c'}",
+        "--target_epsilon=15",
+        "--delta=1e-5",
+        "--canaries=500",
+        "--false_alarm_rate=1e-6",
+        "--noise_storage=disk",
+        "--noise_source=aes",
+        "--format=json",
+    )
+    assert status == 0, err
+    fields = json.loads(out)
+    assert fields["mechanism"] == "banded"
+    assert fields["participation"] == str(schema)
+    assert fields["epsilon"] == pytest.approx(15.0)
+    assert fields["delta"] == 1e-5
+    assert len(fields["audited_rounds"].split()) == 2
+    # About 80 %, with a standard deviation of 2 %.
+    assert fields["ratio"] > 0.65
+
+
+@pytest.mark.usefixtures("_as_in_a_test")
+def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = _call(
+        capfd, "--mechanism=identity", "--num_rounds=2", "--noise_multiplier=4", "--canaries=100"
+    )
+    assert status == 0, err
+    assert "reached only" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of --checkpoint and --mechanism"),
+        (["--mechanism=identity", "--checkpoint=c"], "one of --checkpoint and --mechanism"),
+        (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
+        (["--checkpoint=nowhere", "--num_rounds=4"], "--num_rounds is the checkpoint's own"),
+        (["--checkpoint=nowhere", "--num_bands=4"], "--num_bands belongs to --mechanism=banded"),
+        (["--mechanism=magic"], "--mechanism=magic"),
+        (["--mechanism=identity", "--num_rounds=0"], "num_rounds"),
+        (["--mechanism=identity", "--num_rounds=2000"], "at most 1024"),
+        (["--mechanism=identity", "--num_buffers=2"], "belongs to --mechanism=blt"),
+        (["--mechanism=banded"], "needs --num_bands or --separation"),
+        (["--mechanism=banded", "--num_bands=9"], "at most"),
+        (["--mechanism=blt", "--separation=3", "--max_participations=9"], "at most 3 fit"),
+        (["--mechanism=identity", "--participation=min_sep"], "needs --separation"),
+        (["--mechanism=identity", "--noise_multiplier=0"], "noise_multiplier"),
+        (["--mechanism=identity", "--noise_multiplier=1", "--target_epsilon=1"], "exclude"),
+        (["--mechanism=identity", "--target_epsilon=500"], "cannot refute"),
+        (["--mechanism=identity", "--canaries=0"], "canaries"),
+        (["--mechanism=identity", "--canaries=many"], "many"),
+        (["--mechanism=identity", "--false_alarm_rate=2"], "false_alarm_rate"),
+        (["--mechanism=identity", "--delta=0"], "delta"),
+        (["--nonsense=1"], "nonsense"),
+    ],
+)
+@pytest.mark.usefixtures("_as_in_a_test")
+def test_bad_input_is_one_clear_line_and_status_2(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = _call(capsys, *arguments)
+    assert (status, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert line.startswith("mf-audit: ")
+    assert message in line
+
+
+def test_without_tensorflow_federated_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    status, out, err = _call(capsys, "--mechanism=identity")
+    assert (status, out) == (2, "")
+    assert "mf-aggregators[tff]" in err
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["identity", "tree", "optimal", "banded", "toeplitz", "blt", "banded_inverse"]
+)
+@pytest.mark.usefixtures("_as_in_a_test")
+def test_each_mechanism_is_built_for_the_schema(
+    mechanism: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[tuple[Any, Any]] = []
+
+    def stop(build_aggregator: Callable[[], Any], claim: Any, **options: Any) -> None:
+        built.append((build_aggregator(), claim))
+        raise command_line.CommandError("enough.")
+
+    monkeypatch.setattr("mf_aggregators.audit.audit", stop)
+    arguments = ["--participation=fixed_epoch", "--separation=3", "--max_participations=2"]
+    status, _, err = _call(capsys, f"--mechanism={mechanism}", "--num_rounds=6", *arguments)
+    assert (status, err) == (2, "mf-audit: enough.\n")
+    ((aggregator, claim),) = built
+    assert aggregator.factorization.mechanism == mechanism
+    assert aggregator.factorization.num_rounds == claim.num_rounds == 6
+    assert aggregator.participation == claim.participation
+    assert aggregator.noise_multiplier == claim.noise_multiplier
+    if mechanism not in ("identity", "tree"):
+        assert aggregator.factorization.participation == claim.participation
