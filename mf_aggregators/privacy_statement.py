@@ -149,6 +149,8 @@ class PrivacyStatement:
             "realised_participation": (
                 None
                 if took_place is None
+                else {"num_rounds": took_place.num_rounds, "keeps_sampling": True}
+                if took_place.keeps_sampling
                 else {
                     "num_rounds": took_place.num_rounds,
                     "num_clients": took_place.num_clients,
@@ -178,7 +180,11 @@ class PrivacyStatement:
             summary=self._summary(),
             rounds=self.plan.num_rounds,
             clients=self.facts.num_clients,
-            cohort=self.facts.clients_per_round,
+            cohort=(
+                f"{self.facts.clients_per_round} expected"
+                if isinstance(self.plan.sampling, PoissonSampling)
+                else self.facts.clients_per_round
+            ),
             clip_norm=f"{self.facts.clip_norm:g}",
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
@@ -209,6 +215,11 @@ class PrivacyStatement:
         took_place, realised = self.took_place, self.realised
         if took_place is None or realised is None:
             return "not known yet: the run is under way."
+        if took_place.keeps_sampling:
+            return (
+                f"the batches of all {_count(took_place.num_rounds, 'released round')} are those "
+                f"that the sampling scheme draws. {_formal(realised)}"
+            )
         if took_place.separation is None:
             apart = "no client took part twice"
         else:
@@ -228,7 +239,7 @@ class PrivacyStatement:
         if worst is None or not math.isfinite(worst.epsilon):
             return ""
         return (
-            f" The client that was protected least, {worst.client_id}, took part in "
+            f" The client that was protected least took part in "
             f"{_count(len(worst.rounds), 'round')}; for its rounds alone the sensitivity is "
             f"{worst.sensitivity:.6g} and epsilon {worst.epsilon:.6g}, without amplification."
         )
@@ -328,7 +339,8 @@ _VERIFIED_TIMERS = """\
 
 _VERIFIED_SAMPLING = """\
 `participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
-   Both are secret here: whoever knows who was drawn has a guarantee without amplification."""
+   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches:
+   towards whoever knows who was drawn nothing is amplified."""
 
 _MARKDOWN = """\
 # Privacy statement
@@ -338,9 +350,9 @@ _MARKDOWN = """\
 1. **DP setting.** Central differential privacy: the server that sums the updates and adds the
    noise is trusted to do so, and to keep the noise seed secret.
 2. **What the definition is applied to.**
-   - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort} clients, drawn
-     from {clients}. Public data: {public_data}. Not covered: the choice of hyperparameters, of the
-     vocabulary and of the checkpoint to use, counts of words, other runs on the same clients, and
+   - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
+     clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
+     hyperparameters, of the vocabulary and of the checkpoint to use, counts of words, other runs on the same clients, and
      the metrics of `metrics.csv` and TensorBoard (training loss and accuracy are sums over clients
      without noise, for the simulation's own use). `checkpoints/` holds the noise seed and `noise/`
      noise rows and numbers of each round's sum without noise: whoever has one of them can remove

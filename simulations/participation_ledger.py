@@ -1,11 +1,14 @@
 """The ledger of a run: who took part in which round, as it really happened."""
 
 import dataclasses
+import json
 import os
 import pathlib
 
 import numpy as np
 
+from mf_aggregators import sampling_schemes
+from mf_aggregators.sampling_schemes import SamplingScheme
 from simulations import atomic_files, participation_timers
 from simulations.participation_timers import TimerState
 
@@ -21,10 +24,14 @@ class ParticipationLedger:
     Attributes:
       client_ids: The population, in the order that cohorts' indices refer to.
       cohorts: For each round, the (cohort_size,) int64 indices of its clients.
+      sampling: The scheme by which a data sampler drew the cohorts; None for cohorts of
+        clients whose timers allowed it. Of a sampled run, whoever reads the cohorts sees
+        no sampling, and no amplification holds towards them.
     """
 
     client_ids: tuple[str, ...]
     cohorts: tuple[np.ndarray, ...] = ()
+    sampling: SamplingScheme | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -33,11 +40,11 @@ class ParticipationLedger:
 
     def with_round(self, cohort: np.ndarray) -> "ParticipationLedger":
         """Returns the ledger with one more round."""
-        return ParticipationLedger(self.client_ids, (*self.cohorts, np.asarray(cohort, np.int64)))
+        return dataclasses.replace(self, cohorts=(*self.cohorts, np.asarray(cohort, np.int64)))
 
     def first_rounds(self, num_rounds: int) -> "ParticipationLedger":
         """Returns the ledger as it stood after its first ``num_rounds`` rounds."""
-        return ParticipationLedger(self.client_ids, self.cohorts[:num_rounds])
+        return dataclasses.replace(self, cohorts=self.cohorts[:num_rounds])
 
     def timers(self) -> TimerState:
         """Returns what the devices remember after the rounds so far."""
@@ -55,7 +62,8 @@ class ParticipationLedger:
         """Writes the ledger as an ``.npz`` file, whole or not at all.
 
         The file holds ``client_ids``, and for client i its rounds, from 0, as
-        ``rounds[offsets[i]:offsets[i + 1]]``; ``num_rounds`` is the number of rounds.
+        ``rounds[offsets[i]:offsets[i + 1]]``; ``num_rounds`` is the number of rounds. Where
+        a data sampler drew the cohorts, ``sampling`` is its scheme as JSON.
 
         Args:
           path: The file.
@@ -64,14 +72,16 @@ class ParticipationLedger:
           OSError: If it cannot be written.
         """
         offsets, rounds = self._by_client()
+        arrays = {
+            "client_ids": np.array(self.client_ids, dtype=np.str_),
+            "offsets": offsets,
+            "rounds": rounds,
+            "num_rounds": np.array(self.num_rounds),
+        }
+        if self.sampling is not None:
+            arrays["sampling"] = np.array(json.dumps(self.sampling.to_dict()))
         with atomic_files.writing(path) as file:
-            np.savez_compressed(
-                file,
-                client_ids=np.array(self.client_ids, dtype=np.str_),
-                offsets=offsets,
-                rounds=rounds,
-                num_rounds=np.array(self.num_rounds),
-            )
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":
@@ -91,6 +101,12 @@ class ParticipationLedger:
                 client_ids = tuple(str(client) for client in archive["client_ids"])
                 offsets, rounds = archive["offsets"], archive["rounds"]
                 num_rounds = int(archive["num_rounds"])
+                # Ledgers without it are of cohorts under timers.
+                sampling = (
+                    sampling_schemes.from_dict(json.loads(str(archive["sampling"])))
+                    if "sampling" in archive
+                    else None
+                )
         except Exception as error:
             # NumPy's reader raises many types for a damaged archive.
             raise LedgerError(f"{path} cannot be read as a ledger: {error}.") from error
@@ -100,7 +116,7 @@ class ParticipationLedger:
         cohorts = tuple(
             np.sort(clients[rounds == round_index]) for round_index in range(num_rounds)
         )
-        return cls(client_ids, cohorts)
+        return cls(client_ids, cohorts, sampling)
 
     def _by_client(self) -> tuple[np.ndarray, np.ndarray]:
         sizes = [len(cohort) for cohort in self.cohorts]

@@ -21,6 +21,7 @@ STATES_DIRECTORY = "checkpoints"
 NOISE_DIRECTORY = "noise"
 FACTORIZATION_DIRECTORY = "factorization"
 TENSORBOARD_DIRECTORY = "tensorboard"
+SAMPLING_SEED_FILE = "sampling_seed.json"
 
 
 class RunDirectoryError(ValueError):
@@ -38,6 +39,11 @@ class RunDirectory:
     def states(self) -> pathlib.Path:
         """Where resumable states go."""
         return self.path / STATES_DIRECTORY
+
+    @property
+    def sampling_seed(self) -> pathlib.Path:
+        """The seed of a run's data sampler, among the states and as secret as they are."""
+        return self.states / SAMPLING_SEED_FILE
 
     @property
     def noise(self) -> pathlib.Path:
@@ -99,17 +105,21 @@ class RunDirectory:
             ) from error
         return config
 
-    def create(self, config: Mapping[str, Any]) -> None:
+    def create(self, config: Mapping[str, Any], only_for_owner: bool = False) -> None:
         """Creates the directory of a new run.
 
         Args:
           config: Its configuration, JSON-able.
+          only_for_owner: Whether nobody else may look into it. Who took part in which
+            round must stay secret where a guarantee counts on sampling.
 
         Raises:
           RunDirectoryError: If the directory cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if only_for_owner:
+                self.path.chmod(0o700)
             self.write_json(CONFIG_FILE, config)
         except OSError as error:
             raise RunDirectoryError(

@@ -1,4 +1,8 @@
-"""The rounds of a federated run: cohorts under timers, one process, resumable state.
+"""The rounds of a federated run: cohorts, one process, resumable state.
+
+Cohorts are drawn among the clients whose participation timers allow it, or, in a simulation
+of a data centre, by a data sampler. A Poisson sample may be empty. Such a round is run as
+any other, with no client: the sum is zero, and its noise is added and its model released.
 
 What makes a run resumable without a second use of any noise row: a round is a function
 of the saved state before it, the run's seed and the ledger of the rounds before it, all of
@@ -28,9 +32,12 @@ import numpy as np
 import tensorflow_federated as tff
 
 from mf_aggregators.participation import Participation
+from mf_aggregators.sampling_schemes import SamplingScheme
 from simulations import atomic_files, cohorts, participation_timers
 from simulations.cohorts import TooFewEligibleClientsError
+from simulations.data_samplers import DataSampler
 from simulations.participation_ledger import LedgerError, ParticipationLedger
+from simulations.participation_timers import TimerState
 from simulations.quiet import StopRequest
 
 _LOGGER = logging.getLogger(__name__)
@@ -60,6 +67,12 @@ class FederatedRun:
       client_dataset: From a client's id and a round, from 0, to its data set in that
         round; a function of the two alone.
       seed: Of the cohorts.
+      sampler: What draws the cohorts in place of timers, which are not asked then, and
+        ``seed``. For the simulation of a data centre, never for devices that decide
+        themselves when to take part.
+
+    Raises:
+      ValueError: If the sampler is for another population or other rounds.
     """
 
     process: tff.learning.templates.LearningProcess
@@ -70,6 +83,24 @@ class FederatedRun:
     client_ids: tuple[str, ...]
     client_dataset: Callable[[str, int], Any]
     seed: int
+    sampler: DataSampler | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler is None:
+            return
+        scheme = self.sampler.scheme
+        sizes = (scheme.population, scheme.num_rounds, scheme.clients_per_round)
+        if sizes != (len(self.client_ids), self.num_rounds, self.clients_per_round):
+            raise ValueError(
+                f"the sampler draws {scheme.clients_per_round} of {scheme.population} clients in "
+                f"{scheme.num_rounds} rounds, and the run has {self.clients_per_round} of "
+                f"{len(self.client_ids)} in {self.num_rounds}."
+            )
+
+    @property
+    def sampling(self) -> SamplingScheme | None:
+        """The scheme of the sampler; None for timers."""
+        return None if self.sampler is None else self.sampler.scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +128,8 @@ class Round:
       state: The process's state after it.
       metrics: The process's metrics.
       ledger: The ledger with this round, and with any later ones that were released before.
-      num_eligible: How many clients might have joined.
+      num_eligible: How many clients might have joined: those whose timers allowed it, or
+        the part of the population that the round's sample was drawn from.
       seconds: How long the round took.
     """
 
@@ -223,8 +255,14 @@ def start(run: FederatedRun, store: StateStore) -> Progress:
     """
     saved = store.load(run.initial_state, run.client_ids)
     if saved is not None:
+        if saved.ledger.sampling != run.sampling:
+            raise LedgerError(
+                "the clients of the saved rounds were drawn in another way than those of later "
+                "rounds would be: no guarantee covers both. Start a new run."
+            )
         return saved
-    progress = Progress(run.initial_state, 0, ParticipationLedger(run.client_ids))
+    ledger = ParticipationLedger(run.client_ids, sampling=run.sampling)
+    progress = Progress(run.initial_state, 0, ledger)
     store.save(progress)
     return progress
 
@@ -257,8 +295,7 @@ def rounds(
         if stop.is_set:
             return
         begin = time.monotonic()
-        eligible = participation_timers.eligible(timers, run.participation, index)
-        cohort = _cohort(run, eligible, ledger, index)
+        cohort, num_eligible = _cohort(run, timers, ledger, index)
         data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
         try:
             output = run.process.next(state, data)
@@ -279,26 +316,38 @@ def rounds(
             state=state,
             metrics=output.metrics,
             ledger=ledger,
-            num_eligible=int(np.count_nonzero(eligible)),
+            num_eligible=num_eligible,
             seconds=time.monotonic() - begin,
         )
 
 
 def _cohort(
-    run: FederatedRun, eligible: np.ndarray, ledger: ParticipationLedger, index: int
-) -> np.ndarray:
-    """Draws a round's cohort; of a round in the ledger, it must be the one of the ledger."""
+    run: FederatedRun, timers: TimerState, ledger: ParticipationLedger, index: int
+) -> tuple[np.ndarray, int]:
+    """Draws a round's cohort; of a round in the ledger, it must be the one of the ledger.
+
+    Returns:
+      The cohort, and how many clients might have joined.
+    """
     if index >= ledger.num_rounds:
-        return cohorts.draw(eligible, run.clients_per_round, run.seed, index)
+        return _drawn(run, timers, index)
     try:
-        cohort = cohorts.draw(eligible, run.clients_per_round, run.seed, index)
+        cohort, num_eligible = _drawn(run, timers, index)
     except TooFewEligibleClientsError:
-        cohort = np.empty(0, np.int64)
-    if not np.array_equal(cohort, ledger.cohorts[index]):
+        cohort, num_eligible = None, 0
+    if cohort is None or not np.array_equal(cohort, ledger.cohorts[index]):
         raise LedgerError(
             f"round {index + 1} was released with other clients than are drawn for it now, and the "
             "same noise on both would reveal their difference: the run cannot go on from this "
             "state. Restore its newest state and its own ledger, or start a new run and account "
             "for both."
         )
-    return cohort
+    return cohort, num_eligible
+
+
+def _drawn(run: FederatedRun, timers: TimerState, index: int) -> tuple[np.ndarray, int]:
+    if run.sampler is not None:
+        return run.sampler.draw(index), len(run.sampler.part_of_round(index))
+    eligible = participation_timers.eligible(timers, run.participation, index)
+    cohort = cohorts.draw(eligible, run.clients_per_round, run.seed, index)
+    return cohort, int(np.count_nonzero(eligible))

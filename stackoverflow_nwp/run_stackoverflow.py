@@ -9,6 +9,7 @@ Examples:
   run-stackoverflow --output_dir=runs/independent --mechanism=identity
   run-stackoverflow --output_dir=runs/not_private --mechanism=none
   run-stackoverflow --output_dir=runs/mine --dataset=my_text.sqlite --target_epsilon=4
+  run-stackoverflow --output_dir=runs/sampled --sampling=poisson --num_bands=4
 """
 
 import dataclasses
@@ -24,52 +25,17 @@ from typing import Any
 import tqdm
 from absl import flags
 
-from mf_aggregators import (
-    accounting,
-    checkpoints,
-    factorizations,
-    guarantees,
-    noise_directory,
-    validation,
-    version,
-    workloads,
-)
+from mf_aggregators import checkpoints, guarantees, noise_directory, version
 from mf_aggregators.commands import command_line
-from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise_storage import NoiseStorage
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.participation_records import ParticipationRecord
 from mf_aggregators.privacy_statement import PrivacyStatement, RunFacts
-from mf_aggregators.random_words import NoiseSource
-from simulations import cohorts, quiet, run_directory
+from simulations import quiet, run_directory
+from simulations.data_samplers import DataSampler
 from simulations.participation_ledger import ParticipationLedger
 from simulations.run_directory import RunDirectory
-from stackoverflow_nwp import datasets, settings
+from stackoverflow_nwp import run_flags, run_plans, sampled_runs
 
-_MECHANISMS = (
-    "banded",
-    "toeplitz",
-    "blt",
-    "banded_inverse",
-    "tree",
-    "identity",
-    "optimal",
-    "none",
-)
-# Without --num_buffers and --num_bands.
-_BUFFERS, _BANDS_OF_INVERSE = 4, 16
-_COUNTS = (
-    "num_rounds",
-    "clients_per_round",
-    "vocab_size",
-    "sequence_length",
-    "embedding_size",
-    "lstm_size",
-    "sentences_per_client",
-    "batch_size",
-    "client_epochs",
-    "evaluate_every",
-)
 _PACKAGES = (
     "tensorflow-federated",
     "tensorflow",
@@ -77,147 +43,20 @@ _PACKAGES = (
     "dp-accounting",
     "numpy",
 )
-# Flags that change nothing about a run, and may differ when it is resumed.
-_NOT_OF_THE_RUN = ("format", "output_dir", "cache_dir", "noise_directory")
-# What runs had that were started before there were these flags.
-_OF_OLDER_RUNS = {"noise_storage": "auto", "noise_source": "philox"}
-
-
-def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of run-stackoverflow."""
-    string, integer, real = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
-    string("output_dir", None, "The run's directory; default runs/<time>.", flag_values=values)
-    string(
-        "dataset",
-        datasets.DOCSTRINGS,
-        "docstrings (made from the installed packages, once), stackoverflow (TFF's, a download of "
-        "3 GB), or a .sqlite file in its format (make-text-dataset makes one).",
-        flag_values=values,
-    )
-    string("cache_dir", None, "Where data sets are kept; default ~/.cache.", flag_values=values)
-    flags.DEFINE_enum(
-        "mechanism",
-        "banded",
-        list(_MECHANISMS),
-        "The noise: a matrix factorization (banded, toeplitz, blt, banded_inverse, tree, or the "
-        "dense optimum for single participation), independent (identity), or none (the same "
-        "training and clipping without noise).",
-        flag_values=values,
-    )
-    string("checkpoint", None, "A checkpoint to use in place of --mechanism.", flag_values=values)
-    real("target_epsilon", None, "Epsilon of the planned guarantee.", flag_values=values)
-    real("noise_multiplier", None, "In place of --target_epsilon.", flag_values=values)
-    real("delta", None, "Delta of the guarantee; below 1 / clients.", flag_values=values)
-    real("clip_norm", None, "L2 norm that each update is clipped to.", flag_values=values)
-    integer("num_rounds", None, "Rounds of training.", flag_values=values)
-    integer("clients_per_round", None, "Clients in each round.", flag_values=values)
-    integer(
-        "separation",
-        None,
-        "Rounds b between two participations i, j of one client: |i - j| >= b. Default: as many "
-        "as the population allows.",
-        flag_values=values,
-    )
-    integer(
-        "max_participations",
-        None,
-        "The most participations of one client; default: as many as fit.",
-        flag_values=values,
-    )
-    integer(
-        "num_bands",
-        None,
-        "Bands of C, by default the separation, or of its inverse (banded_inverse), by default 16.",
-        flag_values=values,
-    )
-    integer("num_buffers", None, "Buffers of blt; default 4.", flag_values=values)
-    integer("vocab_size", None, "Words in the vocabulary.", flag_values=values)
-    integer("sequence_length", 20, "Words of a sentence to predict.", flag_values=values)
-    integer("embedding_size", None, "Size of the embedding.", flag_values=values)
-    integer("lstm_size", None, "Units of the LSTM.", flag_values=values)
-    flags.DEFINE_bool(
-        "shared_embedding", False, "Whether logits use the input embedding.", flag_values=values
-    )
-    integer("sentences_per_client", None, "Sentences of a client in a round.", flag_values=values)
-    integer("batch_size", None, "Sentences in a local step.", flag_values=values)
-    integer("client_epochs", 1, "Passes of a client over its sentences.", flag_values=values)
-    flags.DEFINE_enum(
-        "client_optimizer", None, ["sgd", "adam"], "The client's optimizer.", flag_values=values
-    )
-    real("client_learning_rate", None, "Learning rate of the clients.", flag_values=values)
-    real("server_learning_rate", None, "Learning rate of the server.", flag_values=values)
-    real("server_momentum", None, "Momentum of the server.", flag_values=values)
-    real(
-        "server_cooldown",
-        None,
-        "Share of the rounds, the last ones, in which the server's rate falls to 5 %.",
-        flag_values=values,
-    )
-    integer("evaluate_every", None, "Rounds between evaluations.", flag_values=values)
-    flags.DEFINE_enum(
-        "noise_storage",
-        "auto",
-        [storage.value for storage in NoiseStorage],
-        "Where the noise of earlier rounds is kept: in the server's state, on disk (in "
-        "--noise_directory), or in the cheaper one that fits.",
-        flag_values=values,
-    )
-    flags.DEFINE_enum(
-        "noise_source",
-        "philox",
-        [source.value for source in NoiseSource],
-        "What the noise's random bits come from: TensorFlow's generator, or AES-256 by OpenSSL, "
-        "which is slower.",
-        flag_values=values,
-    )
-    string(
-        "noise_directory",
-        None,
-        "Where noise rows go if they go to disk, and a record of what noise was added to; default "
-        f"{run_directory.NOISE_DIRECTORY} in --output_dir. It must be private (mode 0700) and on "
-        "the machine of TFF's worker. It is a cache, and another one may be used to resume: if it "
-        "is deleted, the rows are made again and the record begins anew.",
-        flag_values=values,
-    )
-    integer(
-        "seed",
-        None,
-        "For tests: makes the run repeatable, noise included, which voids its guarantee.",
-        flag_values=values,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a run does, all defaults filled in and checked, before TensorFlow is loaded.
-
-    Attributes:
-      options: Every flag by name, with its default for the data set.
-      text: The data set.
-      participation: The schema that the timers enforce.
-      factorization: What makes the noise.
-      noise_multiplier: Relative to the sensitivity under the schema; 0 for none.
-    """
-
-    options: dict[str, Any]
-    text: datasets.FederatedText
-    participation: MinSeparation
-    factorization: Factorization
-    noise_multiplier: float
 
 
 def main(values: flags.FlagValues) -> int | None:
     """Plans, trains, and states the guarantee."""
     # Building a data set may load TensorFlow already.
     quiet.prepare_environment()
-    options = _options(values)
+    options = run_flags.options_of(values)
     directory = RunDirectory(
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
     old = directory.read_config()
-    kept = {name: value for name, value in options.items() if name not in _NOT_OF_THE_RUN}
+    kept = {name: value for name, value in options.items() if name not in run_flags.NOT_OF_THE_RUN}
     if old is not None:
-        old_flags = {**_OF_OLDER_RUNS, **old.get("flags", {})}
+        old_flags = {**run_flags.OF_OLDER_RUNS, **old.get("flags", {})}
         run_directory.check_same_flags(old_flags, kept, directory.path)
         cohort_seed = old["cohort_seed"]
     else:
@@ -230,14 +69,16 @@ def main(values: flags.FlagValues) -> int | None:
     noise_path = pathlib.Path(values.noise_directory or directory.noise)
     # One factorization for all rounds of a run, whatever becomes of where it came from.
     own = directory.factorization if directory.factorization.exists() else None
-    plan = _plan(options, values.cache_dir, own)
+    own_noise_multiplier = None if old is None else old.get("noise_multiplier")
+    plan = run_plans.make(options, values.cache_dir, own, own_noise_multiplier)
     fingerprint = plan.text.fingerprint()
     if values.noise_directory or noise_path.exists():
         # If it is unfit, this is said before anything is written or TensorFlow is loaded. The
         # default one of a new run cannot be, and is made by the aggregator.
         noise_directory.open_directory(noise_path)
     if old is None:
-        directory.create(_config(kept, cohort_seed, fingerprint))
+        config = _config(kept, cohort_seed, fingerprint, plan)
+        directory.create(config, only_for_owner=plan.scheme is not None)
     elif old.get("dataset_sha256") != fingerprint:
         raise CommandError(
             f"{plan.text.path} has changed since the run in {directory.path} began, and no run can "
@@ -270,6 +111,9 @@ def main(values: flags.FlagValues) -> int | None:
             "states to go on from: other noise for these rounds would be a second release. Restore "
             "both, or start a new run and account for both."
         )
+    sampler = None
+    if plan.scheme is not None:
+        sampler = sampled_runs.sampler_of(plan.scheme, directory, options["seed"])
     _say("starting TensorFlow Federated")
     try:
         import tensorflow_federated  # noqa: F401
@@ -294,10 +138,11 @@ def main(values: flags.FlagValues) -> int | None:
             directory,
             noise_path,
             stop,
+            sampler,
         )
     if outcome.num_rounds == plan.options["num_rounds"]:
         directory.delete_noise_rows()
-    statement = _realised(plan, statement, outcome.ledger)
+    statement = _realised(plan, statement, outcome.ledger, sampler)
     _write_statement(directory, statement)
     _print_outcome(values, directory, plan, statement, outcome)
     if outcome.message:
@@ -308,133 +153,33 @@ def main(values: flags.FlagValues) -> int | None:
 
 def run() -> None:
     """Entry point of the console command."""
-    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+    sys.exit(command_line.run(__doc__ or "", run_flags.define_flags, main))
 
 
-def _options(values: flags.FlagValues) -> dict[str, Any]:
-    """Returns every flag with its default for the data set, checked one by one."""
-    options: dict[str, Any] = {
-        name: values[name].value for name in values if not name.startswith("flagfile")
-    }
-    defaults = dataclasses.asdict(settings.for_dataset(values.dataset))
-    for name, default in defaults.items():
-        if name in options and options[name] is None and name != "target_epsilon":
-            options[name] = default
-    for name in _COUNTS:
-        validation.positive_integer(options[name], f"--{name}")
-    for name in ("separation", "max_participations", "num_bands", "num_buffers"):
-        if options[name] is not None:
-            validation.positive_integer(options[name], f"--{name}")
-    for name in ("clip_norm", "client_learning_rate", "server_learning_rate"):
-        validation.positive_number(options[name], f"--{name}")
-    check_choice(0.0 <= options["server_momentum"] < 1.0, "--server_momentum must be in [0, 1).")
-    check_choice(0.0 <= options["server_cooldown"] <= 1.0, "--server_cooldown must be in [0, 1].")
-    if options["seed"] is not None:
-        validation.integer_at_least(options["seed"], 0, "--seed")
-    is_private = options["mechanism"] != "none" or options["checkpoint"] is not None
-    check_choice(
-        options["checkpoint"] is None or options["num_bands"] is None,
-        "--num_bands and --checkpoint exclude each other: the checkpoint has its bands.",
+def _config(
+    kept: dict[str, Any], cohort_seed: int, fingerprint: str, plan: run_plans.Plan
+) -> dict[str, Any]:
+    noise = (
+        "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
+        "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
     )
-    check_choice(
-        options["num_buffers"] is None
-        or (options["mechanism"] == "blt" and options["checkpoint"] is None),
-        "--num_buffers belongs to --mechanism=blt.",
-    )
-    check_choice(
-        options["noise_multiplier"] is None or options["target_epsilon"] is None,
-        "--noise_multiplier and --target_epsilon exclude each other: give one.",
-    )
-    if not is_private:
-        check_choice(
-            options["noise_multiplier"] is None and options["target_epsilon"] is None,
-            "--mechanism=none adds no noise: it takes neither --noise_multiplier nor "
-            "--target_epsilon.",
-        )
-        options["noise_multiplier"] = 0.0
-    elif options["noise_multiplier"] is None:
-        target = options["target_epsilon"]
-        target = defaults["target_epsilon"] if target is None else target
-        options["target_epsilon"] = target
-        options["noise_multiplier"] = accounting.noise_multiplier(target, options["delta"])
-    accounting.epsilon(options["noise_multiplier"], options["delta"])
-    return options
-
-
-def _plan(options: dict[str, Any], cache_dir: str | None, own: pathlib.Path | None) -> Plan:
-    cohort, num_rounds = options["clients_per_round"], options["num_rounds"]
-    text = datasets.load(options["dataset"], cache_dir, min_train_clients=cohort)
-    # Refuses a vocabulary that the text cannot fill before anything is written.
-    text.vocabulary(options["vocab_size"])
-    num_clients = text.splits["train"].clients
-    check_choice(
-        options["delta"] < 1.0 / num_clients,
-        f"--delta={options['delta']:g} is not below 1 / {num_clients} clients: a mechanism that "
-        "publishes one client's data outright would satisfy it.",
-    )
-    separation = options["separation"] or min(num_rounds, num_clients // cohort)
-    participation = MinSeparation(separation, options["max_participations"])
-    cohorts.check_feasible(
-        num_clients,
-        cohort,
-        separation,
-        participation.most_participations(num_rounds),
-        num_rounds,
-    )
-    factorization = _factorization(options, participation) if own is None else checkpoints.load(own)
-    return Plan(options, text, participation, factorization, options["noise_multiplier"])
-
-
-def _factorization(options: dict[str, Any], participation: MinSeparation) -> Factorization:
-    num_rounds, mechanism = options["num_rounds"], options["mechanism"]
-    if options["checkpoint"] is not None:
-        factorization = checkpoints.load(options["checkpoint"])
-        check_choice(
-            factorization.num_rounds == num_rounds,
-            f"--checkpoint={options['checkpoint']} is for {factorization.num_rounds} rounds, and "
-            f"--num_rounds is {num_rounds}: noise for other rounds than those of the run would "
-            "be too much or too little. Make the two equal.",
-        )
-        return factorization
-    if mechanism in ("identity", "none"):
-        return factorizations.identity(num_rounds)
-    workload = workloads.prefix_sum(num_rounds)
-    if mechanism == "optimal":
-        return factorizations.optimal(workload, show_progress=True)
-    if mechanism == "tree":
-        return factorizations.tree_aggregation(num_rounds)
-    if mechanism == "blt":
-        return factorizations.blt(
-            num_rounds, options["num_buffers"] or _BUFFERS, participation, show_progress=True
-        )
-    if mechanism == "banded_inverse":
-        num_bands = options["num_bands"] or min(_BANDS_OF_INVERSE, num_rounds)
-        return factorizations.banded_inverse(
-            num_rounds, num_bands, participation, show_progress=True
-        )
-    most_bands = settings.for_dataset(options["dataset"]).max_bands
-    num_bands = options["num_bands"] or min(participation.separation, num_rounds, most_bands)
-    if mechanism == "toeplitz":
-        return factorizations.toeplitz(num_rounds, num_bands, participation, show_progress=True)
-    return factorizations.banded(
-        workload, num_bands, participation=participation, show_progress=True
-    )
-
-
-def _config(kept: dict[str, Any], cohort_seed: int, fingerprint: str) -> dict[str, Any]:
-    return {
+    clients = "cohorts, data order and initial weights: cohort_seed"
+    config: dict[str, Any] = {
         "flags": kept,
         "cohort_seed": cohort_seed,
         "dataset_sha256": fingerprint,
-        "seeds_policy": (
-            "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
-            "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
-            "cohorts, data order and initial weights: cohort_seed"
-            if kept["seed"] is None
-            else "everything, noise included, follows from --seed: for tests only"
-        ),
-        "versions": _versions(),
     }
+    if plan.scheme is not None:
+        config["sampling"] = plan.scheme.to_dict()
+        config["noise_multiplier"] = plan.noise_multiplier
+        clients = (
+            "clients of each round: 128 other secret bits in checkpoints/ alone, and "
+            "participation.npz, which lists these clients, is as secret; data order and initial "
+            "weights: cohort_seed"
+        )
+    if kept["seed"] is not None:
+        noise, clients = "", "everything, noise included, follows from --seed: for tests only"
+    return {**config, "seeds_policy": noise + clients, "versions": _versions()}
 
 
 def _versions() -> dict[str, str]:
@@ -447,14 +192,22 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _statement(plan: Plan) -> PrivacyStatement:
+def _statement(plan: run_plans.Plan) -> PrivacyStatement:
     options = plan.options
-    factorization = plan.factorization
+    factorization, noise_multiplier = plan.factorization, plan.noise_multiplier
+    if plan.scheme is None:
+        guarantee = guarantees.planned(
+            factorization, plan.participation, noise_multiplier, options["delta"]
+        )
+    else:
+        guarantee = guarantees.sampled(
+            factorization, plan.scheme, noise_multiplier, options["delta"]
+        )
     return PrivacyStatement(
         facts=RunFacts(
             mechanism=(
                 "None: clipping without noise"
-                if plan.noise_multiplier == 0.0
+                if noise_multiplier == 0.0
                 else f"{factorization.mechanism.capitalize()} matrix factorization for "
                 f"{factorization.num_rounds} rounds"
             ),
@@ -463,23 +216,34 @@ def _statement(plan: Plan) -> PrivacyStatement:
             clip_norm=options["clip_norm"],
             noise_seed_is_fixed=options["seed"] is not None,
         ),
-        plan=dataclasses.replace(
-            guarantees.planned(
-                factorization, plan.participation, plan.noise_multiplier, options["delta"]
-            ),
-            num_rounds=options["num_rounds"],
-        ),
+        plan=dataclasses.replace(guarantee, num_rounds=options["num_rounds"]),
     )
 
 
 def _realised(
-    plan: Plan, statement: PrivacyStatement, ledger: ParticipationLedger
+    plan: run_plans.Plan,
+    statement: PrivacyStatement,
+    ledger: ParticipationLedger,
+    sampler: DataSampler | None,
 ) -> PrivacyStatement:
-    took_place = guarantees.realised_participation(ledger.rounds_of_clients(), ledger.num_rounds)
+    took_place = (
+        guarantees.realised_participation(ledger.rounds_of_clients(), ledger.num_rounds)
+        if sampler is None
+        else sampled_runs.took_place(sampler, ledger)
+    )
+    record = ParticipationRecord(
+        ledger.client_ids, tuple(ledger.rounds_of_clients()), ledger.num_rounds
+    )
     return dataclasses.replace(
         statement,
         took_place=took_place,
         realised=guarantees.realised(statement.plan, plan.factorization, took_place),
+        # Of a sampled run, who was drawn is a secret that the statement must not tell.
+        worst_client=(
+            None
+            if took_place.keeps_sampling
+            else guarantees.worst_client(statement.plan, plan.factorization, record)
+        ),
     )
 
 
@@ -491,7 +255,7 @@ def _write_statement(directory: RunDirectory, statement: PrivacyStatement) -> No
 def _print_outcome(
     values: flags.FlagValues,
     directory: RunDirectory,
-    plan: Plan,
+    plan: run_plans.Plan,
     statement: PrivacyStatement,
     outcome: Any,
 ) -> None:

@@ -17,6 +17,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation
 from simulations import training_loop
 from simulations.cohorts import TooFewEligibleClientsError
+from simulations.data_samplers import DataSampler
 from simulations.participation_ledger import ParticipationLedger
 from simulations.quiet import StopRequest
 from simulations.run_directory import MetricsLog, RunDirectory
@@ -117,19 +118,22 @@ def train(
     directory: RunDirectory,
     noise_directory: str | os.PathLike[str],
     stop: StopRequest,
+    sampler: DataSampler | None = None,
 ) -> Outcome:
     """Runs the rounds that are left of a run, and evaluates the model.
 
     Args:
       options: Sizes and optimizers.
       text: The data set.
-      participation: The schema that the timers enforce.
+      participation: The schema that the noise is scaled to and, unless there is a sampler,
+        the timers enforce.
       factorization: What makes the noise.
       noise_multiplier: Relative to the sensitivity under the schema.
-      cohort_seed: Of cohorts, data order and initial weights.
+      cohort_seed: Of cohorts under timers, data order and initial weights.
       directory: Where states, ledger and metrics go.
       noise_directory: Where noise rows go, if they go to disk.
       stop: Checked between rounds.
+      sampler: What draws the clients of each round in place of timers.
 
     Returns:
       What the run ended with.
@@ -170,6 +174,7 @@ def train(
             cohort_seed,
         ),
         seed=cohort_seed,
+        sampler=sampler,
     )
     store = StateStore(directory.states, directory.ledger)
     progress = training_loop.start(run, store)
@@ -188,11 +193,15 @@ def train(
         for finished in training_loop.rounds(run, store, progress, stop):
             state, number, ledger = finished.state, finished.index + 1, finished.ledger
             row = {
-                "train_loss": float(finished.metrics["client_work"]["train"]["loss"]),
-                "train_accuracy": float(finished.metrics["client_work"]["train"][ACCURACY]),
                 "eligible_clients": finished.num_eligible,
                 "seconds": finished.seconds,
             }
+            # Of a round without clients TFF's metrics are 0, and mean nothing.
+            if len(ledger.cohorts[finished.index]):
+                trained = finished.metrics["client_work"]["train"]
+                row.update(
+                    train_loss=float(trained["loss"]), train_accuracy=float(trained[ACCURACY])
+                )
             if number % options.evaluate_every == 0 or number == options.num_rounds:
                 values = task.evaluate(process.get_model_weights(state).trainable, heldout)
                 row.update(heldout_loss=values["loss"], heldout_accuracy=values[ACCURACY])

@@ -1,9 +1,13 @@
 """The statement says what holds, and warns of what does not."""
 
+import dataclasses
 import json
 
-from mf_aggregators import guarantees
-from mf_aggregators.factorizations import identity
+import pytest
+
+from mf_aggregators import guarantees, sampling_schemes, workloads
+from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.guarantees import RealisedParticipation, WorstClient
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy_statement import PrivacyStatement, RunFacts
 
@@ -99,3 +103,56 @@ def test_no_noise_and_fixed_seeds_are_not_private() -> None:
     fixed = _statement([0], fixed_seed=True)
     assert fixed.to_dict()["is_private"] is False
     assert "fixed seed" in fixed.to_markdown()
+
+
+def _sampled(keeps_sampling: bool, name: str = "poisson") -> PrivacyStatement:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    scheme = sampling_schemes.create(
+        name, num_rounds=12, num_bands=3, population=300, clients_per_round=10
+    )
+    plan = guarantees.sampled(factorization, scheme, 1.2, 1e-4)
+    facts = RunFacts("Banded matrix factorization for 12 rounds", 300, 10, 0.5, False)
+    took_place = RealisedParticipation(12, 87, 3, 4, keeps_sampling=keeps_sampling)
+    realised = guarantees.realised(plan, factorization, took_place)
+    return PrivacyStatement(facts, plan, took_place, realised)
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) -> None:
+    statement = _sampled(True, name)
+    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert contents["keeps_plan"] is True
+    assert contents["amplification"]["name"] == name
+    assert contents["earned"]["epsilon"] == pytest.approx(statement.plan.epsilon)
+    assert contents["realised_participation"] == {"num_rounds": 12, "keeps_sampling": True}
+    text = statement.to_markdown()
+    assert "Warning" not in text
+    assert "BandMF Thm 4" in text
+    assert "secret" in text
+    assert "87" not in text
+    assert "timer" not in text
+
+
+def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
+    statement = _sampled(False)
+    assert statement.keeps_plan is False
+    assert statement.earned.sampling is None
+    assert statement.earned.epsilon > statement.plan.epsilon
+    text = statement.to_markdown()
+    assert text.index("nothing is amplified") < text.index("DP setting")
+    assert f"({statement.earned.epsilon:.4g}, " in text
+
+
+def test_the_worst_client_is_told_without_its_name() -> None:
+    statement = dataclasses.replace(
+        _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25)
+    )
+    assert statement.to_dict()["worst_client"] == {
+        "client_id": "ada",
+        "rounds": [0, 3, 6],
+        "sensitivity": 1.75,
+        "epsilon": 4.25,
+    }
+    text = statement.to_markdown()
+    assert "took part in 3 rounds; for its rounds alone the sensitivity is 1.75" in text
+    assert "ada" not in text

@@ -1,5 +1,6 @@
 """The ledger: what is saved is loaded, and what is broken is refused."""
 
+import json
 import pathlib
 
 import numpy as np
@@ -7,6 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
 from simulations.participation_ledger import LedgerError, ParticipationLedger
 
 _COHORTS = st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), max_size=8)
@@ -77,4 +84,53 @@ def test_broken_files_are_refused(tmp_path: pathlib.Path) -> None:
             ParticipationLedger.load(path)
     np.savez(path, client_ids=["a"], offsets=[0, 2], rounds=[0, 9], num_rounds=3)
     with pytest.raises(LedgerError, match="broken"):
+        ParticipationLedger.load(path)
+
+
+@pytest.mark.parametrize("scheme", [PoissonSampling, FixedSizeSampling, Shuffling])
+def test_how_cohorts_came_about_is_saved_and_loaded(
+    tmp_path: pathlib.Path, scheme: type[SamplingScheme]
+) -> None:
+    sampling = scheme(num_rounds=3, num_bands=2, population=5, clients_per_round=1)
+    clients = ("ann", "bob", "čeda", "dan", "eve")
+    ledger = ParticipationLedger(clients, sampling=sampling)
+    for cohort in ([0, 1], [], [1]):
+        ledger = ledger.with_round(np.array(cohort, np.int64))
+    assert ledger.sampling == ledger.first_rounds(1).sampling == sampling
+    ledger.save(tmp_path / "p.npz")
+    loaded = ParticipationLedger.load(tmp_path / "p.npz")
+    assert loaded.sampling == sampling
+    assert [cohort.tolist() for cohort in loaded.cohorts] == [[0, 1], [], [1]]
+    with np.load(tmp_path / "p.npz") as archive:
+        assert json.loads(str(archive["sampling"])) == sampling.to_dict()
+
+
+def test_ledgers_under_timers_say_nothing_of_sampling(tmp_path: pathlib.Path) -> None:
+    """As those that were written before there were data samplers."""
+    path = tmp_path / "p.npz"
+    _ledger([[0, 2]]).save(path)
+    with np.load(path) as archive:
+        assert set(archive) == {"client_ids", "offsets", "rounds", "num_rounds"}
+    assert ParticipationLedger.load(path).sampling is None
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        "nonsense",
+        "[]",
+        '{"name": "by_hand", "num_rounds": 1, "num_bands": 1, "population": 1, '
+        '"clients_per_round": 1}',
+        '{"name": "poisson", "num_rounds": 1}',
+        '{"name": "poisson", "num_rounds": 1, "num_bands": 2, "population": 1, '
+        '"clients_per_round": 1}',
+    ],
+)
+def test_ledgers_of_unknown_sampling_are_refused(tmp_path: pathlib.Path, description: str) -> None:
+    """Never taken for one under timers, or for a scheme of other sizes."""
+    path = tmp_path / "p.npz"
+    np.savez(path, client_ids=["a"], offsets=[0, 1], rounds=[0], num_rounds=1)
+    assert ParticipationLedger.load(path).num_rounds == 1
+    np.savez(path, client_ids=["a"], offsets=[0, 1], rounds=[0], num_rounds=1, sampling=description)
+    with pytest.raises(LedgerError, match=r"p\.npz cannot be read"):
         ParticipationLedger.load(path)

@@ -1,22 +1,38 @@
 """Whole runs as a user starts them, in processes of their own."""
 
 import csv
+import dataclasses
 import itertools
 import json
+import math
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from absl import flags
 
+import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
-from stackoverflow_nwp import federated_text, run_stackoverflow
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.sampling_schemes import PoissonSampling, Shuffling
+from simulations import data_samplers, sampled_participation
+from simulations.participation_ledger import ParticipationLedger
+from simulations.run_directory import RunDirectory
+from stackoverflow_nwp import (
+    federated_text,
+    run_flags,
+    run_plans,
+    run_stackoverflow,
+    sampled_runs,
+)
 from stackoverflow_nwp.federated_text import Example
 
 _WORDS = ("the", "model", "returns", "a", "list", "of", "values", ".")
@@ -54,6 +70,14 @@ def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[
         "--format=json",
         *more,
     ]
+
+
+def _options(arguments: list[str]) -> dict[str, Any]:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values)
+    values(["run-stackoverflow", *arguments])
+    return run_flags.options_of(values)
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -164,6 +188,168 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     assert _rows(output)[:rounds] == before
 
 
+def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    output = tmp_path / "run"
+    more = ["--sampling=poisson", "--num_bands=2", "--clients_per_round=1"]
+    arguments = _arguments(dataset, output, *more)
+    process = _start(arguments)
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and process.poll() is None:
+        if (output / "checkpoints" / "round_1").exists():
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == command_line.INTERRUPTED, err
+    first_rounds = json.loads(out)["rounds"]
+    assert 1 <= first_rounds < 6
+    privacy = json.loads((output / "privacy.json").read_text())
+    assert privacy["keeps_plan"] is True
+    assert privacy["earned"] == privacy["planned"]
+    before = _rows(output)
+
+    process = _start(arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert _rows(output)[:first_rounds] == before
+    # Nobody else may look: with the batches there is no amplification.
+    assert output.stat().st_mode & 0o077 == 0
+    seed = json.loads((output / "checkpoints" / "sampling_seed.json").read_text())["seed"]
+    for name in ("config.json", "privacy.json", "PRIVACY.md"):
+        text = (output / name).read_text()
+        assert seed not in text
+        assert str(int(seed, 16)) not in text
+    scheme = PoissonSampling(6, num_bands=2, population=_NUM_CLIENTS, clients_per_round=1)
+    sampler = data_samplers.create(scheme, int(seed, 16))
+    ledger = ParticipationLedger.load(output / "participation.npz")
+    assert ledger.num_rounds == 6
+    assert sampled_participation.deviation_from_draws(sampler, ledger) is None
+    for row, cohort in zip(_rows(output), ledger.cohorts, strict=True):
+        assert (row["train_loss"] == "") == (len(cohort) == 0)
+        assert row["eligible_clients"] == "12"
+
+    privacy = json.loads(out)["privacy"]
+    assert privacy["status"] == "finished"
+    assert privacy["keeps_plan"] is True
+    assert privacy["amplification"] == scheme.to_dict()
+    planned = privacy["planned"]
+    assert planned["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert planned["participation"]["separation"] == 2
+    assert planned["sensitivity"] == pytest.approx(1.0)
+    noise = planned["noise_multiplier"]
+    assert noise == json.loads((output / "config.json").read_text())["noise_multiplier"]
+    # Less noise than one participation needs where nothing is amplified, and three may be.
+    assert noise < mfa.accounting.noise_multiplier(8.0, 0.01)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
+@pytest.mark.parametrize("bands", [["--mechanism=identity"], ["--num_bands=2"]])
+def test_only_what_the_sampler_drew_is_amplified(
+    dataset: pathlib.Path,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    sampling: str,
+    bands: list[str],
+) -> None:
+    more = [f"--sampling={sampling}", *bands, "--clients_per_round=1", "--noise_multiplier=0.7"]
+    plan = run_plans.make(
+        _options(_arguments(dataset, tmp_path, *more)), str(dataset.parent), None, None
+    )
+    assert plan.scheme is not None
+    assert plan.noise_multiplier == 0.7
+    assert plan.participation == SingleParticipation()
+    sampler = data_samplers.create(plan.scheme, 5)
+    statement = run_stackoverflow._statement(plan)
+    assert statement.plan.sampling == plan.scheme
+    clients = tuple(map(str, range(_NUM_CLIENTS)))
+    ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), plan.scheme)
+    kept = run_stackoverflow._realised(plan, statement, ledger, sampler)
+    assert kept.keeps_plan is True
+    assert kept.earned.sampling == plan.scheme
+    assert kept.earned.epsilon == pytest.approx(statement.plan.epsilon)
+    assert not caplog.text
+
+    # The same client in every round that it might have been in, as some run might draw it.
+    always = [np.array([0 if index % plan.scheme.num_bands == 0 else 1]) for index in range(6)]
+    tampered = dataclasses.replace(ledger, cohorts=tuple(always))
+    broken = run_stackoverflow._realised(plan, statement, tampered, sampler)
+    assert broken.keeps_plan is False
+    assert broken.earned.sampling is None
+    assert broken.earned.participation == MinSeparation(
+        plan.scheme.num_bands, plan.scheme.most_participations
+    )
+    multiplier = 0.7 / math.sqrt(plan.scheme.most_participations)
+    assert broken.earned.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
+    assert broken.earned.epsilon > kept.earned.epsilon or sampling != "poisson"
+    assert "the run has no amplified guarantee" in caplog.text
+
+    # What timers allowed was not sampled, whoever took part.
+    timers = dataclasses.replace(ledger, sampling=None)
+    assert run_stackoverflow._realised(plan, statement, timers, sampler).keeps_plan is False
+
+
+def test_the_noise_of_a_sampled_run_is_calibrated_once(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    more = ["--sampling=poisson", "--num_bands=3", "--clients_per_round=2", "--target_epsilon=2"]
+    options = _options(_arguments(dataset, tmp_path, *more))
+    plan = run_plans.make(options, str(dataset.parent), None, None)
+    assert plan.noise_multiplier == mfa.accounting.amplified_noise_multiplier(
+        2.0, 0.01, num_rounds=6, num_bands=3, population=24, clients_per_round=2
+    )
+    assert run_stackoverflow._statement(plan).plan.epsilon == pytest.approx(2.0, rel=1e-3)
+    # A run that goes on keeps what it began with.
+    assert run_plans.make(options, str(dataset.parent), None, 1.25).noise_multiplier == 1.25
+
+
+@pytest.mark.parametrize(
+    ("factorization", "num_bands"),
+    [
+        (mfa.factorizations.identity(6), 1),
+        (mfa.factorizations.toeplitz(6, 2), 2),
+        (mfa.factorizations.banded(mfa.workloads.prefix_sum(6), 3), 3),
+    ],
+)
+def test_a_checkpoint_brings_its_bands(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, factorization: Factorization, num_bands: int
+) -> None:
+    mfa.checkpoints.save(factorization, tmp_path / "matrix")
+    more = [
+        "--sampling=shuffling",
+        f"--checkpoint={tmp_path / 'matrix'}",
+        "--clients_per_round=2",
+        "--noise_multiplier=1",
+    ]
+    plan = run_plans.make(
+        _options(_arguments(dataset, tmp_path, *more)), str(dataset.parent), None, None
+    )
+    assert plan.scheme == Shuffling(6, num_bands, _NUM_CLIENTS, 2)
+
+
+def test_a_sampled_run_without_its_seed_is_not_resumed(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    directory = RunDirectory(output)
+    scheme = PoissonSampling(6, num_bands=2, population=24, clients_per_round=6)
+    sampler = sampled_runs.sampler_of(scheme, directory, None)
+    assert directory.sampling_seed.parent.stat().st_mode & 0o077 == 0
+    assert sampled_runs.sampler_of(scheme, directory, None).seed == sampler.seed
+    assert sampler.seed != sampled_runs.sampler_of(scheme, RunDirectory(tmp_path), None).seed
+    assert sampled_runs.sampler_of(scheme, directory, 7).seed == 7
+    ParticipationLedger(("a",)).save(directory.ledger)
+    directory.sampling_seed.unlink()
+    with pytest.raises(command_line.CommandError, match=r"sampling_seed\.json is missing"):
+        sampled_runs.sampler_of(scheme, directory, None)
+    assert not directory.sampling_seed.exists()
+    for broken in ("", "{}", "[1]", '{"seed": 7}', '{"seed": "seven"}'):
+        directory.sampling_seed.write_text(broken)
+        with pytest.raises(command_line.CommandError, match="cannot be read"):
+            sampled_runs.sampler_of(scheme, directory, None)
+
+
 def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -260,6 +446,21 @@ def test_noise_is_kept_where_the_flags_say(
         (["--clip_norm=0"], "--clip_norm"),
         (["--server_momentum=1"], "--server_momentum"),
         (["--num_bands=7"], "num_bands"),
+        (["--sampling=by_hand"], "--sampling=by_hand"),
+        (["--sampling=poisson"], "--sampling=poisson needs --num_bands"),
+        (["--sampling=shuffling", "--mechanism=toeplitz"], "needs --num_bands"),
+        (["--sampling=poisson", "--num_bands=5"], "Use fewer bands (at most 4)"),
+        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation belongs to"),
+        (["--sampling=poisson", "--num_bands=2", "--max_participations=1"], "--max_part"),
+        (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "has 1 band"),
+        (["--sampling=poisson", "--mechanism=none"], "--mechanism=none"),
+        *(
+            (["--sampling=fixed_size", f"--mechanism={mechanism}"], "needs a banded mechanism")
+            for mechanism in ("blt", "banded_inverse", "tree", "optimal")
+        ),
+        (["--sampling=poisson", "--checkpoint=blt"], "needs a banded matrix"),
+        (["--sampling=poisson", "--mechanism=identity", "--target_epsilon=-1"], "epsilon"),
+        (["--sampling=poisson", "--mechanism=identity", "--noise_multiplier=-1"], "noise_multi"),
         (["--vocab_size=9"], "vocabulary"),
         (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
         (["--dataset=nowhere.sqlite"], "nowhere.sqlite"),
@@ -282,12 +483,13 @@ def test_bad_flags_are_one_clear_line_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a_file").write_text("")
+    mfa.checkpoints.save(mfa.factorizations.blt(6, 1), tmp_path / "blt")
     (tmp_path / "open_to_all").mkdir()
     (tmp_path / "open_to_all").chmod(0o755)
     output = tmp_path / "run"
     status = command_line.run(
         "",
-        run_stackoverflow.define_flags,
+        run_flags.define_flags,
         run_stackoverflow.main,
         ["run-stackoverflow", *_arguments(dataset, output, *arguments)],
     )
@@ -306,7 +508,7 @@ def test_a_directory_of_another_run_is_not_touched(
     (output / "config.json").write_text('{"flags": {"num_rounds": 99}, "cohort_seed": 1}')
     status = command_line.run(
         "",
-        run_stackoverflow.define_flags,
+        run_flags.define_flags,
         run_stackoverflow.main,
         ["run-stackoverflow", *_arguments(dataset, output)],
     )
@@ -320,18 +522,10 @@ def test_a_run_does_not_go_on_with_other_data(
 ) -> None:
     output = tmp_path / "run"
     arguments = _arguments(dataset, output)
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_stackoverflow.define_flags(values)
-    values(["run-stackoverflow", *arguments])
-    options = run_stackoverflow._options(values)
-    kept = {
-        name: value
-        for name, value in options.items()
-        if name not in run_stackoverflow._NOT_OF_THE_RUN
-    }
+    options = _options(arguments)
+    kept = {name: value for name, value in options.items() if name not in run_flags.NOT_OF_THE_RUN}
     # A run that was started before there were these flags had their defaults.
-    del kept["noise_storage"], kept["noise_source"]
+    del kept["noise_storage"], kept["noise_source"], kept["sampling"]
     output.mkdir()
     config = {
         "flags": kept,
@@ -342,7 +536,7 @@ def test_a_run_does_not_go_on_with_other_data(
     (output / "config.json").write_text(json.dumps(config))
     status = command_line.run(
         "",
-        run_stackoverflow.define_flags,
+        run_flags.define_flags,
         run_stackoverflow.main,
         ["run-stackoverflow", *arguments],
     )

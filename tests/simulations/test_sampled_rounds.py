@@ -1,0 +1,161 @@
+"""Rounds in TFF whose clients a data sampler draws, with rounds of no client among them."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.sampling_schemes import PoissonSampling
+from simulations import data_samplers, quiet, sampled_participation, training_loop
+from simulations.data_samplers import DataSampler
+from simulations.participation_ledger import LedgerError, ParticipationLedger
+from simulations.quiet import StopRequest
+from simulations.training_loop import FederatedRun
+from tests.simulations import linear_run
+
+_NUM_ROUNDS = 6
+_SCHEME = PoissonSampling(_NUM_ROUNDS, num_bands=2, population=9, clients_per_round=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+@pytest.fixture(scope="module")
+def process() -> Any:
+    return linear_run.learning_process(_NUM_ROUNDS)
+
+
+class _Sampler(DataSampler):
+    """A sampler of which some rounds are known to be empty."""
+
+    def draw(self, round_index: int) -> np.ndarray:
+        clients = super().draw(round_index)
+        return clients[:0] if round_index in (0, 3) else clients
+
+
+def _sampler(seed: int = 1) -> DataSampler:
+    sampler = data_samplers.create(_SCHEME, seed)
+    return _Sampler(sampler.scheme, sampler.seed, sampler.order)
+
+
+def _run(process: Any, **changes: Any) -> FederatedRun:
+    # The timers of this schema would let nobody take part twice.
+    arguments = {"sampler": _sampler(), "participation": SingleParticipation(), **changes}
+    return linear_run.federated_run(process, _NUM_ROUNDS, **arguments)
+
+
+def _finish(
+    run: FederatedRun, directory: pathlib.Path, at_most: int | None = None
+) -> tuple[list[np.ndarray], ParticipationLedger]:
+    store = linear_run.store_of(directory)
+    progress = training_loop.start(run, store)
+    stop, models, ledger = StopRequest(), [], progress.ledger
+    for finished in training_loop.rounds(run, store, progress, stop):
+        assert finished.num_eligible == (4 if finished.index % 2 == 0 else 5)
+        models.append(linear_run.weights_of(run.process, finished.state))
+        ledger = finished.ledger
+        stop.is_set = len(models) == at_most
+    return models, ledger
+
+
+def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    models, ledger = _finish(_run(process), tmp_path / "whole")
+    assert ledger.num_rounds == _NUM_ROUNDS
+    assert [len(cohort) > 0 for cohort in ledger.cohorts] == [False, True, True, False, True, True]
+    assert sampled_participation.deviation_from_draws(_sampler(), ledger) is None
+    parts: list[np.ndarray] = []
+    for at_most in (1, 3, None):
+        more, resumed = _finish(_run(process), tmp_path / "parts", at_most)
+        parts.extend(more)
+    np.testing.assert_array_equal(np.array(parts), np.array(models))
+    on_disk = ParticipationLedger.load(tmp_path / "parts" / "ledger.npz")
+    for found in (resumed, on_disk):
+        assert found.sampling == _SCHEME
+        for cohort, expected in zip(found.cohorts, ledger.cohorts, strict=True):
+            np.testing.assert_array_equal(cohort, expected)
+
+
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_a_round_of_no_client_releases_the_noise_of_its_own_row(
+    tmp_path: pathlib.Path, storage: str
+) -> None:
+    """As one whose only client has no data does: its sum is zero, and its noise is not.
+
+    The same row must not be added to other data afterwards either.
+    """
+    process = linear_run.learning_process(
+        _NUM_ROUNDS, noise_storage=storage, noise_directory=tmp_path / "noise"
+    )
+    run = linear_run.federated_run(process, _NUM_ROUNDS)
+    nothing = run.client_dataset("client_1", 0).take(0)
+    states = {"none": run.initial_state, "empty": run.initial_state}
+    previous = np.zeros(3)
+    for index in range(3):
+        before = states["none"]
+        outputs = {
+            "none": process.next(before, []),
+            "empty": process.next(states["empty"], [nothing]),
+        }
+        states = {name: output.state for name, output in outputs.items()}
+        weights = {name: linear_run.weights_of(process, state) for name, state in states.items()}
+        np.testing.assert_array_equal(weights["none"], weights["empty"])
+        assert np.all(weights["none"] != previous)
+        assert np.all(np.isfinite(weights["none"]))
+        previous = weights["none"]
+        released = outputs["none"].metrics["aggregator"]["dp_query_metrics"]["rounds_released"]
+        assert released == index + 1
+    if storage == "disk":
+        with pytest.raises(Exception, match="other data"):
+            process.next(before, [run.client_dataset("client_1", 0)])
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (PoissonSampling(_NUM_ROUNDS, 2, 9, 3), None),
+        (None, PoissonSampling(_NUM_ROUNDS, 2, 9, 3)),
+        (PoissonSampling(_NUM_ROUNDS, 2, 9, 3), PoissonSampling(_NUM_ROUNDS, 3, 9, 3)),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_way_of_drawing(
+    process: Any,
+    tmp_path: pathlib.Path,
+    first: PoissonSampling | None,
+    then: PoissonSampling | None,
+) -> None:
+    samplers = [
+        None if scheme is None else data_samplers.create(scheme, 1) for scheme in (first, then)
+    ]
+    store = linear_run.store_of(tmp_path)
+    training_loop.start(_run(process, sampler=samplers[0]), store)
+    with pytest.raises(LedgerError, match="drawn in another way"):
+        training_loop.start(_run(process, sampler=samplers[1]), store)
+
+
+def test_a_released_round_is_not_run_again_with_the_draws_of_another_seed(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    _, ledger = _finish(_run(process), tmp_path, at_most=1)
+    # A second round in the ledger, as if the process had ended before its state was saved.
+    ledger.with_round(_sampler().draw(1)).save(tmp_path / "ledger.npz")
+    with pytest.raises(LedgerError, match="round 2 was released with other clients"):
+        _finish(_run(process, sampler=_sampler(seed=2)), tmp_path)
+    models, _ = _finish(_run(process), tmp_path)
+    assert len(models) == _NUM_ROUNDS - 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_rounds": 5}, {"clients_per_round": 2}, {"client_ids": ("a", "b")}]
+)
+def test_a_sampler_of_another_run_is_refused(process: Any, changes: dict[str, Any]) -> None:
+    arguments = {"num_rounds": _NUM_ROUNDS, **changes}
+    with pytest.raises(ValueError, match=r"the sampler draws 3 of 9 clients in 6 rounds"):
+        linear_run.federated_run(process, sampler=_sampler(), **arguments)
