@@ -10,7 +10,6 @@ rate one.
 import dataclasses
 import math
 import pathlib
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +29,6 @@ from mf_aggregators import (
 )
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.noise_storage import NoiseCost
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -106,6 +104,7 @@ class Setting:
         if self.participation is None:
             band_choice.most_bands(self.num_rounds, self.population, self.clients_per_round)
         else:
+            participations.check_fits(self.participation, self.num_rounds)
             participations.check_population(
                 self.participation, self.num_rounds, self.population, self.clients_per_round
             )
@@ -303,14 +302,12 @@ def _with_timers(
     rounds = setting.num_rounds
     multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
     bound = lower_bounds.compute(_workload(rounds), schema)
-    for mechanism, options, compute in _for_schema(setting, schema):
+    for mechanism, options, compute in _for_schema(setting, schema, cache_directory):
         if compute is None:
             yield LeftOut(_label(mechanism, options), str(options["reason"]))
             continue
         progress(_label(mechanism, options))
-        factorization = _fetch(
-            cache_directory, mechanism, options, rounds, schema, compute, progress
-        )
+        factorization = _fetch(cache_directory, mechanism, options, rounds, schema, compute)
         yield _candidate(
             setting,
             mechanism,
@@ -379,8 +376,9 @@ def _with_sampling(
         {},
         rounds,
         schema,
-        lambda: factorizations.optimal(workloads.prefix_sum(rounds), schema),
-        progress,
+        lambda: factorizations.optimal(
+            workloads.prefix_sum(rounds), schema, relative_gap=band_choice.RELATIVE_GAP
+        ),
     )
     bound = lower_bounds.compute(_workload(rounds), schema)
     yield _candidate(
@@ -398,7 +396,7 @@ _Compute = Callable[[], Factorization]
 
 
 def _for_schema(
-    setting: Setting, schema: Participation
+    setting: Setting, schema: Participation, cache_directory: pathlib.Path | None
 ) -> Iterator[tuple[str, dict[str, Any], _Compute | None]]:
     """Mechanism, options, and how to compute it, or None and a reason among the options."""
     rounds = setting.num_rounds
@@ -433,7 +431,7 @@ def _for_schema(
             "banded",
             {
                 "num_bands": separation,
-                "reason": f"keeps more noise than allowed with more than {affordable} bands",
+                "reason": f"keeps more noise than allowed; bands that fit: {affordable}",
             },
             None,
         )
@@ -451,12 +449,19 @@ def _for_schema(
             yield (
                 "banded",
                 options,
-                lambda bands=num_bands: factorizations.banded(  # type: ignore[misc]
-                    workloads.prefix_sum(rounds), bands, participation=schema
+                # The optimum for this schema as well, and kept for others and for sampling.
+                lambda bands=num_bands: band_choice.banded_matrix(  # type: ignore[misc]
+                    rounds, bands, cache_directory
                 ),
             )
     if schema.most_participations(rounds) == 1 and rounds <= _MOST_ROUNDS_OF_OPTIMAL:
-        yield "optimal", {}, lambda: factorizations.optimal(workloads.prefix_sum(rounds))
+        yield (
+            "optimal",
+            {},
+            lambda: factorizations.optimal(
+                workloads.prefix_sum(rounds), relative_gap=band_choice.RELATIVE_GAP
+            ),
+        )
 
 
 def _separation(schema: Participation, num_rounds: int) -> int:
@@ -480,9 +485,9 @@ def _fetch(
     num_rounds: int,
     schema: Participation,
     compute: _Compute,
-    progress: Callable[[str], None],
 ) -> Factorization:
-    if mechanism in ("identity", "tree"):
+    # Banded matrices, which do not depend on the schema, come from the cache already.
+    if mechanism in ("identity", "tree", "banded"):
         return compute()
     description = {
         "mechanism": mechanism,
@@ -490,12 +495,9 @@ def _fetch(
         "participation": participations.to_dict(schema),
         **options,
     }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", NotConvergedWarning)
-        factorization = factorization_cache.fetch(cache_directory, description, compute)
-    for warning in caught:
-        progress(f"{_label(mechanism, options)}: {warning.message}")
-    return factorization
+    if mechanism == "optimal":
+        description["relative_gap"] = band_choice.RELATIVE_GAP
+    return factorization_cache.fetch(cache_directory, description, compute)
 
 
 def _label(mechanism: str, options: dict[str, Any]) -> str:

@@ -352,11 +352,11 @@ _MARKDOWN = """\
 2. **What the definition is applied to.**
    - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
      clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
-     hyperparameters, of the vocabulary and of the checkpoint to use, counts of words, other runs on the same clients, and
-     the metrics of `metrics.csv` and TensorBoard (training loss and accuracy are sums over clients
-     without noise, for the simulation's own use). `checkpoints/` holds the noise seed and `noise/`
-     noise rows and numbers of each round's sum without noise: whoever has one of them can remove
-     the noise.
+     hyperparameters, of the vocabulary and of the checkpoint to use, counts of words, other runs on
+     the same clients, and the metrics of `metrics.csv` and TensorBoard (training loss and accuracy
+     are sums over clients without noise, for the simulation's own use). `checkpoints/` holds the
+     noise seed and `noise/` noise rows and numbers of each round's sum without noise: whoever has
+     one of them can remove the noise.
    - *Released output.* Every round's noisy average update, and with it every intermediate and
      the final model.
    - *Unit of privacy.* {unit}

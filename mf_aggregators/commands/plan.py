@@ -9,9 +9,12 @@ A data centre that draws every batch itself, for which sampling amplifies:
     --target_epsilon=8 --delta=1e-6 --model_size=4050748
 """
 
+import functools
 import math
 import pathlib
+import shlex
 import sys
+import warnings
 from typing import Any
 
 import tqdm
@@ -87,14 +90,25 @@ def main(values: flags.FlagValues) -> None:
         else factorization_cache.default_directory()
     )
     # How many there are is not known before, and each takes its own time.
-    with tqdm.tqdm(unit=" mechanisms", bar_format="{desc} ({n} so far, {elapsed})") as bar:
+    with (
+        tqdm.tqdm(desc="mf-plan", bar_format="{desc} ({n} done, {elapsed})") as bar,
+        warnings.catch_warnings(),
+    ):
+        # Losses that overflow where there is next to no noise are no news to a user.
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
+        warnings.showwarning = functools.partial(_warn_in_one_line, bar)
+        begun = False
 
         def progress(message: str) -> None:
-            bar.set_description_str(f"mf-plan: {message}", refresh=False)
-            bar.update()
+            nonlocal begun
+            bar.n += int(begun)
+            begun = True
+            # Shown at once: the next mechanism may take a minute.
+            bar.set_description_str(f"mf-plan: {message}", refresh=True)
 
         plan = planning.make(setting, cache_directory=cache, progress=progress)
-        bar.set_description_str("mf-plan: done")
+        bar.n += 1
+        bar.set_description_str("mf-plan: compared", refresh=True)
     if values.output is not None:
         checkpoints.save(
             plan.recommended.factorization,
@@ -143,6 +157,11 @@ def _setting(values: flags.FlagValues) -> Setting:
         if separation is None:
             separation = min(values.num_rounds, values.population // values.clients_per_round)
         validation.positive_integer(separation, "--separation")
+        command_line.check_choice(
+            separation <= values.num_rounds,
+            f"--separation={separation} is more than --num_rounds={values.num_rounds}: with "
+            f"--separation={values.num_rounds} each client takes part at most once already.",
+        )
         participation = MinSeparation(separation, values.max_participations)
     else:
         command_line.check_choice(
@@ -189,33 +208,57 @@ def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
 
 
 def _commands(plan: Plan, directory: str, factorize: bool) -> list[str]:
-    """What a user types to run the recommended candidate."""
+    """What a user types to run the recommended candidate.
+
+    Privacy parameters are printed in full: rounded ones are those of another guarantee.
+    """
     setting, chosen = plan.setting, plan.recommended
-    options = " ".join(f"--{name}={value}" for name, value in chosen.options)
-    common = (
-        f"--num_rounds={setting.num_rounds} --clients_per_round={setting.clients_per_round} "
-        f"--target_epsilon={setting.epsilon:g} --delta={setting.delta:g} "
-        f"--server_learning_rate={chosen.server_learning_rate:.4g}"
-    )
-    make = (
-        f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={setting.num_rounds} "
-        f"{options} {_participation_flags(chosen.participation)} --output={directory}"
-    )
-    aggregator = (
-        f'mfa.mf_dp_aggregator("{directory}", participation={chosen.participation!r}, '
-        f"noise_multiplier={chosen.noise_multiplier:.6g}, clip_norm=1.0, "
-        f"clients_per_round={setting.clients_per_round})"
-    ).replace("participation=", "participation=mfa.participation.", 1)
-    commands = [" ".join(make.split())] if factorize else []
-    if chosen.sampling is not None:
+    commands = []
+    if factorize:
         commands.append(
-            f"run-stackoverflow --checkpoint={directory} --sampling={chosen.sampling.name} "
-            f"--num_bands={chosen.sampling.num_bands} {common}"
+            _joined(
+                f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={setting.num_rounds}",
+                *(f"--{name}={value}" for name, value in chosen.options),
+                _participation_flags(chosen.participation),
+                f"--output={shlex.quote(directory)}",
+            )
         )
-    elif not isinstance(chosen.participation, FixedEpochOrder):
-        timers = _participation_flags(chosen.participation).replace("--participation=min_sep ", "")
-        commands.append(f"run-stackoverflow --checkpoint={directory} {timers} {common}")
-    return [*commands, aggregator]
+    clients = None
+    if chosen.sampling is not None:
+        # The bands are those of the checkpoint.
+        clients = f"--sampling={chosen.sampling.name}"
+    elif isinstance(chosen.participation, MinSeparation):
+        clients = _timer_flags(chosen.participation)
+    if clients is not None:
+        commands.append(
+            _joined(
+                f"run-stackoverflow --checkpoint={shlex.quote(directory)}",
+                clients,
+                f"--num_rounds={setting.num_rounds}",
+                f"--clients_per_round={setting.clients_per_round}",
+                f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
+                f"--server_learning_rate={chosen.server_learning_rate:.4g}",
+            )
+        )
+    arguments = (
+        repr(directory),
+        f"participation=mfa.participation.{chosen.participation!r}",
+        f"noise_multiplier={chosen.noise_multiplier!r}",
+        "clip_norm=1.0",
+        f"clients_per_round={setting.clients_per_round}",
+    )
+    return [*commands, f"mfa.mf_dp_aggregator({', '.join(arguments)})"]
+
+
+def _joined(*words: str) -> str:
+    return " ".join(word for word in words if word)
+
+
+def _timer_flags(participation: MinSeparation) -> str:
+    limit = participation.max_participations
+    return f"--separation={participation.separation}" + (
+        "" if limit is None else f" --max_participations={limit}"
+    )
 
 
 def _participation_flags(participation: Any) -> str:
@@ -226,10 +269,7 @@ def _participation_flags(participation: Any) -> str:
             f"--participation=fixed_epoch --separation={participation.separation} "
             f"--max_participations={participation.epochs}"
         )
-    limit = participation.max_participations
-    return f"--participation=min_sep --separation={participation.separation}" + (
-        "" if limit is None else f" --max_participations={limit}"
-    )
+    return f"--participation=min_sep {_timer_flags(participation)}"
 
 
 _COLUMNS = (
@@ -257,7 +297,8 @@ def _text(plan: Plan, commands: list[str]) -> str:
     rows = [_COLUMNS, *(_row(each, each is plan.recommended) for each in plan.candidates)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = [
-        f"{setting.num_rounds} rounds of {setting.clients_per_round} clients, {who}",
+        f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
+        f"{who}",
         f"target ({setting.epsilon:g}, {setting.delta:g})-DP for every client (zero-out); model of "
         f"{setting.model_size} parameters",
         "",
@@ -270,6 +311,17 @@ def _text(plan: Plan, commands: list[str]) -> str:
     if plan.left_out:
         lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in plan.left_out)]
     return "\n".join([*lines, "", "To run it:", *(f"  {command}" for command in commands)])
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
+
+
+def _warn_in_one_line(
+    bar: "tqdm.tqdm[Any]", message: Warning | str, *unused: Any, **also_unused: Any
+) -> None:
+    text = " ".join(str(message).split())
+    bar.write(f"{bar.desc.rstrip(': ')}: warning: {text}", file=sys.stderr)
 
 
 def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
