@@ -13,7 +13,6 @@ contributions are replaced by zero vectors in every round that it takes part in.
 
 from collections.abc import Iterable
 
-import dp_accounting
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 
@@ -26,6 +25,9 @@ from mf_aggregators.gaussian_accounting import (
     noise_multiplier_of_zcdp,
     zcdp_rho,
 )
+
+# Of the rounding of privacy losses where runs are composed, on the side of privacy.
+_INTERVAL = 1e-4
 
 __all__ = [
     "amplified_epsilon",
@@ -169,13 +171,15 @@ def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float
       ValueError: If delta is out of its range, or an event cannot be composed so.
     """
     delta = validation.delta(delta)
-    accountant = pld_privacy_accountant.PLDAccountant()
-    for each in events:
-        try:
-            accountant.compose(each)
-        except dp_accounting.UnsupportedEventError as error:
-            raise ValueError(
-                f"{each} cannot be composed by privacy loss distributions; compose such events "
-                "with dp_accounting.rdp.RdpAccountant."
-            ) from error
-    return float(accountant.get_epsilon(delta))
+    composed = dp_events.ComposedDpEvent(list(events))
+    if not pld_privacy_accountant.PLDAccountant().supports(composed):
+        raise ValueError(
+            f"{composed} cannot be composed by privacy loss distributions; compose such events "
+            "with dp_accounting.rdp.RdpAccountant."
+        )
+
+    def accounted(interval: float) -> float:
+        accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=interval)
+        return float(accountant.compose(composed).get_epsilon(delta))
+
+    return amplification.at_some_interval(accounted, _INTERVAL)

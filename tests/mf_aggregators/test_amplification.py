@@ -183,6 +183,32 @@ def test_shuffling_amplifies_many_small_batches() -> None:
     assert found < three < 3.5 * found
 
 
+def test_intervals_that_are_refused_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some intervals fail inside dp-accounting; the next smaller one serves as well."""
+    expected = amplification.epsilon(PoissonSampling(20, 2, 1000, 10), 1.0, 1e-5)
+    query = amplification._poisson_query
+    refused: list[float] = []
+
+    def sometimes(scheme: PoissonSampling, sigma: float, interval: float) -> Any:
+        if len(refused) % 3 != 2:
+            refused.append(interval)
+            raise ValueError("deltas are not in non-increasing order")
+        refused.append(interval)
+        return query(scheme, sigma, interval)
+
+    monkeypatch.setattr(amplification, "_poisson_query", sometimes)
+    found = amplification.epsilon(PoissonSampling(20, 2, 1000, 10), 1.0, 1e-5)
+    assert len(refused) >= 3
+    assert found == pytest.approx(expected, rel=1e-3)
+
+    def never(scheme: PoissonSampling, sigma: float, interval: float) -> Any:
+        raise ValueError("deltas are not in non-increasing order")
+
+    monkeypatch.setattr(amplification, "_poisson_query", never)
+    with pytest.raises(RuntimeError, match="no privacy loss"):
+        amplification.epsilon(PoissonSampling(20, 2, 1000, 10), 1.0, 1e-5)
+
+
 def test_runs_are_composed() -> None:
     """Two unamplified runs are one of both squared sensitivities; sampled runs add to them."""
     together = accounting.composed_epsilon([accounting.event(3.0), accounting.event(4.0)], 1e-5)
