@@ -26,9 +26,6 @@ from mf_aggregators.gaussian_accounting import (
     zcdp_rho,
 )
 
-# Of the rounding of privacy losses where runs are composed, on the side of privacy.
-_INTERVAL = 1e-4
-
 __all__ = [
     "amplified_epsilon",
     "amplified_event",
@@ -177,9 +174,5 @@ def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float
             f"{composed} cannot be composed by privacy loss distributions; compose such events "
             "with dp_accounting.rdp.RdpAccountant."
         )
-
-    def accounted(interval: float) -> float:
-        accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=interval)
-        return float(accountant.compose(composed).get_epsilon(delta))
-
-    return amplification.at_some_interval(accounted, _INTERVAL)
+    accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
+    return float(accountant.get_epsilon(delta))

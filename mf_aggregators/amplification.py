@@ -32,7 +32,6 @@ them sees a run that was not sampled.
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeVar
 
 import dp_accounting
 import numpy as np
@@ -50,8 +49,6 @@ from mf_aggregators.sampling_schemes import (
     Shuffling,
 )
 
-_Result = TypeVar("_Result")
-
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The
 # rounding errs on the side of privacy.
 _RELATIVE_INTERVAL = 1e-4
@@ -63,10 +60,6 @@ _COARSER = 10.0
 
 # Composition by Fourier transforms has errors of about 1e-15 in delta.
 _SMALLEST_DELTA = 1e-12
-
-# What follows an interval that dp-accounting refuses.
-_SHRINKING = 0.97
-_INTERVALS_TRIED = 12
 
 # Points of the grid of local deltas over which the bound for shuffling is minimised.
 _LOCAL_DELTAS = 24
@@ -200,7 +193,8 @@ def _smallest(excess: Callable[[float], float], enough: float, factor: float) ->
     step = math.log(factor)
     low = high - step
     while known(low) <= 0.0:
-        high, step = low, 2.0 * step
+        # Never far below the root: accounting for little noise takes long.
+        high, step = low, min(2.0 * step, math.log(2.5))
         low -= step
     root = scipy.optimize.brentq(known, low, high, xtol=5e-7, rtol=1e-9)
     while known(root) > 0.0:
@@ -225,46 +219,24 @@ def _poisson_excess(
 def _poisson_loss(
     scheme: PoissonSampling, sigma: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return at_some_interval(
-        lambda shrunk: _poisson_query(scheme, sigma, shrunk), interval
-    ).self_compose(scheme.most_participations)
-
-
-def at_some_interval(compute: Callable[[float], _Result], interval: float) -> _Result:
-    """Returns what is computed at an interval of discretisation, or at a slightly smaller one.
-
-    dp-accounting 0.4.3 refuses some intervals, for noise multipliers that one meets about
-    once in a thousand: probabilities that are equal up to rounding look out of order to it.
-    The next interval does not have that problem.
-
-    Args:
-      compute: From an interval to a result.
-      interval: The first one.
-
-    Returns:
-      The result at the first interval that is not refused.
-
-    Raises:
-      RuntimeError: If a dozen intervals are refused.
-    """
-    for shrunk in interval * _SHRINKING ** np.arange(_INTERVALS_TRIED):
-        try:
-            return compute(float(shrunk))
-        except ValueError as error:
-            refused = error
-    raise RuntimeError(
-        f"dp-accounting finds no privacy loss at intervals of {interval:g} and below: {refused}"
-    ) from refused
+    return _poisson_query(scheme, sigma, interval).self_compose(scheme.most_participations)
 
 
 def _poisson_query(
     scheme: PoissonSampling, sigma: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return privacy_loss_distribution.from_gaussian_mechanism(
+    query = functools.partial(
+        privacy_loss_distribution.from_gaussian_mechanism,
         sigma,
         value_discretization_interval=interval,
         sampling_prob=scheme.sampling_probability,
     )
+    try:
+        return query()
+    except ValueError:
+        # dp-accounting 0.4.3 interpolates no losses where noise is so small that
+        # probabilities are equal up to rounding; its other discretisation is as safe.
+        return query(use_connect_dots=False)
 
 
 def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> float:
