@@ -55,6 +55,10 @@ _RELATIVE_INTERVAL = 1e-4
 _LARGEST_INTERVAL = 1e-3
 _SMALLEST_INTERVAL = 1e-7
 
+# With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and
+# the grid of its privacy losses grows without bound.
+_LEAST_NOISE_MULTIPLIER = 0.1
+
 # A first search for a noise multiplier takes intervals so many times as large.
 _COARSER = 10.0
 
@@ -83,7 +87,7 @@ def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> fl
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = _checked_delta(delta)
     unamplified = gaussian_accounting.epsilon(_unamplified_multiplier(scheme, sigma), delta)
-    if math.isinf(unamplified) or unamplified == 0.0:
+    if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
         return unamplified
     return min(unamplified, _amplified_epsilon(scheme, sigma, delta))
 
@@ -179,23 +183,26 @@ def _smallest(excess: Callable[[float], float], enough: float, factor: float) ->
     """Returns the least noise multiplier with excess(log(sigma)) <= 0, at most ``enough``.
 
     Args:
-      excess: A decreasing function.
-      enough: What is returned if the excess is positive there already.
+      excess: A decreasing function, not defined below the least noise multiplier.
+      enough: What is returned if the excess is positive there already, or it is below the
+        least noise multiplier.
       factor: The first steps of the search, above 1.
 
     Returns:
       The noise multiplier, to a relative error of 1e-6 on the side of more noise.
     """
     known = functools.lru_cache(maxsize=None)(excess)
-    high = math.log(enough)
-    if known(high) > 0.0:
+    least, high = math.log(_LEAST_NOISE_MULTIPLIER), math.log(enough)
+    if high <= least or known(high) > 0.0:
         return enough
     step = math.log(factor)
-    low = high - step
+    low = max(least, high - step)
     while known(low) <= 0.0:
+        if low == least:
+            return _LEAST_NOISE_MULTIPLIER
         # Never far below the root: accounting for little noise takes long.
         high, step = low, min(2.0 * step, math.log(2.5))
-        low -= step
+        low = max(least, high - step)
     root = scipy.optimize.brentq(known, low, high, xtol=5e-7, rtol=1e-9)
     while known(root) > 0.0:
         root = min(root + 5e-7, high)
@@ -219,24 +226,11 @@ def _poisson_excess(
 def _poisson_loss(
     scheme: PoissonSampling, sigma: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return _poisson_query(scheme, sigma, interval).self_compose(scheme.most_participations)
-
-
-def _poisson_query(
-    scheme: PoissonSampling, sigma: float, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    query = functools.partial(
-        privacy_loss_distribution.from_gaussian_mechanism,
+    return privacy_loss_distribution.from_gaussian_mechanism(
         sigma,
         value_discretization_interval=interval,
         sampling_prob=scheme.sampling_probability,
-    )
-    try:
-        return query()
-    except ValueError:
-        # dp-accounting 0.4.3 interpolates no losses where noise is so small that
-        # probabilities are equal up to rounding; its other discretisation is as safe.
-        return query(use_connect_dots=False)
+    ).self_compose(scheme.most_participations)
 
 
 def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> float:

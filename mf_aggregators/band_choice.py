@@ -7,7 +7,6 @@ error L(b) of the best matrix of b bands with equal column norms.
 """
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from mf_aggregators import amplification, factorization_cache, sampling_schemes,
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.sampling_schemes import SamplingScheme
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
 # much less on average, and reach their own default in twice the time.
@@ -115,16 +115,7 @@ def compare(
     ]
     choices = []
     for scheme in tqdm.tqdm(schemes, desc="bands", disable=not show_progress):
-        multiplier = factorization_cache.fetch_number(
-            cache_directory,
-            {
-                "mechanism": "noise-multiplier",
-                **scheme.to_dict(),
-                "epsilon": epsilon,
-                "delta": delta,
-            },
-            functools.partial(amplification.noise_multiplier, scheme, epsilon, delta),
-        )
+        multiplier = noise_multiplier(scheme, epsilon, delta, cache_directory)
         matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
         workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
         rmse = matrix.rmse(workload, SingleParticipation())
@@ -149,6 +140,30 @@ def best(choices: Sequence[BandChoice]) -> BandChoice:
     if not choices:
         raise ValueError("there is no number of bands to choose from.")
     return min(choices, key=lambda choice: (choice.effective_rmse, choice.num_bands))
+
+
+def noise_multiplier(
+    scheme: SamplingScheme, epsilon: float, delta: float, cache_directory: pathlib.Path | None
+) -> float:
+    """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
+
+    Args:
+      scheme: How the batches are drawn.
+      epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+      cache_directory: Where it is kept between calls; None for nowhere.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    return factorization_cache.fetch_number(
+        cache_directory,
+        {"mechanism": "noise-multiplier", **scheme.to_dict(), "epsilon": epsilon, "delta": delta},
+        lambda: amplification.noise_multiplier(scheme, epsilon, delta),
+    )
 
 
 def banded_matrix(

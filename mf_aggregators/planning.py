@@ -335,35 +335,23 @@ def _with_sampling(
             )
             continue
         progress(f"banded {num_bands}, amplified")
-        choice = band_choice.compare(
-            setting.epsilon,
-            setting.delta,
+        scheme = sampling_schemes.create(
+            setting.sampling,
             num_rounds=rounds,
+            num_bands=num_bands,
             population=setting.population,
             clients_per_round=batch,
-            sampling=setting.sampling,
-            candidates=[num_bands],
-            cache_directory=cache_directory,
-        )[0]
-        yield dataclasses.replace(
-            _candidate(
-                setting,
-                "identity" if num_bands == 1 else "banded",
-                {} if num_bands == 1 else {"num_bands": num_bands},
-                band_choice.banded_matrix(rounds, num_bands, cache_directory),
-                single,
-                choice.noise_multiplier,
-                None,
-            ),
-            num_bands=num_bands,
-            sampling=sampling_schemes.create(
-                setting.sampling,
-                num_rounds=rounds,
-                num_bands=num_bands,
-                population=setting.population,
-                clients_per_round=batch,
-            ),
         )
+        candidate = _candidate(
+            setting,
+            "identity" if num_bands == 1 else "banded",
+            {} if num_bands == 1 else {"num_bands": num_bands},
+            band_choice.banded_matrix(rounds, num_bands, cache_directory),
+            single,
+            band_choice.noise_multiplier(scheme, setting.epsilon, setting.delta, cache_directory),
+            None,
+        )
+        yield dataclasses.replace(candidate, num_bands=num_bands, sampling=scheme)
     if rounds > _MOST_ROUNDS_OF_OPTIMAL:
         yield LeftOut("optimal", f"is optimised for at most {_MOST_ROUNDS_OF_OPTIMAL} rounds")
         return

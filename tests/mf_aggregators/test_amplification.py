@@ -183,18 +183,25 @@ def test_shuffling_amplifies_many_small_batches() -> None:
     assert found < three < 3.5 * found
 
 
-@pytest.mark.parametrize("sigma", [0.15, 0.0617, 0.05])
+@pytest.mark.parametrize("sigma", [0.15, 0.1, 0.0617, 0.01])
 def test_little_noise_is_little_privacy(sigma: float) -> None:
-    """Also where dp-accounting's interpolation gives up.
-
-    A client that is drawn shows itself beyond doubt, so that one query has a delta of about
-    the probability of being drawn, whatever epsilon.
-    """
+    """A client that is drawn shows itself: one query has a delta of about q, whatever epsilon."""
     scheme = PoissonSampling(16, 2, 1280, 10)
-    assert scheme.sampling_probability == pytest.approx(1 / 64)
     found = amplification.epsilon(scheme, sigma, 1e-6)
-    # Far below the typical loss when drawn, 1 / (2 sigma^2), nothing hides a client.
-    assert 0.5 / sigma**2 < found <= accounting.epsilon(sigma / math.sqrt(8), 1e-6)
+    without = accounting.epsilon(sigma / math.sqrt(8), 1e-6)
+    assert 0.5 / sigma**2 < found <= without
+    assert sigma >= 0.1 or found == without
+
+
+@pytest.mark.parametrize("target", [16.0, 100.0, 1e3, 1e5])
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_large_targets_need_little_noise_and_little_time(target: float, name: str) -> None:
+    scheme = sampling_schemes.create(
+        name, num_rounds=12, num_bands=12, population=12_000, clients_per_round=10
+    )
+    sigma = amplification.noise_multiplier(scheme, target, 1e-6)
+    assert 0.0 < sigma <= accounting.noise_multiplier(target, 1e-6) * (1 + 1e-9)
+    assert amplification.epsilon(scheme, sigma, 1e-6) <= target * (1 + 1e-3)
 
 
 def test_runs_are_composed() -> None:
