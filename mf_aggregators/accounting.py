@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 
-from mf_aggregators import amplification, sampling_schemes, validation
+from mf_aggregators import amplification, sampling_schemes
 from mf_aggregators.gaussian_accounting import (
     epsilon,
     epsilon_of_zcdp,
@@ -55,7 +55,7 @@ def amplified_epsilon(
     Args:
       noise_multiplier: Standard deviation of Z over (clip norm times the largest column
         norm of C); zero means no noise.
-      delta: At least 1e-12 and below 1.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
       num_rounds: The rounds n.
       num_bands: The bands b of C, 1 to n.
       population: The clients (or examples) m, at least B b.
@@ -94,7 +94,7 @@ def amplified_noise_multiplier(
 
     Args:
       epsilon: Above 0.
-      delta: At least 1e-12 and below 1.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
       num_rounds: The rounds n.
       num_bands: The bands b of C, 1 to n.
       population: The clients (or examples) m, at least B b.
@@ -159,7 +159,7 @@ def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float
     Args:
       events: What :func:`event` and :func:`amplified_event` returned, or any other event
         that dp-accounting's privacy loss distributions know.
-      delta: Above 0 and below 1.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
 
     Returns:
       The epsilon of the composition; infinity if one event has no noise.
@@ -167,8 +167,8 @@ def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float
     Raises:
       ValueError: If delta is out of its range, or an event cannot be composed so.
     """
-    delta = validation.delta(delta)
     composed = dp_events.ComposedDpEvent(list(events))
+    delta = amplification.safe_delta(delta, _compositions(composed))
     if not pld_privacy_accountant.PLDAccountant().supports(composed):
         raise ValueError(
             f"{composed} cannot be composed by privacy loss distributions; compose such events "
@@ -176,3 +176,12 @@ def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float
         )
     accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
     return float(accountant.get_epsilon(delta))
+
+
+def _compositions(event: dp_events.DpEvent) -> int:
+    """How many mechanisms an event composes."""
+    if isinstance(event, dp_events.SelfComposedDpEvent):
+        return int(event.count) * _compositions(event.event)
+    if isinstance(event, dp_events.ComposedDpEvent):
+        return sum(_compositions(each) for each in event.events)
+    return 1

@@ -62,8 +62,17 @@ _LEAST_NOISE_MULTIPLIER = 0.1
 # A first search for a noise multiplier takes intervals so many times as large.
 _COARSER = 10.0
 
-# Composition by Fourier transforms has errors of about 1e-15 in delta.
+# The grid has no more points than this, whatever is asked for.
+_MOST_POINTS = 500_000
+
+# dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
+# masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
+# taken off delta, and a delta that is not well above it is refused.
+_ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
+
+# dp-accounting's Renyi bound for subsets cancels where there is more noise than this.
+_LARGEST_NOISE_OF_SUBSETS = 1e6
 
 # Points of the grid of local deltas over which the bound for shuffling is minimised.
 _LOCAL_DELTAS = 24
@@ -76,7 +85,7 @@ def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> fl
       scheme: How the batches were drawn.
       noise_multiplier: Standard deviation of Z over (clip norm times the largest column
         norm of C); zero means no noise.
-      delta: At least 1e-12 and below 1.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
 
     Returns:
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
@@ -85,11 +94,11 @@ def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> fl
       ValueError: If an argument is out of its range.
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    delta = _checked_delta(delta)
+    less = safe_delta(delta, _participations(scheme))
     unamplified = gaussian_accounting.epsilon(_unamplified_multiplier(scheme, sigma), delta)
     if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
         return unamplified
-    return min(unamplified, _amplified_epsilon(scheme, sigma, delta))
+    return min(unamplified, _amplified_epsilon(scheme, sigma, less))
 
 
 def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> float:
@@ -98,7 +107,7 @@ def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> fl
     Args:
       scheme: How the batches are drawn.
       epsilon: Above 0.
-      delta: At least 1e-12 and below 1.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
 
     Returns:
       The noise multiplier, relative to the largest column norm of C.
@@ -108,7 +117,7 @@ def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> fl
         target.
     """
     target = validation.positive_number(epsilon, "epsilon")
-    delta = _checked_delta(delta)
+    less = safe_delta(delta, _participations(scheme))
     # What suffices without amplification always suffices.
     enough = gaussian_accounting.noise_multiplier(target, delta) * math.sqrt(
         _participations(scheme)
@@ -118,12 +127,12 @@ def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> fl
             return enough
         # Fine intervals take time where there is little noise: they only polish.
         interval = _interval_for(target)
-        near = _smallest(_poisson_excess(scheme, target, delta, _COARSER * interval), enough, 1.5)
-        return _smallest(_poisson_excess(scheme, target, delta, interval), near, 1.001)
+        near = _smallest(_poisson_excess(scheme, target, less, _COARSER * interval), enough, 1.5)
+        return _smallest(_poisson_excess(scheme, target, less, interval), near, 1.001)
 
     def excess(log_sigma: float) -> float:
         # Infinite values have no place in a search for a root.
-        return min(_amplified_epsilon(scheme, math.exp(log_sigma), delta), 1e6) - target
+        return min(_amplified_epsilon(scheme, math.exp(log_sigma), less), 1e6) - target
 
     return _smallest(excess, enough, 1.5)
 
@@ -213,6 +222,11 @@ def _interval_for(epsilon: float) -> float:
     return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
+def _finest_interval(sigma: float) -> float:
+    """The interval that puts the largest losses at the end of the largest grid."""
+    return (0.5 / sigma**2 + 12.0 / sigma) / _MOST_POINTS
+
+
 def _poisson_excess(
     scheme: PoissonSampling, target: float, delta: float, interval: float
 ) -> Callable[[float], float]:
@@ -228,7 +242,7 @@ def _poisson_loss(
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     return privacy_loss_distribution.from_gaussian_mechanism(
         sigma,
-        value_discretization_interval=interval,
+        value_discretization_interval=max(interval, _finest_interval(sigma)),
         sampling_prob=scheme.sampling_probability,
     ).self_compose(scheme.most_participations)
 
@@ -238,7 +252,7 @@ def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> flo
     while True:
         found = float(_poisson_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
         needed = _interval_for(found)
-        if interval <= 2.0 * needed:
+        if interval <= 2.0 * max(needed, _finest_interval(sigma)):
             return found
         interval = needed
 
@@ -247,7 +261,7 @@ def _fixed_size_epsilon(scheme: FixedSizeSampling, sigma: float, delta: float) -
     accountant = rdp_privacy_accountant.RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
-    accountant.compose(event(scheme, sigma))
+    accountant.compose(event(scheme, min(sigma, _LARGEST_NOISE_OF_SUBSETS)))
     return float(accountant.get_epsilon(delta))
 
 
@@ -293,11 +307,26 @@ def _clones(
     return amplified, failure
 
 
-def _checked_delta(delta: float) -> float:
+def safe_delta(delta: float, compositions: int) -> float:
+    """Returns delta less what composition by Fourier transforms may lose to rounding.
+
+    Args:
+      delta: Of the guarantee.
+      compositions: How many mechanisms are composed.
+
+    Returns:
+      A delta below the given one, for which epsilon is to be found.
+
+    Raises:
+      ValueError: If delta is not between 0 and 1, or so small that rounding is no small part
+        of it.
+    """
     delta = validation.delta(delta)
-    if delta < _SMALLEST_DELTA:
+    rounding = _ROUNDING_PER_COMPOSITION * compositions
+    smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
+    if delta < smallest:
         raise ValueError(
-            f"delta must be at least {_SMALLEST_DELTA:g} for amplified guarantees, which are "
-            f"computed by Fourier transforms, found {delta}."
+            f"delta must be at least {smallest:.3g} for a composition of {compositions} "
+            f"mechanisms, which is computed by Fourier transforms, found {delta:g}."
         )
-    return delta
+    return delta - rounding

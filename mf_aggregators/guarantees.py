@@ -105,8 +105,8 @@ class RealisedParticipation:
       separation: The smallest distance |i - j| between two participations of one
         client; None if none took part twice.
       max_participations: The largest number of participations of one client.
-      keeps_sampling: Whether a data sampler drew every batch, and the record agrees with
-        its scheme; None where no data sampler was planned.
+      keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
+        was planned. Only who holds the sampler's seed can know it, and must have compared.
     """
 
     num_rounds: int
@@ -359,6 +359,45 @@ def worst_client(
         rounds=worst.rounds,
         sensitivity=worst.sensitivity,
         epsilon=accounting.epsilon(multiplier, plan.delta),
+    )
+
+
+def widened(
+    plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
+) -> Guarantee:
+    """Returns a guarantee for a run that broke its plan, however it went on.
+
+    It is for all rounds of the factorization, the smaller of the planned and the realised
+    separation and the larger number of participations, without amplification, and so
+    never better than the planned one.
+
+    Args:
+      plan: What was planned; it fixes the noise.
+      factorization: What made the noise.
+      took_place: What happened so far.
+
+    Returns:
+      The guarantee.
+    """
+    rounds = factorization.num_rounds
+    planned_separation = (
+        rounds
+        if isinstance(plan.participation, SingleParticipation)
+        else plan.participation.separation
+    )
+    most = max(plan.participation.most_participations(rounds), took_place.max_participations, 1)
+    schema = MinSeparation(min(planned_separation, took_place.separation or rounds), most)
+    bound = factorization.sensitivity(schema)
+    multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+    return Guarantee(
+        participation=schema,
+        num_rounds=rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=multiplier,
+        zcdp_rho=accounting.zcdp_rho(multiplier),
+        epsilon=accounting.epsilon(multiplier, plan.delta),
+        delta=plan.delta,
     )
 
 

@@ -32,14 +32,16 @@ class ParticipationRecord:
     num_rounds: int
 
 
-def load(path: str | os.PathLike[str]) -> ParticipationRecord:
+def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
     """Reads a record.
 
     Args:
       path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds
         as ``rounds[offsets[i]:offsets[i + 1]]``; or a text file of ``client,round`` lines, of
-        which the first may be a heading. There the last round in the file is taken to be
-        the last that was released.
+        which the first may be a heading.
+      num_rounds: The rounds that were released, for a text file, which does not say it.
+        More than there were is safe, and fewer are not: what a client contributed is in
+        later rounds too.
 
     Returns:
       The record.
@@ -51,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> ParticipationRecord:
     try:
         if file.suffix == ".npz":
             return _from_archive(file)
-        return _from_text(file)
+        return _from_text(file, num_rounds)
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror}.") from error
 
@@ -75,7 +77,7 @@ def _from_archive(file: pathlib.Path) -> ParticipationRecord:
     )
 
 
-def _from_text(file: pathlib.Path) -> ParticipationRecord:
+def _from_text(file: pathlib.Path, num_rounds: int) -> ParticipationRecord:
     of_client: dict[str, list[int]] = {}
     try:
         with file.open(encoding="utf-8", newline="") as lines:
@@ -96,9 +98,7 @@ def _from_text(file: pathlib.Path) -> ParticipationRecord:
     if not of_client:
         raise RecordError(f"{file} holds no participation.")
     rounds = tuple(np.sort(np.asarray(found, np.int64)) for found in of_client.values())
-    return ParticipationRecord(
-        tuple(of_client), rounds, 1 + max(int(found[-1]) for found in rounds)
-    )
+    return ParticipationRecord(tuple(of_client), rounds, num_rounds)
 
 
 def _is_round(text: str) -> bool:

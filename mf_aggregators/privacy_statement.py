@@ -59,6 +59,7 @@ class PrivacyStatement:
       worst_client: The client whose own participations changed the output most; None if
         that is not known. Its epsilon is at most that of ``realised``, which is for every
         pattern of the realised separation and number of participations.
+      widened: For a run that broke its plan, what ``guarantees.widened`` returned.
     """
 
     facts: RunFacts
@@ -66,6 +67,7 @@ class PrivacyStatement:
     took_place: RealisedParticipation | None = None
     realised: Guarantee | None = None
     worst_client: WorstClient | None = None
+    widened: Guarantee | None = None
 
     @property
     def status(self) -> str:
@@ -88,12 +90,17 @@ class PrivacyStatement:
         A run that kept its plan satisfies the planned guarantee, finished or not, because
         fewer rounds are a part of all. The realised one may be better; for a run that was
         stopped it holds only if the data had no part in the decision to stop, so it is not
-        what is stated. A run that broke its plan earned the realised guarantee.
+        what is stated. A finished run that broke its plan earned the realised guarantee,
+        and one that was stopped, or whose realised guarantee is the better one, the
+        widened: never more than was planned.
         """
         if self.realised is None:
             return self.plan
         if not self.keeps_plan:
-            return self.realised
+            is_weaker = self.realised.epsilon >= self.plan.epsilon
+            if self.status == "finished" and is_weaker:
+                return self.realised
+            return self.widened or (self.realised if is_weaker else self.plan)
         if self.status == "interrupted":
             return self.plan
         return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)
@@ -112,18 +119,18 @@ class PrivacyStatement:
         if self.keeps_plan is False and self.plan.sampling is None:
             found.append(
                 "The participations that took place break the planned schema: the planned "
-                "guarantee does not hold, and the realised one is what the run earned."
+                "guarantee does not hold."
             )
         elif self.keeps_plan is False:
             found.append(
                 "The batches that took place were not drawn by the planned sampling scheme: "
-                "nothing is amplified, and the realised guarantee is what the run earned."
+                "nothing is amplified."
             )
-        if self.status == "interrupted" and self.keeps_plan and self.plan.noise_multiplier > 0.0:
+        if self.status == "interrupted" and self.plan.noise_multiplier > 0.0:
             found.append(
-                "The run was stopped early. Its realised guarantee is smaller than the "
-                "planned one because fewer rounds were released; it holds only if neither the "
-                "data nor what was released had a part in the decision to stop."
+                "The run was stopped early. Its realised guarantee is for fewer rounds than "
+                "planned; it holds only if neither the data nor what was released had a part in "
+                "the decision to stop."
             )
         if self.realised is not None and not self.realised.sensitivity_is_exact:
             found.append(
@@ -145,6 +152,7 @@ class PrivacyStatement:
             **dataclasses.asdict(self.facts),
             "planned": self.plan.to_dict(),
             "earned": self.earned.to_dict(),
+            "widened": None if self.widened is None else self.widened.to_dict(),
             "realised": None if self.realised is None else self.realised.to_dict(),
             "realised_participation": (
                 None
@@ -339,8 +347,9 @@ _VERIFIED_TIMERS = """\
 
 _VERIFIED_SAMPLING = """\
 `participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
-   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches:
-   towards whoever knows who was drawn nothing is amplified."""
+   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, of
+   which `metrics.csv` shows those that are empty: towards whoever knows who was drawn nothing is
+   amplified."""
 
 _MARKDOWN = """\
 # Privacy statement

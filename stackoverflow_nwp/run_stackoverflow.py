@@ -234,9 +234,14 @@ def _realised(
     record = ParticipationRecord(
         ledger.client_ids, tuple(ledger.rounds_of_clients()), ledger.num_rounds
     )
+    planned = statement.plan
+    keeps_plan = guarantees.keeps_plan(planned.sampling or planned.participation, took_place)
     return dataclasses.replace(
         statement,
         took_place=took_place,
+        widened=(
+            None if keeps_plan else guarantees.widened(planned, plan.factorization, took_place)
+        ),
         realised=guarantees.realised(statement.plan, plan.factorization, took_place),
         # Of a sampled run, who was drawn is a secret that the statement must not tell.
         worst_client=(

@@ -61,6 +61,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "client,round lines (rounds from 0). Adds the guarantee that follows from it.",
         flag_values=values,
     )
+    flags.DEFINE_integer(
+        "released_rounds",
+        None,
+        "How many rounds a run of a text --ledger released; default: all of the checkpoint.",
+        flag_values=values,
+    )
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
     mechanism_flags.define_privacy(values)
@@ -73,7 +79,7 @@ def main(values: flags.FlagValues) -> None:
         values.figure is None or values.figure.endswith(".png"),
         f"--figure must name a .png file, found {values.figure}.",
     )
-    for name in ("model_size", "clients_per_round"):
+    for name in ("model_size", "clients_per_round", "released_rounds"):
         if getattr(values, name) is not None:
             validation.positive_integer(getattr(values, name), f"--{name}")
     start = time.monotonic()
@@ -142,7 +148,7 @@ def main(values: flags.FlagValues) -> None:
             f"adjacency), if every client keeps to: {schema}."
         )
     if realised is not None:
-        text += f"\n\n{_realised_text(realised, values.delta)}"
+        text += f"\n\n{_realised_text(realised, factorization.num_rounds, values.delta)}"
     command_line.print_result(values, fields, text)
 
 
@@ -158,7 +164,9 @@ def _realised(
     multiplier: float,
 ) -> dict[str, Any]:
     """The guarantee of what took place, by the ledger."""
-    record = participation_records.load(values.ledger)
+    record = participation_records.load(
+        values.ledger, values.released_rounds or factorization.num_rounds
+    )
     took_place = guarantees.realised_participation(record.rounds_of_clients, record.num_rounds)
     plan = guarantees.planned(factorization, schema, multiplier, values.delta)
     guarantee = guarantees.realised(plan, factorization, took_place)
@@ -181,11 +189,16 @@ def _realised(
     }
 
 
-def _realised_text(fields: dict[str, Any], delta: float) -> str:
+def _realised_text(fields: dict[str, Any], num_rounds: int, delta: float) -> str:
     guarantee = (
         f"What took place gives ({fields['realised_epsilon']:.4g}, {delta:g})-DP, by its smallest "
         "separation and its largest number of participations."
     )
+    if fields["realised_num_rounds"] < num_rounds:
+        guarantee += (
+            f" Only {fields['realised_num_rounds']} of {num_rounds} rounds were released: that "
+            "helps only if neither the data nor what was released had a part in stopping."
+        )
     if fields["keeps_plan"]:
         return guarantee
     return (

@@ -204,6 +204,36 @@ def test_large_targets_need_little_noise_and_little_time(target: float, name: st
     assert amplification.epsilon(scheme, sigma, 1e-6) <= target * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("compositions", [1, 100, 10_000, 100_000])
+@pytest.mark.parametrize("total", [0.3, 1.0, 5.0])
+def test_many_compositions_lose_nothing_to_rounding(compositions: int, total: float) -> None:
+    """Nobody is sampled out, so that the truth is one Gaussian; at the smallest delta allowed.
+
+    dp-accounting's transforms alone fall below it: by 0.05 of 27.9 for 10^5 compositions,
+    total 0.3 and delta 3e-12.
+    """
+    scheme = PoissonSampling(compositions, 1, 10, 10)
+    delta = max(1e-12, 4.001e-15 * compositions)
+    found = amplification._poisson_epsilon(
+        scheme, total * math.sqrt(compositions), amplification.safe_delta(delta, compositions)
+    )
+    assert found >= accounting.epsilon(total, delta) * (1 - 1e-9)
+
+
+def test_deltas_that_rounding_may_hide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least 4e-11 for a composition of 10000"):
+        amplification.epsilon(PoissonSampling(10_000, 1, 100_000, 300), 0.75, 1e-12)
+    event = dp_accounting.SelfComposedDpEvent(accounting.event(100.0), 20_000)
+    with pytest.raises(ValueError, match="composition of 20001"):
+        accounting.composed_epsilon([event, accounting.event(3.0)], 1e-11)
+
+
+def test_grids_stay_small() -> None:
+    """One query with hardly any chance of being in it: epsilon is almost nothing."""
+    assert amplification.epsilon(PoissonSampling(1, 1, 2000, 1), 1.0, 1e-6) < 0.2
+    assert amplification.epsilon(PoissonSampling(1, 1, 1000, 1), 0.2, 1e-3) < 1.0
+
+
 def test_runs_are_composed() -> None:
     """Two unamplified runs are one of both squared sensitivities; sampled runs add to them."""
     together = accounting.composed_epsilon([accounting.event(3.0), accounting.event(4.0)], 1e-5)

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting, amplification, guarantees, workloads
 from mf_aggregators.factorizations import banded, blt, identity, tree_aggregation
 from mf_aggregators.guarantees import RealisedParticipation
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
 from mf_aggregators.sampling_schemes import PoissonSampling
 
 _DELTA = 1e-5
@@ -190,3 +195,34 @@ def test_guarantees_compose() -> None:
     assert accounting.composed_epsilon([plan.event(), nothing.event()], _DELTA) == pytest.approx(
         plan.epsilon, abs=1e-3
     )
+
+
+@given(
+    st.lists(st.integers(0, 11), unique=True, max_size=6).map(sorted),
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.integers(1, 12),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_widened_guarantee_is_never_the_better_one(
+    rounds: list[int], separation: int, most: int, released: int
+) -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    schemas: list[Participation] = [MinSeparation(separation, most), SingleParticipation()]
+    for participation in schemas:
+        plan = guarantees.planned(factorization, participation, 1.0, _DELTA)
+        kept = [i for i in rounds if i < released]
+        took_place = guarantees.realised_participation([kept], released)
+        widened = guarantees.widened(plan, factorization, took_place)
+        assert widened.epsilon >= plan.epsilon * (1 - 1e-9)
+        realised = guarantees.realised(plan, factorization, took_place)
+        assert widened.epsilon >= realised.epsilon * (1 - 1e-9)
+
+
+def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    took_place = RealisedParticipation(2, 5, None, 1, keeps_sampling=False)
+    widened = guarantees.widened(plan, factorization, took_place)
+    assert widened.sampling is None
+    assert widened.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)

@@ -14,7 +14,7 @@ def test_the_ledger_of_a_run_is_read(tmp_path: pathlib.Path) -> None:
         ("ada", "bo", "cy"), (np.array([0, 2]), np.array([1]), np.array([0]))
     )
     ledger.save(tmp_path / "participation.npz")
-    record = participation_records.load(tmp_path / "participation.npz")
+    record = participation_records.load(tmp_path / "participation.npz", 99)
     assert record.client_ids == ("ada", "bo", "cy")
     assert [list(rounds) for rounds in record.rounds_of_clients] == [[0, 2], [1], [0]]
     assert record.num_rounds == 3
@@ -24,10 +24,10 @@ def test_the_ledger_of_a_run_is_read(tmp_path: pathlib.Path) -> None:
 def test_text_is_read(tmp_path: pathlib.Path, heading: str) -> None:
     file = tmp_path / "rounds.csv"
     file.write_text(f"{heading}ada,4\nbo, 0\n\nada,1\n")
-    record = participation_records.load(file)
+    record = participation_records.load(file, 6)
     assert record.client_ids == ("ada", "bo")
     assert [list(rounds) for rounds in record.rounds_of_clients] == [[1, 4], [0]]
-    assert record.num_rounds == 5
+    assert record.num_rounds == 6
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ def test_text_that_is_no_record_is_refused(
     file = tmp_path / "rounds.csv"
     file.write_text(contents)
     with pytest.raises(participation_records.RecordError, match=message):
-        participation_records.load(file)
+        participation_records.load(file, 6)
 
 
 def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "participation.npz"
     with pytest.raises(participation_records.RecordError, match="No such file"):
-        participation_records.load(file)
+        participation_records.load(file, 6)
     ledger = ParticipationLedger(("ada", "bo"), (np.array([0, 1]),))
     ledger.save(file)
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(participation_records.RecordError, match="cannot be read"):
-        participation_records.load(file)
+        participation_records.load(file, 6)
     np.savez(
         file,
         client_ids=np.array(["ada"]),
@@ -68,4 +68,4 @@ def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
         num_rounds=np.array(4),
     )
     with pytest.raises(participation_records.RecordError, match="do not fit together"):
-        participation_records.load(file)
+        participation_records.load(file, 6)

@@ -96,6 +96,28 @@ def test_a_broken_plan_is_the_first_thing_said() -> None:
     assert statement.earned == statement.realised
 
 
+@pytest.mark.parametrize("rounds", [[0, 1], [0, 2], [0, 1, 3]])
+def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> None:
+    """Nor for having few participations: the weaker of what was planned and what happened."""
+    for num_rounds in (4, 10):
+        statement = _statement(rounds, num_rounds=num_rounds)
+        assert statement.keeps_plan is False
+        realised = statement.realised
+        assert realised is not None
+        widened = guarantees.widened(
+            statement.plan, identity(10), guarantees.realised_participation([rounds], num_rounds)
+        )
+        statement = dataclasses.replace(statement, widened=widened)
+        # Three participations were planned: the square root of three for independent noise.
+        assert widened.sensitivity == pytest.approx(3**0.5)
+        assert statement.earned.epsilon >= statement.plan.epsilon * (1 - 1e-9)
+        assert statement.earned.epsilon >= realised.epsilon * (1 - 1e-9)
+        if num_rounds == 4:
+            assert any("decision to stop" in warning for warning in statement.warnings)
+        unknown = dataclasses.replace(statement, widened=None)
+        assert unknown.earned.epsilon >= statement.plan.epsilon * (1 - 1e-9)
+
+
 def test_no_noise_and_fixed_seeds_are_not_private() -> None:
     silent = _statement([0], multiplier=0.0)
     assert silent.to_dict()["is_private"] is False

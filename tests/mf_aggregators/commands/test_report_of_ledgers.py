@@ -79,7 +79,7 @@ def test_a_run_that_broke_its_plan(
     ("lines", "message"),
     [
         ("ada,0\nada,0\n", "broken"),
-        ("ada,12\n", "13 rounds were released"),
+        ("ada,12\n", "12 rounds were released"),
         ("ada\n", "line 1"),
     ],
 )
@@ -95,6 +95,21 @@ def test_ledgers_that_cannot_be_true_are_refused(
     assert out == ""
     assert message in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_rounds_without_the_client_count_as_released(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a client contributed in round 0 is in the noise-hidden sums of rounds 1 to 3 too."""
+    ledger = _ledger(tmp_path, "ada,0\n")
+    _, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    assert fields["realised_num_rounds"] == 12
+    assert fields["realised_sensitivity"] == pytest.approx(1.0)
+    _, out, _ = _call(capsys, checkpoint, ledger, "--released_rounds=1", "--format=json")
+    assert json.loads(out)["realised_sensitivity"] < 0.99
+    _, out, _ = _call(capsys, checkpoint, ledger, "--released_rounds=1")
+    assert "Only 1 of 12 rounds were released" in out
 
 
 def test_the_effective_error_is_that_of_the_average(
