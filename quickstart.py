@@ -49,9 +49,9 @@ CHECKS = (
     ("mypy",),
 )
 
-# Files of tests are shared out among the cores; more processes than four would need more memory
+# Tests are shared out among the cores; more processes than four would need more memory
 # than they save time.
-PYTEST = ("pytest", "-q", "--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile")
+PYTEST = ("pytest", "-q", "--numprocesses=logical", "--maxprocesses=4", "--dist=worksteal")
 
 
 class SetupError(Exception):

@@ -196,6 +196,7 @@ class PrivacyStatement:
             clip_norm=f"{self.facts.clip_norm:g}",
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
+            together=_TOGETHER_SAMPLED if self.plan.sampling else _TOGETHER,
             unit=_UNIT_OF_SAMPLING if self.plan.sampling else _UNIT_OF_TIMERS,
             accounting=_accounting(self.plan),
             assumption=_assumption(self.plan),
@@ -332,6 +333,13 @@ _SAMPLED_ACCOUNTING: Mapping[type, str] = {
     ),
 }
 
+_TOGETHER = """\
+All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
+
+_TOGETHER_SAMPLED = """\
+Each participation of a client is one Gaussian mechanism on the rounds that it changes,
+     which are those of no other participation of that client."""
+
 _UNIT_OF_TIMERS = """\
 One client with all its examples, whatever they are and however many. It covers
      well-behaved clients, those that keep to their participation timer; others do not change the
@@ -374,8 +382,7 @@ _MARKDOWN = """\
      a client.
 3. **Accounting.**
    - *Mechanism.* {mechanism}. Each client's update is clipped to an L2 norm of {clip_norm}; a
-     round's sum gets the round's row of C^-1 Z, with Gaussian Z. All rounds together are one
-     Gaussian mechanism, also with updates that depend on earlier rounds.
+     round's sum gets the round's row of C^-1 Z, with Gaussian Z. {together}
    - *Type of accounting.* {accounting}
      Floating-point samples stand for real ones: attacks on their rounding are not covered.
    - *Assumption.* {assumption}
