@@ -7,12 +7,20 @@ error L(b) of the best matrix of b bands with equal column norms.
 """
 
 import dataclasses
+import hashlib
+import inspect
 import pathlib
 from collections.abc import Sequence
 
 import tqdm
 
-from mf_aggregators import amplification, factorization_cache, sampling_schemes, workloads
+from mf_aggregators import (
+    amplification,
+    factorization_cache,
+    gaussian_accounting,
+    sampling_schemes,
+    workloads,
+)
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import SingleParticipation
@@ -161,7 +169,13 @@ def noise_multiplier(
     """
     return factorization_cache.fetch_number(
         cache_directory,
-        {"mechanism": "noise-multiplier", **scheme.to_dict(), "epsilon": epsilon, "delta": delta},
+        {
+            "mechanism": "noise-multiplier",
+            **scheme.to_dict(),
+            "epsilon": epsilon,
+            "delta": delta,
+            "accounting": _accounting_fingerprint(),
+        },
         lambda: amplification.noise_multiplier(scheme, epsilon, delta),
     )
 
@@ -196,3 +210,10 @@ def banded_matrix(
             workloads.prefix_sum(num_rounds), num_bands, relative_gap=RELATIVE_GAP
         ),
     )
+
+
+def _accounting_fingerprint() -> str:
+    """Tells versions of the accounting apart, so that no mended one serves old numbers."""
+    sources = (amplification, gaussian_accounting, sampling_schemes)
+    contents = "".join(inspect.getsource(module) for module in sources)
+    return hashlib.sha256(contents.encode()).hexdigest()[:16]
