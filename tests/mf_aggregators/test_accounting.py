@@ -66,21 +66,6 @@ def test_the_epsilons_of_denisov_et_al(multiplier: float, printed: float, exact:
     assert default.get_epsilon(1e-6) <= integers.get_epsilon(1e-6) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "printed"),
-    [(1.0, 4.76079), (2.0, 2.51352), (4.0, 1.34498), (8.0, 0.73579), (16.0, 0.41539)],
-)
-def test_noise_multipliers_of_a_matrix_for_other_participations(
-    epsilon: float, printed: float
-) -> None:
-    """BandMF Table 4, multi-epoch: of sensitivity 1 in fixed order, and 1.12690 under 342-min-sep.
-
-    All five printed noise multipliers are the plain ones times that one sensitivity.
-    """
-    ratio = printed / accounting.noise_multiplier(epsilon, 1e-6)
-    assert ratio == pytest.approx(4.76079 / 4.22468, rel=3e-5)
-
-
 @pytest.mark.parametrize("multiplier", [0.3, 0.7, 1.5, 6.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
 def test_agreement_with_discretized_privacy_loss(multiplier: float, delta: float) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mf_aggregators import accounting
 from mf_aggregators.factorizations import (
     Factorization,
     banded,
@@ -16,6 +17,8 @@ _WORKLOAD = Workload("prefix_sum", 2052)
 _SINGLE = SingleParticipation()
 _EPOCHS = FixedEpochOrder(6, 342)
 _APART = MinSeparation(342, 6)
+# Of multi-epoch MF in BandMF Table 4, by epsilon at delta 1e-6.
+_NOISE_MULTIPLIERS = {1.0: 4.76079, 2.0: 2.51352, 4.0: 1.34498, 8.0: 0.73579, 16.0: 0.41539}
 # Of the squared error: a tenth of the last printed digit.
 _CLOSE = 2e-3
 
@@ -66,6 +69,11 @@ def test_equal_column_norms_of_the_optimum(best_rmse: float) -> None:
         _WORKLOAD.matrix(), _EPOCHS, equal_column_norms=True, relative_gap=_CLOSE
     )
     _check(factorization, (0.41, 1.13, 1.01, 1.14), best_rmse)
+    # Table 4 scales it to sensitivity 1 under _EPOCHS, and needs more noise under _APART.
+    ratio = factorization.sensitivity(_APART).value / factorization.sensitivity(_EPOCHS).value
+    for epsilon, printed in _NOISE_MULTIPLIERS.items():
+        found = ratio * accounting.noise_multiplier(epsilon, 1e-6)
+        assert found == pytest.approx(printed, rel=1e-3)
 
 
 @pytest.mark.parametrize(
