@@ -92,7 +92,7 @@ class PrivacyStatement:
         stopped it holds only if the data had no part in the decision to stop, so it is not
         what is stated. A finished run that broke its plan earned the realised guarantee,
         and one that was stopped, or whose realised guarantee is the better one, the
-        widened: never more than was planned.
+        widened, which is never the better of it and the planned one.
         """
         if self.realised is None:
             return self.plan

@@ -7,6 +7,8 @@ which keeps both its participation schema and its use of noise rows intact.
 
 import numpy as np
 
+from mf_aggregators.participation import MinSeparation, check_population
+
 
 class TooFewEligibleClientsError(ValueError):
     """Fewer clients may join a round than its cohort needs."""
@@ -58,12 +60,9 @@ def check_feasible(
 ) -> None:
     """Checks before a run what every round needs to find enough eligible clients.
 
-    A client that took part in one of the last ``separation - 1`` rounds, or as often as it
-    may, cannot join. In the worst case all places of those rounds went to different
-    clients, so a round is certain to be filled if the clients outnumber ``separation``
-    cohorts; and ``num_rounds`` cohorts need as many places as clients have participations.
-    With as many participations as fit, this is sufficient; with fewer, a late round may
-    still find too few clients, and the run stops there.
+    What ``mf_aggregators.participation.check_population`` checks, for cohorts under
+    participation timers: with fewer participations than fit, a late round may still find too
+    few clients, and the run stops there.
 
     Args:
       num_clients: The population.
@@ -75,18 +74,8 @@ def check_feasible(
     Raises:
       TooFewEligibleClientsError: If some round cannot be filled whatever is drawn.
     """
-    within_timer = min(separation, num_rounds) * cohort_size
-    if within_timer > num_clients:
-        raise TooFewEligibleClientsError(
-            f"{num_clients} clients cannot fill rounds of {cohort_size} with "
-            f"{separation} rounds between participations: {within_timer} would be needed. Use at "
-            f"most {max(1, num_clients // max(1, min(separation, num_rounds)))} clients per round "
-            f"or a separation of at most {max(1, num_clients // cohort_size)}."
-        )
-    if num_rounds * cohort_size > num_clients * max_participations:
-        raise TooFewEligibleClientsError(
-            f"{num_rounds} rounds of {cohort_size} clients need "
-            f"{num_rounds * cohort_size} participations, and {num_clients} clients of at most "
-            f"{max_participations} each have {num_clients * max_participations}. Use fewer "
-            "rounds, fewer clients per round or more participations per client."
-        )
+    schema = MinSeparation(separation, max_participations)
+    try:
+        check_population(schema, num_rounds, num_clients, cohort_size)
+    except ValueError as error:
+        raise TooFewEligibleClientsError(str(error)) from None

@@ -1,7 +1,6 @@
 """mf-plan as scripts and people use it."""
 
 import ast
-import importlib.util
 import json
 import math
 import pathlib
@@ -175,8 +174,6 @@ def test_printed_commands_run(
 def test_the_aggregator_is_made(
     capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
 ) -> None:
-    if importlib.util.find_spec("tensorflow_federated") is None:
-        pytest.skip("TensorFlow Federated is not installed.")
     output = tmp_path / "it's a plan"
     fields = _planned(capsys, cache, f"--output={output}")
     *run, aggregator = fields["commands"]
