@@ -59,7 +59,11 @@ class PrivacyStatement:
       worst_client: The client whose own participations changed the output most; None if
         that is not known. Its epsilon is at most that of ``realised``, which is for every
         pattern of the realised separation and number of participations.
-      widened: For a run that broke its plan, what ``guarantees.widened`` returned.
+      widened: What ``guarantees.widened`` returned, for a run that broke its plan; None for
+        others.
+
+    Raises:
+      ValueError: If a run that broke its plan has no widened guarantee.
     """
 
     facts: RunFacts
@@ -68,6 +72,13 @@ class PrivacyStatement:
     realised: Guarantee | None = None
     worst_client: WorstClient | None = None
     widened: Guarantee | None = None
+
+    def __post_init__(self) -> None:
+        if self.keeps_plan is False and self.widened is None:
+            raise ValueError(
+                "a run that broke its plan needs its widened guarantee: the planned one does not "
+                "hold, and the realised one may be better than it."
+            )
 
     @property
     def status(self) -> str:
@@ -100,7 +111,8 @@ class PrivacyStatement:
             is_weaker = self.realised.epsilon >= self.plan.epsilon
             if self.status == "finished" and is_weaker:
                 return self.realised
-            return self.widened or (self.realised if is_weaker else self.plan)
+            assert self.widened is not None
+            return self.widened
         if self.status == "interrupted":
             return self.plan
         return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)

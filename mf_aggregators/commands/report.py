@@ -171,8 +171,10 @@ def _realised(
     plan = guarantees.planned(factorization, schema, multiplier, values.delta)
     guarantee = guarantees.realised(plan, factorization, took_place)
     worst = guarantees.worst_client(plan, factorization, record)
+    keeps_plan = guarantees.keeps_plan(schema, took_place)
+    widened = None if keeps_plan else guarantees.widened(plan, factorization, took_place)
     return {
-        "keeps_plan": guarantees.keeps_plan(schema, took_place),
+        "keeps_plan": keeps_plan,
         "realised_num_rounds": took_place.num_rounds,
         "realised_num_clients": took_place.num_clients,
         "realised_separation": took_place.separation,
@@ -182,6 +184,7 @@ def _realised(
         "realised_noise_multiplier": guarantee.noise_multiplier,
         "realised_zcdp_rho": guarantee.zcdp_rho,
         "realised_epsilon": guarantee.epsilon,
+        "widened_epsilon": None if widened is None else widened.epsilon,
         "worst_client": None if worst is None else worst.client_id,
         "worst_client_rounds": None if worst is None else list(worst.rounds),
         "worst_client_sensitivity": None if worst is None else worst.sensitivity,
@@ -202,8 +205,9 @@ def _realised_text(fields: dict[str, Any], num_rounds: int, delta: float) -> str
     if fields["keeps_plan"]:
         return guarantee
     return (
-        f"WARNING: the ledger breaks the schema that is declared, whose guarantee does not hold. "
-        f"{guarantee}"
+        "WARNING: the ledger breaks the schema that is declared, whose guarantee does not hold. "
+        f"{guarantee} Whatever else might have happened within that separation, and the larger of "
+        f"both numbers of participations: ({fields['widened_epsilon']:.4g}, {delta:g})-DP."
     )
 
 

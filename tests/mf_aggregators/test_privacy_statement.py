@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mf_aggregators import guarantees, sampling_schemes, workloads
-from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.factorizations import Factorization, banded, identity
 from mf_aggregators.guarantees import RealisedParticipation, WorstClient
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy_statement import PrivacyStatement, RunFacts
@@ -24,8 +24,23 @@ def _statement(
     if rounds_of_client is None:
         return PrivacyStatement(facts, plan)
     took_place = guarantees.realised_participation([rounds_of_client], num_rounds)
-    realised = guarantees.realised(plan, factorization, took_place)
-    return PrivacyStatement(facts, plan, took_place, realised)
+    return _ended(facts, plan, factorization, took_place)
+
+
+def _ended(
+    facts: RunFacts,
+    plan: guarantees.Guarantee,
+    factorization: Factorization,
+    took_place: RealisedParticipation,
+) -> PrivacyStatement:
+    keeps_plan = guarantees.keeps_plan(plan.sampling or plan.participation, took_place)
+    return PrivacyStatement(
+        facts,
+        plan,
+        took_place,
+        guarantees.realised(plan, factorization, took_place),
+        widened=None if keeps_plan else guarantees.widened(plan, factorization, took_place),
+    )
 
 
 def test_a_finished_run() -> None:
@@ -104,18 +119,16 @@ def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> Non
         assert statement.keeps_plan is False
         realised = statement.realised
         assert realised is not None
-        widened = guarantees.widened(
-            statement.plan, identity(10), guarantees.realised_participation([rounds], num_rounds)
-        )
-        statement = dataclasses.replace(statement, widened=widened)
+        widened = statement.widened
+        assert widened is not None
         # Three participations were planned: the square root of three for independent noise.
         assert widened.sensitivity == pytest.approx(3**0.5)
         assert statement.earned.epsilon >= statement.plan.epsilon * (1 - 1e-9)
         assert statement.earned.epsilon >= realised.epsilon * (1 - 1e-9)
         if num_rounds == 4:
             assert any("decision to stop" in warning for warning in statement.warnings)
-        unknown = dataclasses.replace(statement, widened=None)
-        assert unknown.earned.epsilon >= statement.plan.epsilon * (1 - 1e-9)
+        with pytest.raises(ValueError, match="needs its widened guarantee"):
+            dataclasses.replace(statement, widened=None)
 
 
 def test_no_noise_and_fixed_seeds_are_not_private() -> None:
@@ -135,8 +148,7 @@ def _sampled(keeps_sampling: bool, name: str = "poisson") -> PrivacyStatement:
     plan = guarantees.sampled(factorization, scheme, 1.2, 1e-4)
     facts = RunFacts("Banded matrix factorization for 12 rounds", 300, 10, 0.5, False)
     took_place = RealisedParticipation(12, 87, 3, 4, keeps_sampling=keeps_sampling)
-    realised = guarantees.realised(plan, factorization, took_place)
-    return PrivacyStatement(facts, plan, took_place, realised)
+    return _ended(facts, plan, factorization, took_place)
 
 
 @pytest.mark.parametrize("name", sampling_schemes.names())

@@ -52,6 +52,7 @@ def test_a_run_that_kept_its_plan(
     assert fields["realised_max_participations"] == 3
     assert fields["realised_sensitivity_is_exact"] is True
     assert fields["realised_epsilon"] == pytest.approx(fields["epsilon"])
+    assert fields["widened_epsilon"] is None
     assert fields["worst_client"] == "ada"
     assert fields["worst_client_rounds"] == [0, 4, 8]
     # Columns of norm one, four rounds apart and so orthogonal.
@@ -69,7 +70,7 @@ def test_a_run_that_broke_its_plan(
     fields = json.loads(out)
     assert fields["keeps_plan"] is False
     assert fields["realised_sensitivity_is_exact"] is False
-    assert fields["realised_epsilon"] > fields["epsilon"]
+    assert fields["widened_epsilon"] >= fields["realised_epsilon"] > fields["epsilon"]
     assert fields["realised_epsilon"] == pytest.approx(
         accounting.epsilon(fields["realised_noise_multiplier"], 1e-5)
     )
