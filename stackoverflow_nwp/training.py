@@ -21,7 +21,8 @@ from simulations.data_samplers import DataSampler
 from simulations.participation_ledger import ParticipationLedger
 from simulations.quiet import StopRequest
 from simulations.run_directory import MetricsLog, RunDirectory
-from simulations.training_loop import FederatedRun, StateStore
+from simulations.state_store import StateStore
+from simulations.training_loop import FederatedRun
 from stackoverflow_nwp import datasets
 from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
 

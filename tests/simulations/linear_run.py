@@ -24,7 +24,8 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.row_layout import PANEL
 from simulations import atomic_files, quiet, training_loop
 from simulations.quiet import StopRequest
-from simulations.training_loop import FederatedRun, StateStore
+from simulations.state_store import StateStore
+from simulations.training_loop import FederatedRun
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)
