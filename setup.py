@@ -33,6 +33,7 @@ _TFF = [
     "cryptography>=42",
     "dp-accounting==0.4.3",
     "psutil>=5.9",
+    "scikit-learn>=1.0",
     "tensorboard>=2.14,<2.15",
     "tensorflow==2.14.1",
     "tensorflow-federated==0.87.0",
@@ -58,7 +59,12 @@ setuptools.setup(
         "Topic :: Security",
     ],
     packages=setuptools.find_packages(
-        include=["mf_aggregators*", "simulations*", "stackoverflow_nwp*"]
+        include=[
+            "digit_classification*",
+            "mf_aggregators*",
+            "simulations*",
+            "stackoverflow_nwp*",
+        ]
     ),
     package_data={"mf_aggregators": ["py.typed"]},
     python_requires=">=3.10",
@@ -66,12 +72,16 @@ setuptools.setup(
     extras_require={"tff": _TFF},
     entry_points={
         "console_scripts": [
+            "compare-mechanisms=simulations.compare_mechanisms:run",
             "make-text-dataset=stackoverflow_nwp.make_text_dataset:run",
             "mf-audit=mf_aggregators.commands.audit:run",
             "mf-factorize=mf_aggregators.commands.factorize:run",
             "mf-plan=mf_aggregators.commands.plan:run",
             "mf-report=mf_aggregators.commands.report:run",
+            "run-digits=digit_classification.run_digits:run",
             "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
+            "simulate-participation=simulations.simulate_participation:run",
+            "start-tff-worker=simulations.start_worker:run",
         ]
     },
 )

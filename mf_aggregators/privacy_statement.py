@@ -24,6 +24,11 @@ from mf_aggregators.sampling_schemes import (
     Shuffling,
 )
 
+TIMERS_BY_ROUNDS = (
+    "A timer on each client enforces it; a client that ignores its\n"
+    "     timer weakens its own guarantee and nobody else's."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
@@ -37,6 +42,7 @@ class RunFacts:
       noise_seed_is_fixed: Whether the noise came from a seed that was given.
       public_data: What was used besides the clients' data, in a few words: public data for
         pre-training or a vocabulary, for example.
+      enforcement: What makes the clients keep the participation schema, as a sentence.
     """
 
     mechanism: str
@@ -45,6 +51,21 @@ class RunFacts:
     clip_norm: float
     noise_seed_is_fixed: bool
     public_data: str = "none"
+    enforcement: str = TIMERS_BY_ROUNDS
+
+
+@dataclasses.dataclass(frozen=True)
+class Represented:
+    """A larger cohort that a run's few clients stand for (BandMF App. I).
+
+    Attributes:
+      clients_per_round: Of the larger cohort.
+      guarantee: That a run with so many clients, and the noise that this one scaled down,
+        would have been planned for.
+    """
+
+    clients_per_round: int
+    guarantee: Guarantee
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +82,8 @@ class PrivacyStatement:
         pattern of the realised separation and number of participations.
       widened: What ``guarantees.widened`` returned, for a run that broke its plan; None for
         others.
+      represented: The larger cohort that the run's clients stand for; None if for none. All
+        other attributes are of the run itself, with the noise that it really added.
 
     Raises:
       ValueError: If a run that broke its plan has no widened guarantee.
@@ -72,6 +95,7 @@ class PrivacyStatement:
     realised: Guarantee | None = None
     worst_client: WorstClient | None = None
     widened: Guarantee | None = None
+    represented: Represented | None = None
 
     def __post_init__(self) -> None:
         if self.keeps_plan is False and self.widened is None:
@@ -128,6 +152,14 @@ class PrivacyStatement:
                 "The noise came from a fixed seed. Whoever knows the seed can remove the noise, so "
                 "the guarantee below is void outside tests."
             )
+        if self.represented is not None:
+            cohort = self.represented.clients_per_round
+            found.append(
+                f"{self.facts.clients_per_round} clients a round stood for {cohort}, with noise "
+                "scaled down in proportion, to estimate the accuracy of a run with that many. What "
+                "this run released has only the weaker guarantee that is stated here; the run that "
+                f"it stands for would be planned for {_pair(self.represented.guarantee)}."
+            )
         if self.keeps_plan is False and self.plan.sampling is None:
             found.append(
                 "The participations that took place break the planned schema: the planned "
@@ -162,6 +194,14 @@ class PrivacyStatement:
             "adjacency": "zero-out",
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
+            "represents": (
+                None
+                if self.represented is None
+                else {
+                    "clients_per_round": self.represented.clients_per_round,
+                    "planned": self.represented.guarantee.to_dict(),
+                }
+            ),
             "planned": self.plan.to_dict(),
             "earned": self.earned.to_dict(),
             "widened": None if self.widened is None else self.widened.to_dict(),
@@ -211,7 +251,7 @@ class PrivacyStatement:
             together=_TOGETHER_SAMPLED if self.plan.sampling else _TOGETHER,
             unit=_UNIT_OF_SAMPLING if self.plan.sampling else _UNIT_OF_TIMERS,
             accounting=_accounting(self.plan),
-            assumption=_assumption(self.plan),
+            assumption=_assumption(self.plan, self.facts),
             verification=_VERIFIED_SAMPLING if self.plan.sampling else _VERIFIED_TIMERS,
             planned=_formal(self.plan),
             realised=self._realised_text(),
@@ -285,13 +325,18 @@ def _accounting(plan: Guarantee) -> str:
     return f"{kind} zCDP is stated without amplification."
 
 
-def _assumption(plan: Guarantee) -> str:
+def _pair(guarantee: Guarantee) -> str:
+    if not math.isfinite(guarantee.epsilon):
+        return "no guarantee"
+    return f"({guarantee.epsilon:.4g}, {guarantee.delta:g})-DP"
+
+
+def _assumption(plan: Guarantee, facts: RunFacts) -> str:
     scheme = plan.sampling
     if scheme is None:
         return (
             f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
-            "     |i - j| apart. A timer on each client enforces it; a client that ignores its\n"
-            "     timer weakens its own guarantee and nobody else's."
+            f"     |i - j| apart. {facts.enforcement}"
         )
     return (
         f"Sampling: the population is split into {_count(scheme.num_bands, 'part')}, as many as C "

@@ -1,11 +1,21 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and directories that know their contents."""
 
 import contextlib
+import glob
+import hashlib
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
 from typing import IO
+
+CHECKSUM_FILE = "SHA256SUMS"
+
+_CHUNK_BYTES = 1 << 20
+
+
+class DamagedDirectoryError(ValueError):
+    """A directory that is not as it was written; the message names the file and the reason."""
 
 
 @contextlib.contextmanager
@@ -28,14 +38,28 @@ def writing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
+            # mkstemp makes files that only the owner can read.
+            mask = os.umask(0o022)
+            os.umask(mask)
+            os.fchmod(file.fileno(), 0o666 & ~mask)
             os.fsync(file.fileno())
-        # mkstemp makes files that only the owner can read.
-        mask = os.umask(0o022)
-        os.umask(mask)
-        partial.chmod(0o666 & ~mask)
         partial.replace(target)
         synchronise(target.parent)
     finally:
+        partial.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: str | os.PathLike[str]) -> None:
+    """Removes what processes that were killed in :func:`writing` have left of a file.
+
+    Args:
+      path: The file; it stays itself. No other process may be writing it.
+
+    Raises:
+      OSError: If something cannot be removed.
+    """
+    target = pathlib.Path(path)
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.*"):
         partial.unlink(missing_ok=True)
 
 
@@ -46,7 +70,7 @@ def synchronise(path: pathlib.Path) -> None:
       path: The file or directory.
 
     Raises:
-      OSError: If it cannot be opened.
+      OSError: If it cannot be opened, or the disk has refused a part of it.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -67,3 +91,73 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """
     with writing(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def seal(directory: str | os.PathLike[str], title: str) -> None:
+    """Writes the checksums of a directory's files beside them, and waits until all are on disk.
+
+    The file has the format of ``sha256sum``, after a comment with the title.
+
+    Args:
+      directory: The directory; its files are complete.
+      title: What the directory is, one line: it counts as a part of the contents.
+
+    Raises:
+      OSError: If a file cannot be read or the disk refuses one.
+    """
+    directory = pathlib.Path(directory)
+    write_text(directory / CHECKSUM_FILE, _checksums(directory, title))
+    for path in (*directory.rglob("*"), directory):
+        synchronise(path)
+
+
+def check_seal(directory: str | os.PathLike[str], title: str) -> None:
+    """Compares a directory with what :func:`seal` wrote into it, byte by byte.
+
+    Args:
+      directory: The directory.
+      title: What it has to be.
+
+    Raises:
+      DamagedDirectoryError: If a file was altered, is missing, cannot be read or came
+        afterwards, or the directory was sealed as another one or never.
+    """
+    directory = pathlib.Path(directory)
+    try:
+        stated = (directory / CHECKSUM_FILE).read_bytes()
+        found = _checksums(directory, title)
+    except OSError as error:
+        path = pathlib.Path(error.filename or directory)
+        raise DamagedDirectoryError(f"{path} cannot be read: {error.strerror}") from error
+    # The whole text is compared, so that no altered byte of the checksums is overlooked either.
+    if stated == found.encode("utf-8"):
+        return
+    before = _by_name(stated.decode("utf-8", "replace"))
+    after = _by_name(found)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            raise DamagedDirectoryError(
+                f"{directory / name} does not match {directory / CHECKSUM_FILE}"
+            )
+    raise DamagedDirectoryError(f"{directory / CHECKSUM_FILE} is not that of {title}")
+
+
+def _checksums(directory: pathlib.Path, title: str) -> str:
+    files = sorted(
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    )
+    lines = [f"{_sha256(directory / name)}  {name}\n" for name in files if name != CHECKSUM_FILE]
+    return "".join([f"# {title}\n", *lines])
+
+
+def _by_name(checksums: str) -> dict[str, str]:
+    lines = [line for line in checksums.splitlines() if not line.startswith("#")]
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _sha256(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,6 +1,7 @@
 """The ledger of a run: who took part in which round, as it really happened."""
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -80,8 +81,12 @@ class ParticipationLedger:
         }
         if self.sampling is not None:
             arrays["sampling"] = np.array(json.dumps(self.sampling.to_dict()))
+        # In memory first: an archive that a full disk has cut off would print a traceback of its
+        # own when it is collected.
+        archive = io.BytesIO()
+        np.savez_compressed(archive, **arrays)
         with atomic_files.writing(path) as file:
-            np.savez_compressed(file, **arrays)
+            file.write(archive.getbuffer())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":

@@ -1,13 +1,16 @@
 """The directory of a run: configuration, metrics, ledger, privacy statement, states, noise."""
 
+import contextlib
 import csv
+import fcntl
 import hashlib
+import io
 import json
 import math
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simulations import atomic_files
@@ -22,10 +25,19 @@ NOISE_DIRECTORY = "noise"
 FACTORIZATION_DIRECTORY = "factorization"
 TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
+LOCK_FILE = "run.lock"
+
+# What atomic_files writes here; a process that is killed may leave parts of them.
+_WHOLE_FILES = (CONFIG_FILE, METRICS_FILE, LEDGER_FILE, PRIVACY_FILE, STATEMENT_FILE)
+FIGURE_FILE = "training.png"
 
 
 class RunDirectoryError(ValueError):
     """A directory that a run cannot use; the message says why and what to do."""
+
+
+class MetricsNotWrittenError(OSError):
+    """Metrics that could not be written; the message says why, what is left and what to do."""
 
 
 class RunDirectory:
@@ -80,6 +92,74 @@ class RunDirectory:
         path = self.path / METRICS_FILE
         return path.exists() and len(path.read_text(encoding="utf-8").splitlines()) > 1
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes out of the directory, which is created if it is missing.
+
+        Two processes that go on from one state would overwrite each other's ledger and rows
+        of noise. The kernel releases the lock when a process ends, however it ends. What a
+        killed one has left of unfinished files is removed; a directory in which nothing was
+        written is removed again at the end.
+
+        Yields:
+          Once this process alone has the directory.
+
+        Raises:
+          RunDirectoryError: If another process, or this one already, has the directory; if
+            it is not that of a run, cannot be written, or is on a file system without locks.
+        """
+        # Before anything is written into a directory of something else.
+        self.read_config()
+        is_new = not self.path.exists()
+        descriptor = self._take_lock()
+        try:
+            for name in _WHOLE_FILES:
+                atomic_files.remove_unfinished(self.path / name)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                # While it is held, so that it is our own file that goes.
+                (self.path / LOCK_FILE).unlink()
+                if is_new:
+                    self.path.rmdir()
+            os.close(descriptor)
+
+    def _take_lock(self) -> int:
+        """Returns the open file that holds the lock."""
+        path = self.path / LOCK_FILE
+        while True:
+            descriptor = None
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                # Python closes it in programs that are started: TFF's workers outlive a kill.
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(descriptor, path):
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, f"{os.getpid()}\n".encode())
+                    return descriptor
+                # Whoever had the lock before has removed its file since we opened it.
+            except BlockingIOError:
+                assert descriptor is not None
+                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                process = f" (pid {holder})" if holder.isdecimal() else ""
+                raise RunDirectoryError(
+                    f"another process is running in {self.path}{process}: wait for it or end it."
+                ) from None
+            except FileNotFoundError:
+                # Another process has removed the directory that it had made.
+                pass
+            except OSError as error:
+                if descriptor is not None:
+                    os.close(descriptor)
+                raise RunDirectoryError(
+                    f"{path} cannot be locked: {error.strerror}. Remove the cause, or choose "
+                    "another --output_dir."
+                ) from error
+            if descriptor is not None:
+                os.close(descriptor)
+
     def read_config(self) -> dict[str, Any] | None:
         """Returns the configuration of the run that the directory holds, or None if it is new.
 
@@ -89,10 +169,10 @@ class RunDirectory:
         """
         config_path = self.path / CONFIG_FILE
         if not config_path.exists():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and not self._is_empty():
                 raise RunDirectoryError(
                     f"{self.path} exists and is not the directory of a run: choose another "
-                    "--output_dir."
+                    "another --output_dir."
                 )
             return None
         try:
@@ -104,6 +184,14 @@ class RunDirectory:
                 f"{config_path} cannot be read: {error}. Choose another --output_dir."
             ) from error
         return config
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is there but what a new run may have left before its configuration."""
+        unfinished = f".{CONFIG_FILE}."
+        return self.path.is_dir() and all(
+            entry.name == LOCK_FILE or entry.name.startswith(unfinished)
+            for entry in self.path.iterdir()
+        )
 
     def create(self, config: Mapping[str, Any], only_for_owner: bool = False) -> None:
         """Creates the directory of a new run.
@@ -165,25 +253,30 @@ class MetricsLog:
     def __init__(self, directory: RunDirectory, columns: Sequence[str], num_rounds: int) -> None:
         """Opens the log, keeping the rows of the first ``num_rounds`` rounds.
 
+        The file is replaced whole or not at all. A round whose row was never written, because
+        the process ended between its state and its row, gets one without values.
+
         Args:
           directory: The run's directory.
           columns: The columns after ``round``.
           num_rounds: How many rounds were finished before.
+
+        Raises:
+          MetricsNotWrittenError: If the file cannot be written; it is as it was.
         """
         self._path = directory.path / METRICS_FILE
         self._columns = ["round", *columns]
-        rows: list[dict[str, str]] = []
-        if self._path.exists():
-            with self._path.open(newline="") as file:
-                rows = [
-                    row
-                    for row in csv.DictReader(file)
-                    if (row.get("round") or "").isdecimal() and int(row["round"]) <= num_rounds
-                ]
-        with self._path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, extrasaction="ignore", restval="")
-            writer.writeheader()
-            writer.writerows(rows)
+        rows = _whole_rows(self._path)
+        lines = [self._line(rows.get(number, {"round": number})) for number in _up_to(num_rounds)]
+        header = self._line({name: name for name in self._columns})
+        try:
+            atomic_files.write_text(self._path, "".join([header, *lines]))
+        except OSError as error:
+            raise MetricsNotWrittenError(
+                f"{self._path} cannot be written: {error.strerror}. It is as it was, and so are "
+                "the states: remove the cause (free space if the disk is full), and run the same "
+                "command again."
+            ) from error
 
     def append(self, round_number: int, values: Mapping[str, float | int]) -> None:
         """Appends the row of a round.
@@ -191,9 +284,71 @@ class MetricsLog:
         Args:
           round_number: The round, from 1.
           values: Values by column; what is missing or not finite stays empty.
+
+        Raises:
+          MetricsNotWrittenError: If the row cannot be written. No part of it is left.
+          ValueError: If a value is of no column.
         """
         row: dict[str, Any] = {"round": round_number}
         for name, value in values.items():
             row[name] = value if math.isfinite(value) else ""
-        with self._path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns, restval="").writerow(row)
+        if unknown := set(row) - set(self._columns):
+            raise ValueError(f"{METRICS_FILE} has no columns {sorted(unknown)}.")
+        try:
+            _append(self._path, self._line(row).encode("utf-8"))
+        except OSError as error:
+            raise MetricsNotWrittenError(
+                f"the metrics of round {round_number} could not be written to {self._path}: "
+                f"{error.strerror}. The round itself is saved: remove the cause (free space if the "
+                "disk is full), and run the same command again. It goes on after this round, whose "
+                "row stays without values."
+            ) from error
+
+    def _line(self, row: Mapping[str, Any]) -> str:
+        line = io.StringIO(newline="")
+        writer = csv.DictWriter(line, self._columns, restval="", extrasaction="ignore")
+        writer.writerow(row)
+        return line.getvalue()
+
+
+def _up_to(num_rounds: int) -> range:
+    return range(1, num_rounds + 1)
+
+
+def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
+    """Returns the rows of a file of metrics by round, without what is damaged of it."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        # A number whose line has no end may be the beginning of another one. Zero bytes are what
+        # some file systems leave of the last writes before a loss of power.
+        lines = [line for line in file if line.endswith("\n") and "\0" not in line]
+    rows = {}
+    for row in csv.DictReader(lines):
+        number = row.get("round") or ""
+        if number.isdecimal() and None not in row and None not in row.values():
+            rows[int(number)] = row
+    return rows
+
+
+def _append(path: pathlib.Path, line: bytes) -> None:
+    """Appends a line, or leaves the file as it was."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            # A disk that becomes full takes a part first.
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise
+
+
+def _is_at(descriptor: int, path: pathlib.Path) -> bool:
+    """Whether an open file is still the one of a name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,16 +1,27 @@
-"""The states and the ledger of a run on disk, and which of them a run can go on from."""
+"""The states and the ledger of a run on disk, and which of them a run can go on from.
+
+A state takes its name only when it is complete, has checksums of all its files, and is on
+the disk itself; only then are older ones removed. So whatever ends a process, and wherever,
+every state that has a name is whole, and one that is not was altered afterwards. Such a
+state is never gone on from: a noise seed with one wrong bit would put other noise on rounds
+that were released already.
+"""
 
 import asyncio
 import dataclasses
+import errno
 import logging
 import os
 import pathlib
+import re
 import shutil
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations import atomic_files
+from simulations.atomic_files import DamagedDirectoryError
 from simulations.participation_ledger import LedgerError, ParticipationLedger
 
 _LOGGER = logging.getLogger(__name__)
@@ -18,6 +29,17 @@ _LOGGER = logging.getLogger(__name__)
 # The newest states that are kept: one more than needed, should the newest be damaged.
 _STATES_KEPT = 2
 _STATE_PREFIX = "round_"
+_STATE_NAME = re.compile(rf"{_STATE_PREFIX}(0|[1-9][0-9]*)")
+# Where a state is until it is complete. Its files hold the noise's seed as well.
+_UNFINISHED = "unfinished"
+
+
+class StateNotSavedError(OSError):
+    """A state that could not be written; the message says why, what is left and what to do.
+
+    The round that led to it was shown to nobody. Run again from the newest saved state, it
+    has the same cohort, data and noise.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,25 +73,64 @@ class StateStore:
         self._directory = pathlib.Path(directory)
         # The states hold the seed of the noise: whoever reads it can subtract the noise.
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._manager = tff.program.FileProgramStateManager(
-            root_dir=os.fspath(directory),
-            prefix=_STATE_PREFIX,
-            keep_total=_STATES_KEPT,
-            keep_first=False,
-        )
+        atomic_files.synchronise(self._directory.parent)
         self._ledger_path = pathlib.Path(ledger_path)
 
     def save(self, progress: Progress) -> None:
-        """Saves where a run stands, the ledger first."""
-        progress.ledger.save(self._ledger_path)
-        asyncio.run(self._manager.save(progress.state, progress.num_rounds))
-        # After a loss of power, a ledger without its states would have to be given up.
-        saved = self._directory / f"{_STATE_PREFIX}{progress.num_rounds}"
-        for path in (*saved.rglob("*"), saved, self._directory):
-            atomic_files.synchronise(path)
+        """Saves where a run stands, the ledger first.
+
+        The two newest states stay; they and the new one need room at the same time.
+
+        Args:
+          progress: Where the run stands.
+
+        Raises:
+          StateNotSavedError: If the disk is full or refuses something else. States that
+            were saved before are as they were, and nothing is left of the new one.
+        """
+        try:
+            progress.ledger.save(self._ledger_path)
+            self._save_state(progress.state, progress.num_rounds)
+        except (OSError, tf.errors.OpError) as error:
+            raise StateNotSavedError(self._refusal(progress.num_rounds, error)) from error
+        finally:
+            shutil.rmtree(self._directory / _UNFINISHED, ignore_errors=True)
+        # What cannot be removed now is tried again after the next round.
+        for version in self._versions()[:-_STATES_KEPT]:
+            shutil.rmtree(self._path(version), ignore_errors=True)
+
+    def _save_state(self, state: Any, version: int) -> None:
+        unfinished = self._directory / _UNFINISHED
+        unfinished.mkdir(mode=0o700, exist_ok=True)
+        asyncio.run(_manager(unfinished).save(state, version))
+        written = unfinished / f"{_STATE_PREFIX}{version}"
+        # On disk before it takes its name: a loss of power must not leave a name without contents.
+        atomic_files.seal(written, _title(version))
+        written.rename(self._path(version))
+        atomic_files.synchronise(self._directory)
+
+    def _refusal(self, version: int, error: Exception) -> str:
+        """One line about a state that was not saved."""
+        what = f"round {version}" if version else "the state before the first round"
+        if _is_full(error):
+            reason, remedy = f"the disk of {self._directory} is full", "Free space"
+        else:
+            reason = f"{self._directory} cannot be written: {_first_line(error)}"
+            remedy = "Remove the cause"
+        versions = self._versions()
+        if versions:
+            left = f"The newest state that is saved is round {versions[-1]}'s."
+        else:
+            left = "No state is saved."
+        return (
+            f"{what} could not be saved: {reason}. {left} {remedy} and run the same command again: "
+            "it goes on as if nothing had happened."
+        )
 
     def load(self, initial_state: Any, client_ids: tuple[str, ...]) -> Progress | None:
         """Returns the newest state and the whole ledger, or None for a new run.
+
+        A damaged state is removed, with a warning, once an older one could be read.
 
         Args:
           initial_state: A state of the same structure.
@@ -83,10 +144,8 @@ class StateStore:
             ledger is broken, shorter than the state, or of another population: who took
             part cannot be known, and no further round is safe.
         """
-        # What a process that was killed while it saved has left behind holds the noise's seed too.
-        for unfinished in self._directory.glob(f"{_STATE_PREFIX}*_temp*"):
-            shutil.rmtree(unfinished)
-        versions = asyncio.run(self._manager.get_versions()) or []
+        self._remove_unfinished()
+        versions = self._versions()
         if not versions and not self._ledger_path.exists():
             return None
         ledger = ParticipationLedger.load(self._ledger_path)
@@ -114,19 +173,92 @@ class StateStore:
 
         The rounds after it are run again as they were: same cohorts, data and noise.
         """
-        damaged: list[pathlib.Path] = []
+        damaged: dict[int, str] = {}
         for version in reversed(versions):
             try:
-                state = asyncio.run(self._manager.load(version, initial_state))
-            except Exception:
-                # TFF and TensorFlow raise many types for a damaged state.
-                damaged.append(self._directory / f"{_STATE_PREFIX}{version}")
+                state = self._read(version, initial_state)
+            except DamagedDirectoryError as error:
+                damaged[version] = str(error)
                 continue
-            for path in damaged:
-                _LOGGER.warning("%s is damaged; going on from round %d.", path, version)
-                shutil.rmtree(path)
+            for newer, reason in damaged.items():
+                _LOGGER.warning(
+                    "%s is damaged; going on from round %d. (%s.)",
+                    self._path(newer),
+                    version,
+                    reason,
+                )
+                self._remove_damaged(newer)
             return state, version
+        reasons = "; ".join(damaged.values())
         raise LedgerError(
-            f"no state in {self._directory} can be read: the run cannot go on. Restore the states "
-            "from a copy, or start a new run and account for both."
+            f"no state in {self._directory} can be read: the run cannot go on ({reasons}). Restore "
+            "the states from a copy, or start a new run and account for both."
         )
+
+    def _read(self, version: int, initial_state: Any) -> Any:
+        # TFF finds no fault with most altered bytes, those of the seed and the model among them.
+        atomic_files.check_seal(self._path(version), _title(version))
+        try:
+            return asyncio.run(_manager(self._directory).load(version, initial_state))
+        except Exception as error:
+            # TFF and TensorFlow raise many types, and some messages hold the state with its seed.
+            raise DamagedDirectoryError(
+                f"{self._path(version)} cannot be loaded: {type(error).__name__}"
+            ) from None
+
+    def _remove_damaged(self, version: int) -> None:
+        path = self._path(version)
+        try:
+            if path.is_dir() and not path.is_symlink():
+                # What cannot be read cannot be emptied either.
+                path.chmod(0o700)
+                for directory, names, _ in os.walk(path):
+                    for name in names:
+                        os.chmod(os.path.join(directory, name), 0o700)
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        except OSError as error:
+            raise LedgerError(
+                f"{path} is damaged and cannot be removed: {error.strerror}. Remove it, and run "
+                "the same command again."
+            ) from error
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a process that was killed while it saved has left behind."""
+        shutil.rmtree(self._directory / _UNFINISHED, ignore_errors=True)
+        # Where TFF itself put unfinished states, of older runs.
+        for unfinished in self._directory.glob(f"{_STATE_PREFIX}*_temp*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        atomic_files.remove_unfinished(self._ledger_path)
+
+    def _versions(self) -> list[int]:
+        paths = self._directory.glob(f"{_STATE_PREFIX}*")
+        matches = (_STATE_NAME.fullmatch(path.name) for path in paths)
+        return sorted(int(match[1]) for match in matches if match is not None)
+
+    def _path(self, version: int) -> pathlib.Path:
+        return self._directory / f"{_STATE_PREFIX}{version}"
+
+
+def _manager(directory: pathlib.Path) -> tff.program.FileProgramStateManager:
+    # It would remove old states before the new one is on disk.
+    return tff.program.FileProgramStateManager(
+        root_dir=os.fspath(directory), prefix=_STATE_PREFIX, keep_total=0
+    )
+
+
+def _title(version: int) -> str:
+    # A state that was renamed or copied is that of another round.
+    return f"state after round {version}"
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def _first_line(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0]

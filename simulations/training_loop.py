@@ -1,14 +1,16 @@
 """The rounds of a federated run: cohorts, one process, resumable state.
 
-Cohorts are drawn among the clients whose participation timers allow it, or, in a simulation
-of a data centre, by a data sampler. A Poisson sample may be empty. Such a round is run as
-any other, with no client: the sum is zero, and its noise is added and its model released.
+Cohorts are those of a population of devices, whose participation timers allow it, or, in a
+simulation of a data centre, drawn by a data sampler. A Poisson sample may be empty. Such a
+round is run as any other, with no client: the sum is zero, and its noise is added and its
+model released.
 
 What makes a run resumable without a second use of any noise row: a round is a function
 of the saved state before it, the run's seed and the ledger of the rounds before it, all of
 which are on disk before the round's result is shown to anyone. A round that is cut off is
 run again with the same cohort, the same data and the same noise, and so releases the same
-aggregate.
+aggregate. What devices remember is not saved: the rounds before are drawn again, and must give
+the cohorts of the ledger.
 
 The ledger is never shortened, whatever becomes of the states. A run may go on from an
 older state, because the newest is damaged or a copy was restored; the rounds between that
@@ -28,16 +30,17 @@ import tensorflow_federated as tff
 
 from mf_aggregators.participation import Participation
 from mf_aggregators.sampling_schemes import SamplingScheme
-from simulations import cohorts, participation_timers
 from simulations.cohorts import TooFewEligibleClientsError
 from simulations.data_samplers import DataSampler
+from simulations.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.participation_ledger import LedgerError, ParticipationLedger
-from simulations.participation_timers import TimerState
 from simulations.quiet import StopRequest
 from simulations.state_store import Progress, StateStore
 
 # What an assertion of a process's graph says, somewhere in the error of TFF's worker.
 _REFUSAL = re.compile(r"assertion failed: \[([^\]]*)\]")
+# What an operating system says of a full disk, in an error of TFF's worker.
+_FULL = "No space left on device"
 
 
 class RoundRefusedError(ValueError):
@@ -51,7 +54,7 @@ class FederatedRun:
     Attributes:
       process: The learning process.
       initial_state: Its state before the first round.
-      participation: The schema that the timers enforce.
+      participation: The schema that the timers enforce, if they count rounds.
       num_rounds: The number of rounds.
       clients_per_round: The cohort size.
       client_ids: The population.
@@ -61,9 +64,12 @@ class FederatedRun:
       sampler: What draws the cohorts in place of timers, which are not asked then, and
         ``seed``. For the simulation of a data centre, never for devices that decide
         themselves when to take part.
+      behaviour: What the clients' devices do. By default they are always available and
+        lose nothing.
 
     Raises:
-      ValueError: If the sampler is for another population or other rounds.
+      ValueError: If the sampler is for another population or other rounds, or is asked for
+        together with a behaviour of devices.
     """
 
     process: tff.learning.templates.LearningProcess
@@ -75,10 +81,16 @@ class FederatedRun:
     client_dataset: Callable[[str, int], Any]
     seed: int
     sampler: DataSampler | None = None
+    behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
 
     def __post_init__(self) -> None:
         if self.sampler is None:
             return
+        if self.behaviour != DeviceBehaviour():
+            raise ValueError(
+                "a data sampler draws the clients of a data centre, where no device has a "
+                "behaviour: give the run one of the two."
+            )
         scheme = self.sampler.scheme
         sizes = (scheme.population, scheme.num_rounds, scheme.clients_per_round)
         if sizes != (len(self.client_ids), self.num_rounds, self.clients_per_round):
@@ -106,6 +118,7 @@ class Round:
       num_eligible: How many clients might have joined: those whose timers allowed it, or
         the part of the population that the round's sample was drawn from.
       seconds: How long the round took.
+      devices: What the devices did; None if a data sampler drew the cohort.
     """
 
     index: int
@@ -114,6 +127,7 @@ class Round:
     ledger: ParticipationLedger
     num_eligible: int
     seconds: float
+    devices: DeviceRound | None = None
 
 
 def start(run: FederatedRun, store: StateStore) -> Progress:
@@ -161,20 +175,24 @@ def rounds(
       Each round, once its state and the ledger are on disk.
 
     Raises:
-      LedgerError: If a round of the ledger would be run again with other clients.
-      TooFewEligibleClientsError: If the timers leave too few clients for a cohort. The
-        rounds before it stand.
-      RoundRefusedError: If the process itself refused a round, with its reason.
+      LedgerError: If a round of the ledger would be run again with other clients, or
+        what the devices remember of the rounds before cannot be known.
+      TooFewEligibleClientsError: If the timers leave too few clients for a cohort, or too
+        few are available or upload. The rounds before it stand.
+      RoundRefusedError: If the process itself refused a round, with its reason, or found
+        no space on the disk for its noise. Nothing of the round was released.
+      StateNotSavedError: If a state cannot be written. The one before is there.
+      WorkerLostError: If a remote worker is lost. The rounds before stand.
       KeyboardInterrupt: If a round failed because a stop was requested: the signal may
         have reached TFF's worker as well.
     """
     state, ledger = progress.state, progress.ledger
-    timers = ledger.first_rounds(progress.num_rounds).timers()
+    population = _population(run, ledger, progress.num_rounds)
     for index in range(progress.num_rounds, run.num_rounds):
         if stop.is_set:
             return
         begin = time.monotonic()
-        cohort, num_eligible = _cohort(run, timers, ledger, index)
+        cohort, num_eligible, devices = _cohort(run, population, ledger, index)
         data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
         try:
             output = run.process.next(state, data)
@@ -184,9 +202,14 @@ def rounds(
             refusal = _REFUSAL.search(str(error))
             if refusal is not None:
                 raise RoundRefusedError(f"round {index + 1}: {refusal[1]}") from error
+            if _FULL in str(error):
+                raise RoundRefusedError(
+                    f"round {index + 1} could not write its noise, because the disk of the noise "
+                    "directory is full. Free space and run the same command again: it goes on as "
+                    "if nothing had happened."
+                ) from error
             raise
         state = output.state
-        timers = participation_timers.record(timers, cohort, index)
         if index == ledger.num_rounds:
             ledger = ledger.with_round(cohort)
         store.save(Progress(state, index + 1, ledger))
@@ -197,23 +220,47 @@ def rounds(
             ledger=ledger,
             num_eligible=num_eligible,
             seconds=time.monotonic() - begin,
+            devices=devices,
         )
 
 
+def _population(
+    run: FederatedRun, ledger: ParticipationLedger, num_rounds: int
+) -> DevicePopulation | None:
+    """Returns the devices after the first rounds of the ledger; None for a sampled run."""
+    if run.sampler is not None:
+        return None
+    population = DevicePopulation(
+        len(run.client_ids), run.participation, run.clients_per_round, run.behaviour, run.seed
+    )
+    for index, cohort in enumerate(ledger.cohorts[:num_rounds]):
+        if not population.follow(cohort):
+            raise LedgerError(
+                f"round {index + 1} took place with other clients than are drawn for it now, so "
+                "that nobody knows what the devices remember of it: the run cannot go on without "
+                "breaking its participation schema. Use the flags and the seed of its first "
+                "rounds, or start a new run and account for both."
+            )
+    return population
+
+
 def _cohort(
-    run: FederatedRun, timers: TimerState, ledger: ParticipationLedger, index: int
-) -> tuple[np.ndarray, int]:
+    run: FederatedRun,
+    population: DevicePopulation | None,
+    ledger: ParticipationLedger,
+    index: int,
+) -> tuple[np.ndarray, int, DeviceRound | None]:
     """Draws a round's cohort; of a round in the ledger, it must be the one of the ledger.
 
     Returns:
-      The cohort, and how many clients might have joined.
+      The cohort, how many clients might have joined, and what the devices did.
     """
     if index >= ledger.num_rounds:
-        return _drawn(run, timers, index)
+        return _drawn(run, population, index)
     try:
-        cohort, num_eligible = _drawn(run, timers, index)
+        cohort, num_eligible, devices = _drawn(run, population, index)
     except TooFewEligibleClientsError:
-        cohort, num_eligible = None, 0
+        cohort, num_eligible, devices = None, 0, None
     if cohort is None or not np.array_equal(cohort, ledger.cohorts[index]):
         raise LedgerError(
             f"round {index + 1} was released with other clients than are drawn for it now, and the "
@@ -221,12 +268,14 @@ def _cohort(
             "state. Restore its newest state and its own ledger, or start a new run and account "
             "for both."
         )
-    return cohort, num_eligible
+    return cohort, num_eligible, devices
 
 
-def _drawn(run: FederatedRun, timers: TimerState, index: int) -> tuple[np.ndarray, int]:
+def _drawn(
+    run: FederatedRun, population: DevicePopulation | None, index: int
+) -> tuple[np.ndarray, int, DeviceRound | None]:
     if run.sampler is not None:
-        return run.sampler.draw(index), len(run.sampler.part_of_round(index))
-    eligible = participation_timers.eligible(timers, run.participation, index)
-    cohort = cohorts.draw(eligible, run.clients_per_round, run.seed, index)
-    return cohort, int(np.count_nonzero(eligible))
+        return run.sampler.draw(index), len(run.sampler.part_of_round(index)), None
+    assert population is not None
+    devices = population.next_round()
+    return devices.cohort, devices.num_eligible, devices

@@ -1,6 +1,8 @@
 """Default settings of a run: a small one for the docstrings, the papers' for StackOverflow."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from stackoverflow_nwp import datasets
 
@@ -18,15 +20,20 @@ class Settings:
       max_bands: The most bands of C; the separation is the other limit.
       sentences_per_client: The most sentences of a client in a round.
       batch_size: Sentences in a local step.
+      client_epochs: Passes of a client over its sentences of a round.
       client_optimizer: ``sgd`` or ``adam``.
       client_learning_rate: Of the client's optimizer.
       server_learning_rate: Of the server's SGD with momentum.
       server_momentum: Of the server's SGD with momentum.
+      server_warmup: Share of the rounds, the first ones, in which the rate rises from 5 %.
       server_cooldown: Share of the rounds, the last ones, in which the rate falls to 5 %.
       clip_norm: L2 norm that each client's update is clipped to.
+      zeroing_norm: L-infinity norm above which an update is replaced by zero; None for none.
       target_epsilon: Of the planned guarantee.
       delta: Of the planned guarantee.
       evaluate_every: Rounds between evaluations.
+      heldout_sentences: That the model is evaluated on during training.
+      test_sentences: Of test clients, for the final accuracy.
     """
 
     vocab_size: int
@@ -37,15 +44,24 @@ class Settings:
     max_bands: int
     sentences_per_client: int
     batch_size: int
+    client_epochs: int
     client_optimizer: str
     client_learning_rate: float
     server_learning_rate: float
     server_momentum: float
+    server_warmup: float
     server_cooldown: float
     clip_norm: float
+    zeroing_norm: float | None
     target_epsilon: float
     delta: float
     evaluate_every: int
+    heldout_sentences: int
+    test_sentences: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the settings by the names of their flags."""
+        return dataclasses.asdict(self)
 
 
 SMALL = Settings(
@@ -57,15 +73,20 @@ SMALL = Settings(
     max_bands=64,
     sentences_per_client=64,
     batch_size=16,
+    client_epochs=1,
     client_optimizer="sgd",
     client_learning_rate=2.0,
     server_learning_rate=1.5,
     server_momentum=0.8,
+    server_warmup=0.0,
     server_cooldown=0.4,
     clip_norm=1.2,
+    zeroing_norm=None,
     target_epsilon=8.0,
     delta=1e-4,
     evaluate_every=10,
+    heldout_sentences=2_000,
+    test_sentences=20_000,
 )
 
 # BandMF Sec. 6 and App. I: 2052 rounds of 1000 clients, six participations at least 342
@@ -79,18 +100,39 @@ PAPER = Settings(
     max_bands=342,
     sentences_per_client=256,
     batch_size=16,
+    client_epochs=1,
     client_optimizer="sgd",
     client_learning_rate=1.0,
     server_learning_rate=0.5,
     server_momentum=0.95,
+    server_warmup=0.15,
     server_cooldown=0.25,
     clip_norm=1.0,
+    zeroing_norm=1.0,
     target_epsilon=8.0,
     delta=1e-6,
     evaluate_every=20,
+    heldout_sentences=10_000,
+    test_sentences=100_000,
 )
 
 
 def for_dataset(dataset: str) -> Settings:
     """Returns the settings for a data set by its name: the papers' for StackOverflow's only."""
     return PAPER if dataset == datasets.STACKOVERFLOW else SMALL
+
+
+def default_texts() -> Mapping[str, str]:
+    """Returns what ``--help`` says of each default, by flag: both settings, side by side."""
+    small, paper = SMALL.to_dict(), PAPER.to_dict()
+    return {
+        name: f"Default: {_text(small[name])}; with --dataset={datasets.STACKOVERFLOW} "
+        f"{_text(paper[name])}."
+        for name in small
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

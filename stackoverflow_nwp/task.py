@@ -152,7 +152,11 @@ class ClientDatasets:
         generator = cohorts.generator_of(self.seed, 1, round_index, name)
         chosen = sentences[generator.permutation(len(sentences))[: self.sentences_per_client]]
         dataset = tf.data.Dataset.from_tensor_slices((chosen[:, :-1], chosen[:, 1:]))
-        return dataset.batch(self.batch_size).repeat(self.epochs)
+        options = tf.data.Options()
+        # A client's few batches are in memory: rewriting its pipeline costs more than it saves.
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        return dataset.batch(self.batch_size).repeat(self.epochs).with_options(options)
 
 
 def all_sentences(tokens: ClientTokens, at_most: int, seed: int) -> np.ndarray:

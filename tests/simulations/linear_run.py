@@ -1,14 +1,17 @@
 """A small federated run of a linear model, for tests that stop, kill and resume it.
 
-As a program it waits for two lines on its standard input, a directory and the noise's
-storage. Then it runs the rounds that are left in the directory, and leaves there what a test
+As a program it imports TensorFlow Federated once. For each line on its standard input, a
+noise storage and a directory, it forks a process that runs the rounds that are left in the
+directory, and prints the process's number. The process leaves in the directory what a test
 needs to kill it at a chosen moment and to compare what it released.
 """
 
 import dataclasses
 import os
 import pathlib
+import signal
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -24,13 +27,13 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.row_layout import PANEL
 from simulations import atomic_files, quiet, training_loop
 from simulations.quiet import StopRequest
-from simulations.state_store import StateStore
+from simulations.state_store import Progress, StateStore
 from simulations.training_loop import FederatedRun
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)
-# Of the program: with three bands, blocks of 1, 1, 2, 4 and 4 rounds, of two panels.
-PROGRAM_ROUNDS = 12
+# Of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two panels.
+PROGRAM_ROUNDS = 24
 PROGRAM_FEATURES = PANEL + 1000
 
 
@@ -117,8 +120,10 @@ def weights_of(process: Any, state: Any) -> np.ndarray:
 def run_program(directory: pathlib.Path, noise_storage: str) -> None:
     """Runs the rounds that are left; see the module's docstring.
 
-    ``marks-<pid>`` has a line ``began <round>`` and one ``ended <round>`` around the
-    process's part of each round, and ``released/<round>-<pid>`` the model after it.
+    ``marks-<pid>`` says how far the process came: ``began <round>`` and ``ended <round>``
+    around the process's part of each round, ``saving <round>`` and ``saved <round>`` around
+    that of the store. ``released/<round>-<pid>`` has the model after the round and then all
+    leaves of the state.
 
     Args:
       directory: Of the run.
@@ -127,15 +132,31 @@ def run_program(directory: pathlib.Path, noise_storage: str) -> None:
     noise = {"noise_storage": noise_storage, "noise_directory": directory / "noise"}
     process = learning_process(PROGRAM_ROUNDS, PROGRAM_FEATURES, **noise)
     run = federated_run(process, PROGRAM_ROUNDS, PROGRAM_FEATURES)
-    store = store_of(directory)
+    marks = directory / f"marks-{os.getpid()}"
+    store = _MarkedStore(directory / "states", directory / "ledger.npz", marks)
     progress = training_loop.start(run, store)
-    marked = _MarkedProcess(process, progress.num_rounds, directory / f"marks-{os.getpid()}")
-    run = dataclasses.replace(run, process=marked)
+    run = dataclasses.replace(run, process=_MarkedProcess(process, progress.num_rounds, marks))
     (directory / "released").mkdir(exist_ok=True)
     for finished in training_loop.rounds(run, store, progress, StopRequest()):
         path = directory / "released" / f"{finished.index}-{os.getpid()}"
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(finished.state)]
         with atomic_files.writing(path) as file:
-            np.save(file, weights_of(process, finished.state))
+            np.savez(file, weights_of(process, finished.state), *leaves)
+
+
+class _MarkedStore(StateStore):
+    """A store that writes down when it begins and ends to save a round."""
+
+    def __init__(
+        self, directory: pathlib.Path, ledger_path: pathlib.Path, marks: pathlib.Path
+    ) -> None:
+        super().__init__(directory, ledger_path)
+        self._marks = marks
+
+    def save(self, progress: Progress) -> None:
+        _mark(self._marks, "saving", progress.num_rounds - 1)
+        super().save(progress)
+        _mark(self._marks, "saved", progress.num_rounds - 1)
 
 
 class _MarkedProcess:
@@ -147,20 +168,48 @@ class _MarkedProcess:
         self._marks = marks
 
     def next(self, state: Any, data: Any) -> Any:
-        self._mark("began")
+        _mark(self._marks, "began", self._round)
         output = self._process.next(state, data)
-        self._mark("ended")
+        _mark(self._marks, "ended", self._round)
         self._round += 1
         return output
 
-    def _mark(self, what: str) -> None:
-        with self._marks.open("a") as file:
-            file.write(f"{what} {self._round}\n")
+
+def _mark(marks: pathlib.Path, what: str, round_index: int) -> None:
+    with marks.open("a") as file:
+        file.write(f"{what} {round_index}\n")
+
+
+def _run_and_exit(directory: pathlib.Path, noise_storage: str) -> None:
+    """The life of a forked process."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The thread of the context that TFF makes when it is imported is not in a fork.
+        tff.backends.native.set_sync_local_cpp_execution_context()
+        run_program(directory, noise_storage)
+        quiet.end_workers()
+        (directory / "done").touch()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _serve() -> None:
+    """Forks a process for each line of the standard input."""
+    # Nobody asks how a forked process ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        noise_storage, directory = line.rstrip("\n").split(" ", 1)
+        number = os.fork()
+        if number == 0:
+            _run_and_exit(pathlib.Path(directory), noise_storage)
+        print(number, flush=True)
 
 
 if __name__ == "__main__":
     quiet.prepare_environment()
-    quiet.end_workers_at_exit()
-    # Nothing is read if it was never needed.
-    if directory_line := sys.stdin.readline():
-        run_program(pathlib.Path(directory_line.strip()), sys.stdin.readline().strip())
+    _serve()

@@ -76,3 +76,19 @@ def test_plans_found_feasible_never_run_out_of_clients(
 def test_plans_that_cannot_be_filled_are_refused(separation: int, most: int, message: str) -> None:
     with pytest.raises(TooFewEligibleClientsError, match=message):
         cohorts.check_feasible(50, 10, separation, most, 10)
+
+
+@given(st.integers(0, 60_000), st.floats(0.0, 1.0), st.integers(1, 40), st.integers(0, 2**64))
+@settings(deadline=None, max_examples=60)
+def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
+    num_clients: int, share: float, cohort_size: int, seed: int
+) -> None:
+    """Whatever blocks of clients it is found in."""
+    eligible = np.random.default_rng(seed).random(num_clients) < share
+    candidates = np.flatnonzero(eligible)
+    if len(candidates) < cohort_size:
+        with pytest.raises(TooFewEligibleClientsError, match=f"allow {len(candidates)} of"):
+            cohorts.draw(eligible, cohort_size, seed, 4)
+        return
+    chosen = cohorts.generator_of(seed, 4).choice(candidates, cohort_size, replace=False)
+    np.testing.assert_array_equal(cohorts.draw(eligible, cohort_size, seed, 4), np.sort(chosen))

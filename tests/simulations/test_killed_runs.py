@@ -1,77 +1,120 @@
-"""Runs that are killed within a round and resumed release what one without a pause releases."""
+"""Runs that are killed at random moments and resumed release what one without a pause releases.
 
+A run of each noise storage is killed again and again until it is through: at times that are
+uniform over rounds, and while files of a state, of the ledger or of the noise are written.
+"""
+
+import concurrent.futures
 import contextlib
+import dataclasses
+import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 
 from mf_aggregators.guarantees import keeps_plan, realised_participation
-from simulations import quiet
 from simulations.participation_ledger import ParticipationLedger
 from tests.simulations import linear_run
 
+# Some thirty processes, each of which makes its graphs: minutes on a machine that has other work.
+pytestmark = pytest.mark.timeout(1800)
+
 _ROOT = pathlib.Path(__file__).parents[2]
-_SECONDS_TO_GET_THERE = 120.0
-_NUM_PROCESSES = 3
+_SECONDS_TO_GET_THERE = 180.0
+_STORAGES = ("disk", "state")
+# When to kill; of each run, in an order of its own.
+_MOMENTS = {
+    "disk": ["any"] * 5 + ["saving state"] * 3 + ["saving ledger"] + ["making noise"] * 2,
+    "state": ["any"] * 7 + ["saving state"] * 3 + ["saving ledger"],
+}
+# After so many kills, a byte of the newest state is altered before the run goes on.
+_DAMAGED_AFTER = (4, 8)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
-
-
-class _Killable:
-    """A process that can do the run, and TFF's workers that it starts."""
+class _Server:
+    """A process that has imported TFF, which takes the longest, and forks at once."""
 
     def __init__(self, output: pathlib.Path) -> None:
         self._output = output
-        self._directory = output.parent
+        self._lock = threading.Lock()
         with output.open("ab") as file:
             self._process = psutil.Popen(
                 [sys.executable, "-m", "tests.simulations.linear_run"],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
-                stdout=file,
+                stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
             )
 
-    def go(self, directory: pathlib.Path, noise_storage: str) -> "_Killable":
-        """Begins the rounds that are left in a directory."""
-        self._directory = directory
-        self._process.stdin.write(f"{directory}\n{noise_storage}\n")
-        self._process.stdin.flush()
-        return self
+    def start(self, directory: pathlib.Path, noise_storage: str) -> "_Killable":
+        """Starts a process that runs the rounds that are left in a directory."""
+        with self._lock:
+            self._process.stdin.write(f"{noise_storage} {directory}\n")
+            self._process.stdin.flush()
+            number = self._process.stdout.readline()
+        assert number, self._output.read_text()[-2000:]
+        return _Killable(int(number), directory, self._output)
 
-    def marks(self) -> list[str]:
-        """The lines of its file of marks; the last one may be that of a round under way."""
-        path = self._directory / f"marks-{self._process.pid}"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a moment of the run."""
-        deadline = time.monotonic() + _SECONDS_TO_GET_THERE
-        while not condition():
-            assert self._process.poll() is None, self._output.read_text()[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
-    def kill(self) -> list[psutil.Process]:
-        """Kills the process alone, and returns the workers that it leaves behind."""
-        if self._process.poll() is not None:
-            return []
-        workers: list[psutil.Process] = self._process.children(recursive=True)
+    def end(self) -> None:
+        """Ends the server and whatever it started."""
+        _end(self._process.children(recursive=True))
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
+        self._process.stdout.close()
+
+
+class _Killable:
+    """A process that does a run, and TFF's workers that it starts."""
+
+    def __init__(self, number: int, directory: pathlib.Path, output: pathlib.Path) -> None:
+        self._process = psutil.Process(number)
+        self._directory = directory
+        self._output = output
+
+    def marks(self) -> list[str]:
+        """The lines of its file of marks."""
+        path = self._directory / f"marks-{self._process.pid}"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_until(self, condition: Callable[[], bool], pause: float = 0.002) -> None:
+        """Waits for a moment of the run, or its end, looking again after each pause."""
+        deadline = time.monotonic() + _SECONDS_TO_GET_THERE
+        while not condition() and not (self._directory / "done").exists():
+            assert self._process.is_running(), self._output.read_text()[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(pause)
+
+    def wait_for_marks(self, rounds_begun: int) -> None:
+        """Waits until it has begun so many rounds."""
+        self.wait_until(
+            lambda: sum(mark.startswith("began") for mark in self.marks()) >= rounds_begun,
+            pause=0.02,
+        )
+
+    def wait_for_end(self) -> None:
+        """Waits until the run is through."""
+        self.wait_until(lambda: False, pause=0.1)
+
+    def kill(self) -> list[psutil.Process]:
+        """Kills the process alone, and returns the workers that it leaves behind."""
+        workers: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            workers = self._process.children(recursive=True)
+            self._process.kill()
+        self._process.wait(_SECONDS_TO_GET_THERE)
         return workers
 
 
@@ -83,92 +126,210 @@ def _end(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=10)
 
 
-def _released(directory: pathlib.Path) -> list[list[np.ndarray]]:
-    """For each round, what was released in it: once, or by several processes."""
-    models: list[list[np.ndarray]] = [[] for _ in range(linear_run.PROGRAM_ROUNDS)]
-    for path in (directory / "released").iterdir():
-        # A killed process may leave a part of a file.
-        if not path.name.startswith("."):
-            models[int(path.name.split("-")[0])].append(np.load(path))
-    return models
+@dataclasses.dataclass(frozen=True)
+class _KilledRun:
+    """A run that was killed until it was through.
+
+    Attributes:
+      directory: Of the run.
+      landed: In what each kill has hit it.
+      num_damaged: How many states were altered between two processes.
+    """
+
+    directory: pathlib.Path
+    landed: list[str]
+    num_damaged: int
 
 
-def _files(directory: pathlib.Path) -> dict[pathlib.Path, int]:
+def _kill_until_through(
+    server: _Server, directory: pathlib.Path, whole: pathlib.Path, noise_storage: str
+) -> _KilledRun:
+    """Goes on from the first state of the whole run, which has a random name for noise files."""
+    while not (whole / "states" / "round_0").exists():
+        time.sleep(0.02)
+    shutil.copytree(whole / "states" / "round_0", directory / "states" / "round_0")
+    ParticipationLedger(linear_run.CLIENTS).save(directory / "ledger.npz")
+    rng = random.Random(noise_storage)
+    moments = rng.sample(_MOMENTS[noise_storage], len(_MOMENTS[noise_storage]))
+    landed: list[str] = []
+    num_damaged = 0
+    orphans: list[psutil.Process] = []
+    for number, moment in enumerate(moments):
+        process = server.start(directory, noise_storage)
+        process.wait_for_marks(1)
+        # Workers of a killed process live on for a while, and may still write noise files.
+        _end(orphans)
+        _wait_for(moment, process, directory, rng)
+        orphans = process.kill()
+        if (directory / "done").exists():
+            break
+        landed.append(_where(process.marks(), directory))
+        if rng.random() < 0.5:
+            _end(orphans)
+        if number in _DAMAGED_AFTER:
+            num_damaged += _alter_newest_state(directory, rng)
+    process = server.start(directory, noise_storage)
+    process.wait_for_end()
+    _end([*orphans, *process.kill()])
+    return _KilledRun(directory, landed, num_damaged)
+
+
+def _wait_for(moment: str, process: _Killable, directory: pathlib.Path, rng: random.Random) -> None:
+    """Waits until it is time to kill a process whose first round has begun."""
+    if moment == "any":
+        # The first round of a process takes longer, because its graphs are still being made.
+        whole_rounds = rng.randrange(2)
+        process.wait_for_marks(1 + whole_rounds)
+        time.sleep(rng.uniform(0.0, 0.7 if whole_rounds else 2.0))
+    elif moment == "making noise":
+        before = _noise_files(directory)
+        process.wait_until(lambda: _noise_files(directory) != before)
+    elif moment == "saving ledger":
+        process.wait_until(lambda: any(directory.glob(".ledger.npz.*")))
+    else:
+        process.wait_until(lambda: any((directory / "states").glob("unfinished/*")))
+        time.sleep(rng.uniform(0.0, 0.08))
+
+
+def _noise_files(directory: pathlib.Path) -> dict[pathlib.Path, int]:
     times = {}
-    for path in directory.rglob("row*"):
-        with contextlib.suppress(FileNotFoundError):
-            times[path] = path.stat().st_mtime_ns
+    # Unlike pathlib, it puts up with directories that are gone again.
+    for parent, _, names in os.walk(directory / "noise"):
+        for path in (pathlib.Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                times[path] = path.stat().st_mtime_ns
     return times
 
 
-@pytest.fixture(scope="module")
-def killables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[_Killable]]:
-    """Processes that import TFF, which takes the longest, all at the same time."""
-    directory = tmp_path_factory.mktemp("output")
-    processes = [_Killable(directory / f"output-{number}") for number in range(_NUM_PROCESSES)]
-    yield list(processes)
-    for process in processes:
-        _end(process.kill())
+def _where(marks: list[str], directory: pathlib.Path) -> str:
+    """Says what a killed process was doing."""
+    what, _, index = marks[-1].partition(" ")
+    if what == "began":
+        return "in a round"
+    if what != "saving":
+        return "between rounds"
+    if any(directory.glob(".ledger.npz.*")):
+        return "saving: ledger"
+    unfinished = [path.name for path in (directory / "states").glob("unfinished/*")]
+    if any("temp" in name for name in unfinished):
+        return "saving: state"
+    if unfinished:
+        return "saving: checksums"
+    if (directory / "states" / f"round_{int(index) + 1}").exists():
+        return "saving: state is there"
+    return "saving: begin"
+
+
+def _alter_newest_state(directory: pathlib.Path, rng: random.Random) -> int:
+    """Flips a bit of the values of the newest state, if there is one before it."""
+    states = sorted(
+        (directory / "states").glob("round_*"), key=lambda path: int(path.name.split("_")[1])
+    )
+    if len(states) < 2:
+        return 0
+    (values,) = states[-1].glob("variables/variables.data*")
+    contents = bytearray(values.read_bytes())
+    contents[rng.randrange(len(contents))] ^= 1 << rng.randrange(8)
+    values.write_bytes(contents)
+    return 1
 
 
 @pytest.fixture(scope="module")
-def whole(
-    killables: list[_Killable], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[np.ndarray]]:
-    """The models of runs without a pause, by storage; made while the others import."""
-    models = {}
-    for noise_storage in ("disk", "state"):
-        directory = tmp_path_factory.mktemp("whole")
-        linear_run.run_program(directory, noise_storage)
-        released = _released(directory)
-        models[noise_storage] = [same for (same,) in released]
-    return models
+def runs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[_KilledRun, pathlib.Path]]]:
+    """By storage, a run that was killed, and the directory of one without a pause."""
+    server = _Server(tmp_path_factory.mktemp("output") / "output")
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            whole = {storage: tmp_path_factory.mktemp("whole") for storage in _STORAGES}
+            processes = [server.start(whole[storage], storage) for storage in _STORAGES]
+            futures = {
+                storage: pool.submit(
+                    _kill_until_through,
+                    server,
+                    tmp_path_factory.mktemp("killed"),
+                    whole[storage],
+                    storage,
+                )
+                for storage in _STORAGES
+            }
+            for process in processes:
+                process.wait_for_end()
+                _end(process.kill())
+            yield {storage: (futures[storage].result(), whole[storage]) for storage in _STORAGES}
+    finally:
+        server.end()
 
 
-def _check(directory: pathlib.Path, whole: list[np.ndarray]) -> None:
-    """Everything that was released, by whichever process, is that of the whole run."""
-    released = _released(directory)
-    for index, models in enumerate(released):
-        assert models, f"round {index} was not released"
-        for model in models:
-            np.testing.assert_array_equal(model, whole[index])
-    ledger = ParticipationLedger.load(directory / "ledger.npz")
-    assert ledger.num_rounds == linear_run.PROGRAM_ROUNDS
-    took_place = realised_participation(ledger.rounds_of_clients(), linear_run.PROGRAM_ROUNDS)
+def _released(directory: pathlib.Path) -> list[list[list[np.ndarray]]]:
+    """For each round, what was released in it: once, or by several processes."""
+    released: list[list[list[np.ndarray]]] = [[] for _ in range(linear_run.PROGRAM_ROUNDS)]
+    for path in (directory / "released").iterdir():
+        # A killed process may leave a part of a file.
+        if not path.name.startswith("."):
+            with np.load(path) as arrays:
+                released[int(path.name.split("-")[0])].append([arrays[name] for name in arrays])
+    return released
+
+
+def _final_states(directory: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
+    """Every value of every state that is left, past the store."""
+    states = {}
+    for path in (directory / "states").iterdir():
+        reader = tf.train.load_checkpoint(str(path / "variables" / "variables"))
+        names = reader.get_variable_to_shape_map()
+        states[path.name] = {name: reader.get_tensor(name) for name in names}
+    return states
+
+
+def _assert_same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_at_least_twenty_kills_landed_everywhere(
+    runs: dict[str, tuple[_KilledRun, pathlib.Path]],
+) -> None:
+    landed = Counter(where for killed, _ in runs.values() for where in killed.landed)
+    print(landed)
+    assert landed.total() >= 20
+    assert landed["in a round"] >= 4
+    assert landed["saving: state"] >= 2
+    assert sum(killed.num_damaged for killed, _ in runs.values()) >= 2
+
+
+@pytest.mark.parametrize("storage", _STORAGES)
+def test_whatever_was_released_is_what_a_run_without_a_pause_releases(
+    runs: dict[str, tuple[_KilledRun, pathlib.Path]], storage: str
+) -> None:
+    killed, whole = runs[storage]
+    expected = _released(whole)
+    for index, releases in enumerate(_released(killed.directory)):
+        # A kill between a round's save and its release leaves it to nobody.
+        for release in releases:
+            _assert_same(release, expected[index][0])
+
+
+@pytest.mark.parametrize("storage", _STORAGES)
+def test_the_last_states_and_ledgers_are_those_of_a_run_without_a_pause(
+    runs: dict[str, tuple[_KilledRun, pathlib.Path]], storage: str
+) -> None:
+    killed, whole = runs[storage]
+    ours, theirs = _final_states(killed.directory), _final_states(whole)
+    last = linear_run.PROGRAM_ROUNDS
+    assert set(ours) == set(theirs) == {f"round_{last - 1}", f"round_{last}"}
+    for version in ours:
+        assert set(ours[version]) == set(theirs[version])
+        for name, value in ours[version].items():
+            np.testing.assert_array_equal(value, theirs[version][name])
+
+    ledger = ParticipationLedger.load(killed.directory / "ledger.npz")
+    other = ParticipationLedger.load(whole / "ledger.npz")
+    assert ledger.num_rounds == other.num_rounds == last
+    _assert_same(list(ledger.cohorts), list(other.cohorts))
+    took_place = realised_participation(ledger.rounds_of_clients(), last)
     assert keeps_plan(linear_run.PARTICIPATION, took_place)
-
-
-def test_noise_on_disk_survives_kills_within_rounds(
-    whole: dict[str, list[np.ndarray]], killables: list[_Killable], tmp_path: pathlib.Path
-) -> None:
-    # In the first round of a process, whose graphs are still being made; the worker lives on
-    # and may write noise files while the next process reads them.
-    first = killables.pop().go(tmp_path, "disk")
-    first.wait_until(lambda: bool(first.marks()))
-    time.sleep(random.Random(0).uniform(0.0, 0.2))
-    orphans = first.kill()
-    assert first.marks() == ["began 0"]
-
-    # While a block's rows are written.
-    second = killables.pop().go(tmp_path, "disk")
-    second.wait_until(lambda: "began 4" in second.marks())
-    before = _files(tmp_path / "noise")
-    second.wait_until(lambda: _files(tmp_path / "noise") != before)
-    _end(second.kill())
-    assert second.marks()[-1].startswith("began")
-    _end(orphans)
-
-    linear_run.run_program(tmp_path, "disk")
-    _check(tmp_path, whole["disk"])
-
-
-def test_noise_in_the_state_survives_a_kill_anywhere(
-    whole: dict[str, list[np.ndarray]], killables: list[_Killable], tmp_path: pathlib.Path
-) -> None:
-    killed = killables.pop().go(tmp_path, "state")
-    killed.wait_until(lambda: "began 3" in killed.marks())
-    # Within a round, while it is saved, or between two.
-    time.sleep(random.Random(1).uniform(0.0, 0.5))
-    _end(killed.kill())
-    linear_run.run_program(tmp_path, "state")
-    _check(tmp_path, whole["state"])
+    assert not [path.name for path in killed.directory.iterdir() if path.name.startswith(".ledger")]

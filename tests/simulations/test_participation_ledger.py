@@ -1,7 +1,10 @@
 """The ledger: what is saved is loaded, and what is broken is refused."""
 
+import gc
 import json
 import pathlib
+import resource
+import sys
 
 import numpy as np
 import pytest
@@ -70,6 +73,36 @@ def test_the_file_has_the_documented_arrays(tmp_path: pathlib.Path) -> None:
         assert list(archive["client_ids"]) == ["ann", "bob", "čeda", "dan", "eve"]
         assert list(rounds[offsets[2] : offsets[3]]) == [0, 2]
         assert int(archive["num_rounds"]) == 3
+
+
+def test_a_ledger_that_cannot_be_written_leaves_the_old_one_and_no_traceback(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lets no file grow beyond a size, as a full disk would not."""
+    path = tmp_path / "p.npz"
+    new = _ledger([[0, 1], [2], [3, 4]])
+    new.save(path)
+    size = path.stat().st_size
+    _ledger([[0, 1], [2]]).save(path)
+    old = path.read_bytes()
+    complaints: list[object] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    gc.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", complaints.append)
+        for num_bytes in (0, 1, size // 2, size - 1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+            try:
+                with pytest.raises(OSError, match="File too large"):
+                    new.save(path)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            gc.collect()
+            assert path.read_bytes() == old
+            assert [entry.name for entry in tmp_path.iterdir()] == ["p.npz"]
+    assert complaints == []
+    new.save(path)
+    assert ParticipationLedger.load(path).num_rounds == 3
 
 
 def test_broken_files_are_refused(tmp_path: pathlib.Path) -> None:

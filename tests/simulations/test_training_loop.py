@@ -10,9 +10,13 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators.participation import MinSeparation
-from simulations import quiet, training_loop
+from mf_aggregators.sampling_schemes import PoissonSampling
+from simulations import data_samplers, quiet, training_loop
+from simulations.availability import Independent
 from simulations.cohorts import TooFewEligibleClientsError
+from simulations.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.participation_ledger import LedgerError, ParticipationLedger
+from simulations.participation_timers import WallClockTimer
 from simulations.quiet import StopRequest
 from simulations.training_loop import FederatedRun
 from tests.simulations import linear_run
@@ -218,3 +222,103 @@ def test_too_few_clients_end_the_run_and_leave_its_rounds(
     with pytest.raises(TooFewEligibleClientsError, match="round 4"):
         _finish(run, tmp_path)
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
+
+
+# Of nine clients three are needed.
+_DISTURBED = DeviceBehaviour(
+    Independent(0.8),
+    over_selection=1.4,
+    dropout_probability=0.1,
+    upload_loss_probability=0.05,
+    history_loss_probability=0.03,
+)
+_BY_CLOCK = DeviceBehaviour(
+    Independent(0.8),
+    WallClockTimer(1000.0),
+    over_selection=1.4,
+    dropout_probability=0.1,
+    upload_loss_probability=0.1,
+    history_loss_probability=0.1,
+)
+
+
+def _disturbed_run(process: Any, **changes: Any) -> FederatedRun:
+    # With this seed the timers leave enough of the nine clients in all rounds.
+    arguments: dict[str, Any] = {
+        "behaviour": _DISTURBED,
+        "participation": MinSeparation(2),
+        "seed": 2,
+    }
+    return _run(process, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("behaviour", [_DISTURBED, _BY_CLOCK])
+def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
+    process: Any, tmp_path: pathlib.Path, behaviour: DeviceBehaviour
+) -> None:
+    run = _disturbed_run(process, behaviour=behaviour)
+    population = DevicePopulation(9, MinSeparation(2), 3, behaviour, run.seed)
+    expected: list[DeviceRound] = []
+    while len(expected) < _NUM_ROUNDS:
+        expected.append(population.next_round())
+    # The test is of rounds that the cohorts before them do not determine.
+    assert any(found.num_selected > 3 for found in expected)
+    models, ledger = _finish(run, tmp_path / "whole")
+    assert _cohorts(ledger) == [list(found.cohort) for found in expected]
+
+    store = linear_run.store_of(tmp_path / "parts")
+    parts: list[np.ndarray] = []
+    for at_most in (1, 2, None):
+        stop = StopRequest()
+        progress = training_loop.start(run, store)
+        finished_rounds = training_loop.rounds(run, store, progress, stop)
+        for number, finished in enumerate(finished_rounds, 1):
+            parts.append(linear_run.weights_of(process, finished.state))
+            found, planned = finished.devices, expected[finished.index]
+            assert found is not None
+            assert found.start_seconds == planned.start_seconds
+            assert found.num_selected == planned.num_selected
+            assert finished.num_eligible == found.num_eligible == planned.num_eligible
+            stop.is_set = number == at_most
+    np.testing.assert_array_equal(np.array(parts), np.array(models))
+    on_disk = ParticipationLedger.load(tmp_path / "parts" / "ledger.npz")
+    assert _cohorts(on_disk) == _cohorts(ledger)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 1},
+        {"behaviour": DeviceBehaviour(Independent(0.3))},
+        {"behaviour": DeviceBehaviour(dropout_probability=0.999, max_attempts=1)},
+    ],
+)
+def test_other_devices_do_not_go_on_with_a_run(
+    process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
+) -> None:
+    """What they remember of the rounds before is not known."""
+    _finish(_disturbed_run(process), tmp_path, at_most=2)
+    with pytest.raises(LedgerError, match=r"round 1 took place with other clients.*or start a new"):
+        _finish(_disturbed_run(process, **changes), tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
+
+
+def test_a_round_says_what_its_devices_did(process: Any, tmp_path: pathlib.Path) -> None:
+    run = _run(process)
+    store = linear_run.store_of(tmp_path)
+    for finished in training_loop.rounds(
+        run, store, training_loop.start(run, store), StopRequest()
+    ):
+        assert finished.devices is not None
+        assert finished.devices.round_index == finished.index
+        np.testing.assert_array_equal(
+            finished.devices.cohort, finished.ledger.cohorts[finished.index]
+        )
+        assert finished.num_eligible == finished.devices.num_eligible
+        assert finished.num_eligible == 9 - 3 * min(finished.index, 2)
+
+
+def test_a_data_centre_has_no_devices(process: Any) -> None:
+    sampler = data_samplers.create(PoissonSampling(_NUM_ROUNDS, 2, 9, 3), 1)
+    with pytest.raises(ValueError, match="no device has a behaviour"):
+        _run(process, sampler=sampler, behaviour=_DISTURBED)

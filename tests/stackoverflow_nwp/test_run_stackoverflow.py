@@ -23,20 +23,25 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.sampling_schemes import PoissonSampling, Shuffling
-from simulations import data_samplers, sampled_participation
-from simulations.participation_ledger import ParticipationLedger
-from simulations.run_directory import RunDirectory
-from stackoverflow_nwp import (
-    federated_text,
+from simulations import (
+    data_samplers,
+    federated_runs,
     run_flags,
     run_plans,
-    run_stackoverflow,
+    run_statements,
+    sampled_participation,
     sampled_runs,
 )
+from simulations.device_populations import DeviceBehaviour
+from simulations.participation_ledger import ParticipationLedger
+from simulations.run_directory import RunDirectory
+from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 
 _WORDS = ("the", "model", "returns", "a", "list", "of", "values", ".")
 _NUM_CLIENTS = 24
+
+_COMMAND = run_stackoverflow.command()
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +80,22 @@ def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[
 def _options(arguments: list[str]) -> dict[str, Any]:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values)
+    run_flags.define_flags(values, _COMMAND)
     values(["run-stackoverflow", *arguments])
-    return run_flags.options_of(values)
+    return run_flags.options_of(values, _COMMAND)
+
+
+def _plan(options: dict[str, Any], noise_multiplier: float | None = None) -> run_plans.Plan:
+    return run_plans.make(options, next_word_data.open_data(options), 64, None, noise_multiplier)
+
+
+def _run(arguments: list[str]) -> int:
+    return command_line.run(
+        "",
+        lambda values: run_flags.define_flags(values, _COMMAND),
+        lambda values: federated_runs.main(values, _COMMAND),
+        ["run-stackoverflow", *arguments],
+    )
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -254,18 +272,16 @@ def test_only_what_the_sampler_drew_is_amplified(
     bands: list[str],
 ) -> None:
     more = [f"--sampling={sampling}", *bands, "--clients_per_round=1", "--noise_multiplier=0.7"]
-    plan = run_plans.make(
-        _options(_arguments(dataset, tmp_path, *more)), str(dataset.parent), None, None
-    )
+    plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
     assert plan.scheme is not None
     assert plan.noise_multiplier == 0.7
     assert plan.participation == SingleParticipation()
     sampler = data_samplers.create(plan.scheme, 5)
-    statement = run_stackoverflow._statement(plan)
+    statement = run_statements.planned(plan, DeviceBehaviour())
     assert statement.plan.sampling == plan.scheme
     clients = tuple(map(str, range(_NUM_CLIENTS)))
     ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), plan.scheme)
-    kept = run_stackoverflow._realised(plan, statement, ledger, sampler)
+    kept = run_statements.realised(plan, statement, ledger, sampler)
     assert kept.keeps_plan is True
     assert kept.earned.sampling == plan.scheme
     assert kept.earned.epsilon == pytest.approx(statement.plan.epsilon)
@@ -274,7 +290,7 @@ def test_only_what_the_sampler_drew_is_amplified(
     # The same client in every round that it might have been in, as some run might draw it.
     always = [np.array([0 if index % plan.scheme.num_bands == 0 else 1]) for index in range(6)]
     tampered = dataclasses.replace(ledger, cohorts=tuple(always))
-    broken = run_stackoverflow._realised(plan, statement, tampered, sampler)
+    broken = run_statements.realised(plan, statement, tampered, sampler)
     assert broken.keeps_plan is False
     assert broken.earned.sampling is None
     assert broken.earned.participation == MinSeparation(
@@ -287,7 +303,7 @@ def test_only_what_the_sampler_drew_is_amplified(
 
     # What timers allowed was not sampled, whoever took part.
     timers = dataclasses.replace(ledger, sampling=None)
-    assert run_stackoverflow._realised(plan, statement, timers, sampler).keeps_plan is False
+    assert run_statements.realised(plan, statement, timers, sampler).keeps_plan is False
 
 
 def test_the_noise_of_a_sampled_run_is_calibrated_once(
@@ -295,13 +311,15 @@ def test_the_noise_of_a_sampled_run_is_calibrated_once(
 ) -> None:
     more = ["--sampling=poisson", "--num_bands=3", "--clients_per_round=2", "--target_epsilon=2"]
     options = _options(_arguments(dataset, tmp_path, *more))
-    plan = run_plans.make(options, str(dataset.parent), None, None)
+    plan = _plan(options)
     assert plan.noise_multiplier == mfa.accounting.amplified_noise_multiplier(
         2.0, 0.01, num_rounds=6, num_bands=3, population=24, clients_per_round=2
     )
-    assert run_stackoverflow._statement(plan).plan.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert run_statements.planned(plan, DeviceBehaviour()).plan.epsilon == pytest.approx(
+        2.0, rel=1e-3
+    )
     # A run that goes on keeps what it began with.
-    assert run_plans.make(options, str(dataset.parent), None, 1.25).noise_multiplier == 1.25
+    assert _plan(options, 1.25).noise_multiplier == 1.25
 
 
 @pytest.mark.parametrize(
@@ -322,9 +340,7 @@ def test_a_checkpoint_brings_its_bands(
         "--clients_per_round=2",
         "--noise_multiplier=1",
     ]
-    plan = run_plans.make(
-        _options(_arguments(dataset, tmp_path, *more)), str(dataset.parent), None, None
-    )
+    plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
     assert plan.scheme == Shuffling(6, num_bands, _NUM_CLIENTS, 2)
 
 
@@ -487,12 +503,7 @@ def test_bad_flags_are_one_clear_line_before_anything_starts(
     (tmp_path / "open_to_all").mkdir()
     (tmp_path / "open_to_all").chmod(0o755)
     output = tmp_path / "run"
-    status = command_line.run(
-        "",
-        run_flags.define_flags,
-        run_stackoverflow.main,
-        ["run-stackoverflow", *_arguments(dataset, output, *arguments)],
-    )
+    status = _run(_arguments(dataset, output, *arguments))
     captured = capsys.readouterr()
     assert status == 2, captured
     assert captured.out == ""
@@ -505,13 +516,13 @@ def test_a_directory_of_another_run_is_not_touched(
 ) -> None:
     output = tmp_path / "run"
     output.mkdir()
-    (output / "config.json").write_text('{"flags": {"num_rounds": 99}, "cohort_seed": 1}')
-    status = command_line.run(
-        "",
-        run_flags.define_flags,
-        run_stackoverflow.main,
-        ["run-stackoverflow", *_arguments(dataset, output)],
-    )
+    config = {
+        "flags": {"num_rounds": 99},
+        "cohort_seed": 1,
+        "versions": federated_runs.versions(),
+    }
+    (output / "config.json").write_text(json.dumps(config))
+    status = _run(_arguments(dataset, output))
     assert status == 2
     assert "other flags" in capsys.readouterr().err
     assert [path.name for path in output.iterdir()] == ["config.json"]
@@ -524,21 +535,14 @@ def test_a_run_does_not_go_on_with_other_data(
     arguments = _arguments(dataset, output)
     options = _options(arguments)
     kept = {name: value for name, value in options.items() if name not in run_flags.NOT_OF_THE_RUN}
-    # A run that was started before there were these flags had their defaults.
-    del kept["noise_storage"], kept["noise_source"], kept["sampling"]
     output.mkdir()
     config = {
         "flags": kept,
         "cohort_seed": 1,
         "dataset_sha256": "of other data",
-        "versions": run_stackoverflow._versions(),
+        "versions": federated_runs.versions(),
     }
     (output / "config.json").write_text(json.dumps(config))
-    status = command_line.run(
-        "",
-        run_flags.define_flags,
-        run_stackoverflow.main,
-        ["run-stackoverflow", *arguments],
-    )
+    status = _run(arguments)
     assert status == 2
     assert "has changed since the run" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints
 from mf_aggregators.commands import command_line, factorize, plan
-from stackoverflow_nwp import run_flags, run_plans, sampled_runs
+from simulations import run_flags, run_plans, sampled_runs
+from stackoverflow_nwp import run_stackoverflow
 
 _SETTING = (
     "--num_rounds=12",
@@ -88,9 +89,10 @@ def _factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 def _options(words: list[str]) -> dict[str, Any]:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values)
+    command = run_stackoverflow.command()
+    run_flags.define_flags(values, command)
     assert len(values(words, known_only=False)) == 1
-    return run_flags.options_of(values)
+    return run_flags.options_of(values, command)
 
 
 def _arguments(expression: str) -> tuple[Any, dict[str, Any]]:

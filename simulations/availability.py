@@ -1,0 +1,470 @@
+"""Availability: which devices could take part at a moment, if their timers allowed it.
+
+A production server meets only those devices that are idle, on charge and on a free network
+just then (Bonawitz et al. 2019, Towards Federated Learning at Scale). The models here say which
+ones these are, for as many of the devices as are asked about.
+
+Each model is a function of (seed, device, time) and keeps no memory. A few thousand of ten
+million devices can be asked about without drawing anything for the others, and a run that is
+resumed finds the same devices. Randomness is a counter-based hash, the finaliser of SplitMix64
+(Steele, Lea and Flood 2014) at a device's number. It is fast and passes statistical tests, and
+it is no cryptography: nothing that privacy rests on may be drawn with it.
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import warnings
+from typing import Protocol
+
+import numpy as np
+
+from mf_aggregators import validation
+
+_HOUR = 3600.0
+_DAY = 24 * _HOUR
+
+# The constants of SplitMix64: the step between states, and those of the finaliser.
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+
+# What a random number is for: others are independent of it.
+_INDEPENDENT = 0
+_ZONE = 1
+_WINDOW_START = 2
+_WINDOW_LENGTH = 3
+_NIGHT = 4
+
+# Of a trace, whose index takes 8 bytes for each device up to the largest.
+_LARGEST_DEVICE = 10**8
+
+_TRACE_ARRAYS = ("device", "start_seconds", "end_seconds")
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; the message names the file and the reason."""
+
+
+class Availability(Protocol):
+    """Which devices are available when."""
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns which of some devices are available at a moment.
+
+        Args:
+          devices: (m,) int64: numbers of devices, from 0; any order, repeats allowed.
+          seconds: The moment, in seconds since the first round began.
+          round_index: The round that asks, from 0.
+          seed: Of the population; any non-negative integer.
+
+        Returns:
+          (m,) bool.
+        """
+        ...
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns False if it is certain, without asking each, that no device is available.
+
+        Args:
+          seconds: The moment.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Always:
+    """Every device is available at any time."""
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool, all True."""
+        return np.ones(len(devices), dtype=bool)
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns True."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent:
+    """Each device is available with the same probability, independently each time it is asked.
+
+    Attributes:
+      probability: Above 0, at most 1.
+
+    Raises:
+      ValueError: If the probability is out of its range.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < validation.finite_number(self.probability, "probability") <= 1.0:
+            raise ValueError(
+                f"probability must be above 0 and at most 1, found {self.probability}."
+            )
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool: a fresh draw for each device, round and moment."""
+        draws = uniform(seed, _INDEPENDENT, devices, _bits(seconds), round_index)
+        return draws < self.probability
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns True."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Diurnal:
+    """Devices that are available at night, on some nights, by the clock of where they are.
+
+    Each device has a time zone, and one window of the day in local time, which starts at
+    ``start_hour`` give or take ``start_spread_hours`` and lasts between ``shortest_hours`` and
+    ``longest_hours``, all drawn once for the device, uniformly. Its duty cycle is the window's
+    share of the day times ``nightly_probability``, with which the device is on charge and idle
+    in a night, independently of other nights.
+
+    The first round begins at midnight UTC.
+
+    Attributes:
+      utc_offsets: Local time less UTC in each time zone, in hours.
+      weights: The share of devices in each zone, up to a factor; None for equal shares.
+      start_hour: Mean start of the windows, in hours after local midnight.
+      start_spread_hours: The most that a start differs from the mean, at most 12.
+      shortest_hours: The shortest window.
+      longest_hours: The longest window, at most 24.
+      nightly_probability: Above 0, at most 1.
+
+    Raises:
+      ValueError: If an attribute is out of its range.
+    """
+
+    utc_offsets: tuple[float, ...] = (-8.0, -5.0, -3.0, 0.0, 1.0, 3.0, 5.5, 8.0, 9.0)
+    weights: tuple[float, ...] | None = None
+    start_hour: float = 22.0
+    start_spread_hours: float = 2.0
+    shortest_hours: float = 4.0
+    longest_hours: float = 10.0
+    nightly_probability: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not self.utc_offsets:
+            raise ValueError("utc_offsets must name at least one time zone.")
+        for offset in self.utc_offsets:
+            if not -12.0 <= validation.finite_number(offset, "utc_offsets") <= 14.0:
+                raise ValueError(f"utc_offsets must be hours from -12 to 14, found {offset}.")
+        if self.weights is not None:
+            if len(self.weights) != len(self.utc_offsets):
+                raise ValueError(
+                    f"weights must have one number for each of the {len(self.utc_offsets)} "
+                    f"utc_offsets, found {len(self.weights)}."
+                )
+            if math.fsum(validation.non_negative_number(w, "weights") for w in self.weights) <= 0.0:
+                raise ValueError("weights must not all be zero.")
+        if not 0.0 <= validation.finite_number(self.start_hour, "start_hour") < 24.0:
+            raise ValueError(
+                f"start_hour must be at least 0 and below 24, found {self.start_hour}."
+            )
+        if validation.non_negative_number(self.start_spread_hours, "start_spread_hours") > 12.0:
+            raise ValueError(
+                f"start_spread_hours must be at most 12, found {self.start_spread_hours}."
+            )
+        shortest = validation.positive_number(self.shortest_hours, "shortest_hours")
+        if not shortest <= validation.finite_number(self.longest_hours, "longest_hours") <= 24.0:
+            raise ValueError(
+                f"longest_hours must be from shortest_hours, {shortest}, to 24, found "
+                f"{self.longest_hours}."
+            )
+        if not 0.0 < validation.finite_number(self.nightly_probability, "nightly_probability") <= 1:
+            raise ValueError(
+                "nightly_probability must be above 0 and at most 1, found "
+                f"{self.nightly_probability}."
+            )
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool: whose window it is, of those on charge and idle this night."""
+        starts, lengths = self.windows(devices, seed)
+        since_first_start = seconds - starts
+        nights = np.floor(since_first_start / _DAY)
+        found = since_first_start - nights * _DAY < lengths
+        # Most devices are outside their window: only the others need a draw.
+        inside = np.flatnonzero(found)
+        nights_inside = nights[inside].astype(np.int64).view(np.uint64)
+        draws = uniform(seed, _NIGHT, devices[inside], nights_inside)
+        found[inside] = draws < self.nightly_probability
+        return found
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns whether some time zone has a moment at which windows may be open."""
+        peopled = np.asarray(self.utc_offsets, dtype=np.float64)[self._weights() > 0.0]
+        earliest = self.start_hour - self.start_spread_hours - peopled
+        # A second for rounding.
+        since_earliest = np.mod(seconds - earliest * _HOUR + 1.0, _DAY)
+        longest = (2.0 * self.start_spread_hours + self.longest_hours) * _HOUR
+        return bool(np.any(since_earliest < longest + 2.0))
+
+    def windows(self, devices: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the windows of some devices, which recur every day.
+
+        Args:
+          devices: (m,) int64.
+          seed: Of the population.
+
+        Returns:
+          (m,) float64 seconds, since the first round began, at which a window of each device
+          starts, possibly negative; and (m,) float64 seconds that it lasts.
+        """
+        shares = np.cumsum(self._weights()) / np.sum(self._weights())
+        zones = np.searchsorted(shares[:-1], uniform(seed, _ZONE, devices), side="right")
+        offsets = np.asarray(self.utc_offsets, dtype=np.float64)[zones]
+        spread = self.start_spread_hours * (2.0 * uniform(seed, _WINDOW_START, devices) - 1.0)
+        duration = self.longest_hours - self.shortest_hours
+        hours = self.shortest_hours + duration * uniform(seed, _WINDOW_LENGTH, devices)
+        return (self.start_hour + spread - offsets) * _HOUR, hours * _HOUR
+
+    def _weights(self) -> np.ndarray:
+        weights = (1.0,) * len(self.utc_offsets) if self.weights is None else self.weights
+        return np.asarray(weights, dtype=np.float64)
+
+
+class Trace:
+    """Availability as it was recorded: for each device, the spans in which it was available.
+
+    Devices without a span are never available. A span holds its start and not its end.
+    """
+
+    def __init__(
+        self,
+        devices: np.ndarray,
+        start_seconds: np.ndarray,
+        end_seconds: np.ndarray,
+        period_seconds: float | None = None,
+    ) -> None:
+        """Creates a trace. The arrays are copied.
+
+        Args:
+          devices: (m,) integers: the device of each span, from 0, in any order.
+          start_seconds: (m,) float64, since the first round began.
+          end_seconds: (m,) float64: later than the starts. Spans of one device may overlap.
+          period_seconds: The trace is repeated with this period; None for a trace after
+            which no device is available any more.
+
+        Raises:
+          ValueError: If the arrays do not fit together, a number is not finite, a device's
+            is no integer from 0, a span does not end after it starts, or one is not within
+            the period.
+        """
+        numbers = np.asarray(devices)
+        starts = np.array(start_seconds, dtype=np.float64)
+        ends = np.array(end_seconds, dtype=np.float64)
+        if not numbers.ndim == starts.ndim == ends.ndim == 1 or not (
+            len(numbers) == len(starts) == len(ends)
+        ):
+            raise ValueError("a trace needs a device, a start and an end for each span.")
+        if not len(numbers):
+            raise ValueError("a trace needs at least one span.")
+        if not np.all(np.isfinite(starts)) or not np.all(np.isfinite(ends)):
+            raise ValueError("the times of a trace must be finite.")
+        whole = np.issubdtype(numbers.dtype, np.integer) or np.all(np.floor(numbers) == numbers)
+        if not whole or np.any(numbers < 0) or np.any(numbers > _LARGEST_DEVICE):
+            raise ValueError(
+                f"the devices of a trace must be whole numbers from 0 to {_LARGEST_DEVICE}."
+            )
+        _refuse(ends <= starts, numbers, starts, ends, "must end after it starts")
+        if period_seconds is not None:
+            period_seconds = validation.positive_number(period_seconds, "period_seconds")
+            _refuse(
+                (starts < 0.0) | (ends > period_seconds),
+                numbers,
+                starts,
+                ends,
+                f"must lie within the period, from 0 to {period_seconds:g} seconds",
+            )
+        self._period = period_seconds
+        order = np.lexsort((starts, numbers))
+        numbers, starts, ends = numbers[order].astype(np.int64), starts[order], ends[order]
+        # The spans of device d are those from offsets[d] to offsets[d + 1].
+        counts = np.bincount(numbers)
+        self._offsets = np.concatenate([[0], np.cumsum(counts)])
+        self._last_end = float(np.max(ends))
+        # A span's start and the latest end up to it side by side, which memory reads at once.
+        self._spans = np.stack([starts, _running_maximum(ends, self._offsets)], axis=1)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], period_seconds: float | None = None) -> "Trace":
+        """Reads a trace.
+
+        Args:
+          path: A text file of ``device,start_seconds,end_seconds`` lines, of which the first
+            may be a heading; or a ``.npz`` file with arrays of these names.
+          period_seconds: As for the constructor.
+
+        Returns:
+          The trace.
+
+        Raises:
+          TraceError: If the file is missing, damaged, or is no trace.
+        """
+        file = pathlib.Path(path)
+        try:
+            columns = _archive_columns(file) if file.suffix == ".npz" else _text_columns(file)
+            return cls(*columns, period_seconds=period_seconds)
+        except TraceError:
+            raise
+        except OSError as error:
+            raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error
+        except ValueError as error:
+            raise TraceError(f"{file} cannot be used as a trace: {error}") from error
+
+    @property
+    def largest_device(self) -> int:
+        """The largest number of a device that the trace names."""
+        return len(self._offsets) - 2
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        """Returns (m,) bool: which devices have a span at that moment."""
+        moment = seconds if self._period is None else math.fmod(seconds, self._period)
+        known = np.minimum(devices, self.largest_device)
+        first = self._offsets[known]
+        # The last span that starts by then: bisection of all devices at the same time.
+        low, high = first - 1, self._offsets[known + 1] - 1
+        while np.any(low < high):
+            middle = (low + high + 1) // 2
+            started = self._spans[middle, 0] <= moment
+            low, high = np.where(started, middle, low), np.where(started, high, middle - 1)
+        return (known == devices) & (low >= first) & (moment < self._spans[low, 1])
+
+    def is_possible(self, seconds: float) -> bool:
+        """Returns whether a trace that is not repeated goes on."""
+        return self._period is not None or seconds < self._last_end
+
+
+def uniform(
+    seed: int, purpose: int, devices: np.ndarray, *coordinates: np.ndarray | int
+) -> np.ndarray:
+    """Returns numbers in [0, 1) that are a function of seed, purpose, device and coordinates.
+
+    State ``devices[i]`` of a SplitMix64 generator whose seed follows from (seed, purpose),
+    hashed again with each coordinate. Not for anything that privacy rests on.
+
+    Args:
+      seed: Any non-negative integer.
+      purpose: A non-negative integer; others give independent numbers.
+      devices: (m,) int64, from 0.
+      *coordinates: For example a night: one integer from 0 for all, or (m,) uint64.
+
+    Returns:
+      (m,) float64, multiples of 2^-53.
+    """
+    key = np.random.SeedSequence(seed, spawn_key=(purpose,)).generate_state(1, np.uint64)
+    hashed = np.asarray(devices, dtype=np.int64).view(np.uint64) * _STEP
+    hashed += key
+    _finalise(hashed)
+    for coordinate in coordinates:
+        hashed ^= np.asarray(coordinate, dtype=np.uint64).reshape(-1) * _STEP
+        # Coordinate 0 would leave the state as it was.
+        hashed += _STEP
+        _finalise(hashed)
+    hashed >>= np.uint64(11)
+    return hashed * 2.0**-53
+
+
+def _finalise(state: np.ndarray) -> None:
+    """The finaliser of SplitMix64, in place."""
+    state ^= state >> np.uint64(30)
+    state *= _FIRST_FACTOR
+    state ^= state >> np.uint64(27)
+    state *= _SECOND_FACTOR
+    state ^= state >> np.uint64(31)
+
+
+def _bits(number: float) -> np.ndarray:
+    # Adding zero makes a negative zero positive.
+    return np.array([number + 0.0], dtype=np.float64).view(np.uint64)
+
+
+def _running_maximum(ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """For each span, the latest end of those of its device up to it, so that overlaps count."""
+    lengths = np.diff(offsets)
+    most = int(np.max(lengths))
+    if most == 1:
+        return ends
+    position = np.arange(len(ends)) - np.repeat(offsets[:-1], lengths)
+    latest, step = ends.copy(), 1
+    while step < most:
+        later = np.flatnonzero(position >= step)
+        latest[later] = np.maximum(latest[later], latest[later - step])
+        step *= 2
+    return latest
+
+
+def _refuse(
+    wrong: np.ndarray, devices: np.ndarray, starts: np.ndarray, ends: np.ndarray, must: str
+) -> None:
+    if np.any(wrong):
+        index = int(np.argmax(wrong))
+        raise ValueError(
+            f"each span {must}, found {starts[index]:g} to {ends[index]:g} of device "
+            f"{devices[index]:g} (span {index + 1})."
+        )
+
+
+def _archive_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            devices, starts, ends = (archive[name] for name in _TRACE_ARRAYS)
+            return devices, starts, ends
+    except OSError:
+        raise
+    except Exception as error:
+        # NumPy's reader raises many types for a damaged archive.
+        raise TraceError(
+            f"{file} cannot be read as a trace with arrays {', '.join(_TRACE_ARRAYS)}: {error}."
+        ) from error
+
+
+def _text_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first = lines.readline()
+        if not first.strip():
+            raise TraceError(f"{file} holds no span: its first line is empty.")
+        is_heading = [name.strip() for name in first.split(",")] == list(_TRACE_ARRAYS)
+        with warnings.catch_warnings():
+            # NumPy warns of a file without numbers, which is refused below.
+            warnings.simplefilter("ignore", UserWarning)
+            table = np.loadtxt(
+                file,
+                delimiter=",",
+                ndmin=2,
+                skiprows=int(is_heading),
+                comments=None,
+                encoding="utf-8",
+            )
+    except OSError:
+        raise
+    except TraceError:
+        raise
+    except ValueError as error:
+        raise TraceError(
+            f"{file} cannot be read as {','.join(_TRACE_ARRAYS)} lines: {error}."
+        ) from error
+    if not table.size:
+        raise TraceError(f"{file} holds no span.")
+    if table.shape[1] != len(_TRACE_ARRAYS):
+        raise TraceError(
+            f"{file} must have {','.join(_TRACE_ARRAYS)} on each line, found {table.shape[1]} "
+            "columns."
+        )
+    return table[:, 0], table[:, 1], table[:, 2]

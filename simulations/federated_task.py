@@ -1,0 +1,88 @@
+"""What a federated run needs to know of its task: clients, model and evaluation.
+
+A new task is one module that makes a :class:`FederatedTask`, and one command that hands a
+:class:`TaskCommand` to ``federated_runs``. Everything else (mechanisms, timers, devices,
+checkpoints, metrics, statements) is the same for all tasks.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from absl import flags
+
+HELDOUT, TEST = "heldout", "test"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FederatedTask:
+    """Clients and model of a run, once TensorFlow is loaded.
+
+    Attributes:
+      client_ids: The population.
+      client_dataset: From a client's id and a round, from 0, to its ``tf.data.Dataset`` of
+        batches in that round; a function of the two alone.
+      model_fn: What ``tff.learning`` builds its model from.
+      initial_weights: The trainable weights that training begins with.
+      evaluate: From trainable weights and :data:`HELDOUT` or :data:`TEST` to the model's
+        ``loss`` and ``accuracy`` on that split.
+      accuracy: The name of the metric of ``model_fn`` that is the accuracy in training.
+      facts: What the result of a run says besides, by name: baselines, for example.
+    """
+
+    client_ids: tuple[str, ...]
+    client_dataset: Callable[[str, int], Any]
+    model_fn: Callable[[], Any]
+    initial_weights: tuple[np.ndarray, ...]
+    evaluate: Callable[[Sequence[np.ndarray], str], Mapping[str, float]]
+    accuracy: str
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class TaskData(Protocol):
+    """A task's data before TensorFlow is loaded: what a run is planned and checked with."""
+
+    @property
+    def name(self) -> str:
+        """The data set, for messages: a file, where it is one."""
+
+    @property
+    def num_clients(self) -> int:
+        """The training clients."""
+
+    def fingerprint(self) -> str:
+        """Returns what tells this data set from another, or from itself after a change."""
+
+    def load(self, seed: int) -> FederatedTask:
+        """Returns the task.
+
+        Args:
+          seed: Of initial weights and of what clients sample of their data.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskCommand:
+    """A command that runs one task.
+
+    Attributes:
+      name: The command.
+      description: What ``--help`` says first.
+      define_flags: Defines the flags of the task alone.
+      defaults: From the flags as given to the defaults of this run, by flag; ``max_bands``,
+        which is no flag, is the most bands that a mechanism gets without ``--num_bands``.
+      default_texts: What ``--help`` says of the defaults, by flag.
+      check_flags: Checks the task's own flags, defaults filled in; raises ValueError.
+      open_data: From all flags, defaults filled in, to the data.
+      outcome_lines: From the task's facts to lines of the result that a person reads.
+    """
+
+    name: str
+    description: str
+    define_flags: Callable[[flags.FlagValues], None]
+    defaults: Callable[[flags.FlagValues], Mapping[str, Any]]
+    default_texts: Mapping[str, str]
+    check_flags: Callable[[Mapping[str, Any]], None]
+    open_data: Callable[[Mapping[str, Any]], TaskData]
+    outcome_lines: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]

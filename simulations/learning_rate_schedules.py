@@ -1,0 +1,191 @@
+"""Schedules of the server's learning rate: warm-up, cool-down and decay of the papers.
+
+A schedule is fixed before training and knows nothing of the data, so that it can be part of
+the workload that a mechanism is optimised for (Denisov et al. Prop. 4.2). A mechanism for
+``workloads.momentum_sgd(n, momentum, schedule.rates(n, peak))`` has momentum and schedule
+inside; one for ``workloads.prefix_sum(n)`` has both as post-processing. The run is the same
+in both cases: TFF's ``build_sgdm`` under :func:`rate_of_round`, which is Alg. 2 of Denisov
+et al., ``m_i = momentum m_(i-1) + g_i`` and ``theta_i = theta_(i-1) - rate_i m_i``, with the
+rate outside of the velocity. Only the choice of the workload differs.
+
+A ramp of share s has ceil(s n) steps. Of BandMF's 2,052 rounds (App. I) the warm-up over
+15 % has 308: it begins at 0.05 and reaches the full rate in round 309. The cool-down over 25 %
+has 513: each of the last 513 rounds is below the full rate and the last is at 0.05.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import validation
+
+LINEAR = "linear"
+DROP = "drop"
+CLIPPED = "clipped"
+
+# Shares such as 0.07 are not binary fractions: 0.07 * 100 is a little more than 7.
+_ROUNDING_OF_SHARES = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The learning rate of every round, relative to a peak.
+
+    Where warm-up and cool-down meet, the smaller of both holds.
+
+    Attributes:
+      warmup_share: The share of the rounds over which the rate rises linearly to its peak;
+        0 for none.
+      cooldown_share: The share of the rounds, the last ones, in which it is below its peak;
+        0 for none.
+      cooldown: How it falls. ``linear``: by equal steps, to ``cooldown_factor`` in the last
+        round (Denisov et al. Sec. 5, BandMF App. I). ``drop``: at once, to
+        ``cooldown_factor`` (Denisov et al. Sec. 5). ``clipped``: by equal steps that would
+        end at 0 after the last round, but to no less than ``cooldown_factor``.
+      warmup_factor: Of the first round, relative to the peak.
+      cooldown_factor: Of the last round, relative to the peak.
+
+    Raises:
+      ValueError: If a share or factor is out of its range, the shares exceed 1 together, or
+        the cool-down has another name.
+    """
+
+    warmup_share: float = 0.0
+    cooldown_share: float = 0.0
+    cooldown: str = LINEAR
+    warmup_factor: float = 0.05
+    cooldown_factor: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_share", "cooldown_share"):
+            share = validation.non_negative_number(getattr(self, name), name)
+            if share > 1.0:
+                raise ValueError(f"{name} must be at most 1, all rounds, found {share}.")
+        if self.warmup_share + self.cooldown_share > 1.0 + _ROUNDING_OF_SHARES:
+            raise ValueError(
+                f"warmup_share {self.warmup_share} and cooldown_share {self.cooldown_share} are "
+                "more than all rounds together: make one of them smaller."
+            )
+        if self.cooldown not in (LINEAR, DROP, CLIPPED):
+            raise ValueError(
+                f"cooldown must be one of {LINEAR}, {DROP}, {CLIPPED}, found {self.cooldown!r}."
+            )
+        for name in ("warmup_factor", "cooldown_factor"):
+            # A rate of zero would make the workload singular.
+            if validation.positive_number(getattr(self, name), name) > 1.0:
+                raise ValueError(f"{name} must be at most 1, found {getattr(self, name)}.")
+
+    def rates(self, num_rounds: int, peak: float) -> np.ndarray:
+        """Returns the learning rate of every round.
+
+        Args:
+          num_rounds: The number of rounds n, at least 1.
+          peak: The full learning rate, above 0.
+
+        Returns:
+          (n,) float64, all above 0 and at most the peak: what ``workloads.momentum_sgd`` and
+          :func:`rate_of_round` take.
+
+        Raises:
+          ValueError: If an argument is out of its range.
+        """
+        num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        peak = validation.positive_number(peak, "peak")
+        return peak * np.minimum(self._rising(num_rounds), self._falling(num_rounds))
+
+    def _rising(self, num_rounds: int) -> np.ndarray:
+        steps = _steps(self.warmup_share, num_rounds)
+        if steps == 0:
+            return np.ones(num_rounds)
+        share = np.minimum(np.arange(num_rounds) / steps, 1.0)
+        return self.warmup_factor + (1.0 - self.warmup_factor) * share
+
+    def _falling(self, num_rounds: int) -> np.ndarray:
+        steps = _steps(self.cooldown_share, num_rounds)
+        if steps == 0:
+            return np.ones(num_rounds)
+        later = np.arange(num_rounds)[::-1]
+        if self.cooldown == DROP:
+            return np.where(later < steps, self.cooldown_factor, 1.0)
+        if self.cooldown == CLIPPED:
+            length = max(1.0, self.cooldown_share * num_rounds)
+            return np.clip((later + 1) / length, self.cooldown_factor, 1.0)
+        share = np.minimum(later / steps, 1.0)
+        return self.cooldown_factor + (1.0 - self.cooldown_factor) * share
+
+
+_SCHEDULES = {
+    "constant": Schedule(),
+    "decay": Schedule(cooldown_share=0.25, cooldown=DROP, cooldown_factor=0.15),
+    "cooldown": Schedule(cooldown_share=0.25),
+    "warmup_cooldown": Schedule(warmup_share=0.15, cooldown_share=0.25),
+    "clipped_cooldown": Schedule(cooldown_share=0.25, cooldown=CLIPPED),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Returns the names that :func:`by_name` knows."""
+    return tuple(_SCHEDULES)
+
+
+def by_name(name: str) -> Schedule:
+    """Returns a schedule of the papers by its name.
+
+    Args:
+      name: ``constant``; ``decay``, 0.15 of the rate in the last 25 % of the rounds, and
+        ``cooldown``, linear from 1 to 0.05 over the last 25 % (both Denisov et al. Sec. 5);
+        ``warmup_cooldown``, which in addition rises from 0.05 to 1 over the first 15 %
+        (BandMF App. I); or ``clipped_cooldown``, a cool-down of a slightly steeper slope
+        that stays at 0.05 once it is there.
+
+    Returns:
+      The schedule; ``dataclasses.replace`` changes its shares.
+
+    Raises:
+      ValueError: If the name is unknown.
+    """
+    if name not in _SCHEDULES:
+        raise ValueError(f"a schedule must be one of {', '.join(_SCHEDULES)}, found {name!r}.")
+    return _SCHEDULES[name]
+
+
+def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:
+    """Returns the function that ``tff.learning.optimizers.schedule_learning_rate`` takes.
+
+    Needs TensorFlow, which is imported here only.
+
+    Args:
+      rates: The n learning rates, finite and not negative.
+
+    Returns:
+      A function from a scalar integer tensor, the round from 0, to its learning rate, a
+      scalar float32 tensor. From round n on it is the last rate: TFF asks for the rate of
+      the round that comes after the last.
+
+    Raises:
+      ValueError: If the rates are not a vector of at least one finite, non-negative number.
+    """
+    import tensorflow as tf
+
+    values = np.asarray(rates, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(
+            f"rates must hold one learning rate for each round, found an array of shape "
+            f"{values.shape}."
+        )
+    if not np.all(np.isfinite(values)) or np.any(values < 0.0):
+        raise ValueError("rates must be finite and not negative.")
+
+    def rate(round_index: Any) -> Any:
+        # The constant belongs to the graph that TFF is building at this moment.
+        table = tf.constant(values, tf.float32)
+        return tf.gather(table, tf.minimum(round_index, len(values) - 1))
+
+    return rate
+
+
+def _steps(share: float, num_rounds: int) -> int:
+    return math.ceil(share * num_rounds - _ROUNDING_OF_SHARES)

@@ -1,0 +1,308 @@
+"""Private aggregation for simulations: zeroing, clipping, correlated noise, and measurements.
+
+Each client's update is measured, set to zero if any of its entries is too large, and clipped;
+the sum gets the round's noise. That order keeps the guarantee: zeroing and clipping are
+functions of one client's update alone, with thresholds fixed in advance, so whatever an
+update was, what enters the sum has an L2 norm of at most the clip norm, and one client
+changes the sum by no more. The sensitivity is that of clipping alone. (A threshold that
+followed from the updates of a round, a quantile of their norms for instance, would have to
+be released privately itself.)
+
+The measurements are exact statistics of the clients' updates, without any noise. They are
+for simulations on data that may be looked at; published from a deployment, they would void
+the guarantee.
+"""
+
+import collections
+import math
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators import validation
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import Participation
+
+# Columns of C^-1 at a time: bounds memory at n times this.
+_COLUMNS_AT_A_TIME = 512
+
+
+def aggregator(
+    factorization: Factorization | str | os.PathLike[str],
+    *,
+    participation: Participation,
+    noise_multiplier: float,
+    clip_norm: float,
+    clients_per_round: float,
+    zeroing_norm: float | None = None,
+    measure: bool = True,
+    **noise: Any,
+) -> tff.aggregators.UnweightedAggregationFactory:
+    """Returns ``mf_aggregators.mf_dp_aggregator`` with zeroing and measurements.
+
+    With ``measure``, the metrics of a round of ``tff.learning`` have, below ``aggregator``
+    (float64 but for the int64 counts; without noise, see the module's docstring):
+
+    * ``num_updates``: how many clients' updates arrived;
+    * ``non_finite_updates``: how many of them had a NaN or infinite entry (or, in double
+      precision, one above 1e154); they count in nothing below but the divisor of the
+      fractions;
+    * ``update_norm``, ``max_update_norm``: mean and largest L2 norm of the updates, before
+      zeroing and clipping; 0 if there are none;
+    * ``zeroed_fraction``: of the updates, those that had an entry above ``zeroing_norm``; 0
+      without zeroing;
+    * ``clipped_fraction``: of the updates, those that were scaled down and not zeroed;
+    * ``released_norm``: L2 norm of the released mean, noise included; this one is private.
+
+    The metrics of the inner processes are there as well; zeroing puts those of
+    ``mf_dp_aggregator`` below ``zeroing``.
+
+    Args:
+      factorization: A factorization, or the directory of its checkpoint.
+      participation: The schema that the run enforces.
+      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
+      clip_norm: The L2 norm to which each client's update is clipped.
+      clients_per_round: What the noisy sum is divided by.
+      zeroing_norm: The largest magnitude that an entry of an update may have; an update
+        with a larger one is replaced by zeros before clipping (its l-infinity norm; BandMF
+        App. I). None for no zeroing.
+      measure: Whether to measure.
+      **noise: ``seed``, ``noise_storage``, ``noise_directory`` and ``noise_source`` of
+        ``mf_dp_aggregator``.
+
+    Returns:
+      A ``tff.aggregators.UnweightedAggregationFactory``, to be passed as
+      ``model_aggregator``.
+
+    Raises:
+      CheckpointError: If the checkpoint cannot be read.
+      TypeError: If an argument has the wrong type; at ``create``, if a tensor of the updates
+        is not floating point.
+      ValueError: If a number is out of its range.
+    """
+    if zeroing_norm is not None:
+        zeroing_norm = validation.positive_number(zeroing_norm, "zeroing_norm")
+    process: tff.aggregators.UnweightedAggregationFactory = mfa.mf_dp_aggregator(
+        factorization,
+        participation=participation,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        clients_per_round=clients_per_round,
+        **noise,
+    )
+    if zeroing_norm is not None:
+        process = tff.aggregators.zeroing_factory(zeroing_norm, process, norm_order=math.inf)
+    if not measure:
+        return process
+    return _MeasuredFactory(process, float(clip_norm), zeroing_norm)
+
+
+class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
+    """Adds measurements of the updates and of the released mean to those of a factory."""
+
+    def __init__(
+        self,
+        inner: tff.aggregators.UnweightedAggregationFactory,
+        clip_norm: float,
+        zeroing_norm: float | None,
+    ) -> None:
+        self._inner = inner
+        self._clip_norm = clip_norm
+        self._zeroing_norm = zeroing_norm
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """Returns the process for updates of a type; see the base class."""
+        return tff.aggregators.add_measurements(
+            self._inner,
+            client_measurement_fn=self._statistics_of_updates(value_type),
+            server_measurement_fn=_released_norm,
+        ).create(value_type)
+
+    def _statistics_of_updates(self, value_type: Any) -> Any:
+        clip_norm, zeroing_norm = self._clip_norm, self._zeroing_norm
+
+        @tff.tensorflow.computation(value_type)
+        def summarise(update: Any) -> Any:
+            return _summary(update, clip_norm, zeroing_norm)
+
+        @tff.tensorflow.computation
+        def nothing() -> Any:
+            return _totals(0, 0, 0, 0, 0.0, 0.0)
+
+        @tff.tensorflow.computation(nothing.type_signature.result, nothing.type_signature.result)
+        def merge(left: Any, right: Any) -> Any:
+            merged = collections.OrderedDict((name, left[name] + right[name]) for name in left)
+            merged["max_norm"] = tf.maximum(left["max_norm"], right["max_norm"])
+            return merged
+
+        @tff.tensorflow.computation(nothing.type_signature.result)
+        def report(totals: Any) -> Any:
+            updates = totals["updates"]
+            finite = updates - totals["non_finite"]
+            return collections.OrderedDict(
+                num_updates=updates,
+                non_finite_updates=totals["non_finite"],
+                update_norm=_ratio(totals["norms"], finite),
+                max_update_norm=totals["max_norm"],
+                zeroed_fraction=_ratio(totals["zeroed"], updates),
+                clipped_fraction=_ratio(totals["clipped"], updates),
+            )
+
+        def measure(updates: Any) -> Any:
+            summaries = tff.federated_map(summarise, updates)
+            return tff.federated_aggregate(summaries, nothing(), merge, merge, report)
+
+        return measure
+
+
+def _totals(
+    updates: Any, non_finite: Any, zeroed: Any, clipped: Any, norms: Any, max_norm: Any
+) -> collections.OrderedDict[str, tf.Tensor]:
+    return collections.OrderedDict(
+        updates=tf.cast(updates, tf.int64),
+        non_finite=tf.cast(non_finite, tf.int64),
+        zeroed=tf.cast(zeroed, tf.int64),
+        clipped=tf.cast(clipped, tf.int64),
+        norms=tf.cast(norms, tf.float64),
+        max_norm=tf.cast(max_norm, tf.float64),
+    )
+
+
+def _ratio(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
+    return tf.math.divide_no_nan(tf.cast(numerator, tf.float64), tf.cast(denominator, tf.float64))
+
+
+def _summary(
+    update: Any, clip_norm: float, zeroing_norm: float | None
+) -> collections.OrderedDict[str, tf.Tensor]:
+    """The totals of one client's update."""
+    norm = _norm(update)
+    finite = tf.math.is_finite(norm)
+    zeroed = tf.constant(False)
+    if zeroing_norm is not None:
+        # As TFF's zeroing compares them: in single precision.
+        zeroed = finite & (_largest_magnitude(update) > tf.constant(zeroing_norm, tf.float32))
+    clipped = finite & ~zeroed & (norm > clip_norm)
+    norm = tf.where(finite, norm, tf.zeros_like(norm))
+    return _totals(1, ~finite, zeroed, clipped, norm, norm)
+
+
+def _norm(value: Any) -> tf.Tensor:
+    """The L2 norm, float64; NaN or infinite if an entry is."""
+    # Squares of single-precision numbers do not overflow double precision.
+    squares = [
+        tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))) for tensor in tf.nest.flatten(value)
+    ]
+    return tf.sqrt(tf.add_n([tf.constant(0.0, tf.float64), *squares]))
+
+
+def _largest_magnitude(value: Any) -> tf.Tensor:
+    """The l-infinity norm, float32."""
+    # Of an empty tensor, the largest magnitude is below all numbers.
+    largest = [
+        tf.cast(tf.reduce_max(tf.abs(tensor)), tf.float32) for tensor in tf.nest.flatten(value)
+    ]
+    return tf.reduce_max(tf.stack([tf.constant(0.0, tf.float32), *largest]))
+
+
+def _released_norm(mean: Any) -> Any:
+    @tff.tensorflow.computation
+    def norm_of(value: Any) -> Any:
+        return collections.OrderedDict(released_norm=_norm(value))
+
+    return tff.federated_map(norm_of, mean)
+
+
+def expected_noise_norm(
+    factorization: Factorization,
+    participation: Participation,
+    noise_multiplier: float,
+    clip_norm: float,
+    clients_per_round: float,
+    num_parameters: int,
+) -> np.ndarray:
+    """Returns the root mean square L2 norm of the noise in the released mean of every round.
+
+    Row i of the noise is noise_multiplier * clip_norm * sens(C) * [C^-1 Z]_i, so that each
+    of its entries has that factor times the norm of row i of C^-1 as its standard deviation;
+    d independent entries have the sqrt(d)-fold as the root mean square of their norm, from
+    which the norm of models of many parameters hardly differs.
+
+    Args:
+      factorization: What makes the noise.
+      participation: The schema that the noise is scaled to.
+      noise_multiplier: That of the aggregator: the scaled one of a simulation with fewer
+        clients than the cohort it stands for.
+      clip_norm: That of the aggregator.
+      clients_per_round: What the aggregator divides by.
+      num_parameters: The number d of the model's parameters, 0 or more.
+
+    Returns:
+      (n,) float64.
+
+    Raises:
+      TypeError: If the participation is no schema.
+      ValueError: If a number is out of its range.
+    """
+    stddev = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    stddev *= validation.positive_number(clip_norm, "clip_norm")
+    stddev /= validation.positive_number(clients_per_round, "clients_per_round")
+    dimension = validation.integer_at_least(num_parameters, 0, "num_parameters")
+    sensitivity = factorization.sensitivity(participation).value
+    return stddev * math.sqrt(dimension) * sensitivity * _row_norms(factorization)
+
+
+def _row_norms(factorization: Factorization) -> np.ndarray:
+    """(n,): the norms of the rows of C^-1, by the recursion that makes the noise."""
+    num_rounds = factorization.num_rounds
+    squares = np.zeros(num_rounds)
+    for start in range(0, num_rounds, _COLUMNS_AT_A_TIME):
+        columns = np.arange(start, min(start + _COLUMNS_AT_A_TIME, num_rounds))
+        unit = np.zeros((num_rounds, len(columns)))
+        unit[columns, columns - start] = 1.0
+        rows = factorization.noise_rows(unit)
+        squares += np.einsum("ij,ij->i", rows, rows)
+    return np.sqrt(squares)
+
+
+def scaled_noise_multiplier(
+    noise_multiplier: float, simulated_clients: int, clients_per_round: int
+) -> float:
+    """Returns the noise multiplier with which few simulated clients stand for a large cohort.
+
+    A cohort of B clients has noise of noise_multiplier * clip_norm * sens(C) in its sum, and
+    one B-th of that in its mean. A simulation of s clients whose sum gets s / B times that
+    noise has the same noise in its mean, and there differs from the cohort only in
+    averaging fewer updates (BandMF App. I: 100 clients for 1,000). Pass the result as
+    ``noise_multiplier`` and s as ``clients_per_round`` to :func:`aggregator`.
+
+    What it means: accuracy is an estimate for a cohort of B clients, of which each has
+    the guarantee of ``noise_multiplier``. The model that the simulation itself releases has
+    only the weaker guarantee of the scaled noise multiplier towards the clients whose
+    data it was trained on. A statement about such a run must say both.
+
+    Args:
+      noise_multiplier: Of the cohort that the simulation stands for.
+      simulated_clients: The clients s of a simulated round, at most B.
+      clients_per_round: The clients B of a round of the cohort.
+
+    Returns:
+      noise_multiplier * s / B.
+
+    Raises:
+      ValueError: If a number is out of its range, or s is above B: a simulation with all
+        clients needs no scaling.
+    """
+    multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    simulated = validation.positive_integer(simulated_clients, "simulated_clients")
+    cohort = validation.positive_integer(clients_per_round, "clients_per_round")
+    if simulated > cohort:
+        raise ValueError(
+            f"{simulated} simulated clients cannot stand for a smaller cohort of {cohort}: "
+            f"simulate at most {cohort}."
+        )
+    return multiplier * simulated / cohort

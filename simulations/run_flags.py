@@ -1,0 +1,276 @@
+"""The flags of every federated run, and what they say once defaults are filled in."""
+
+from typing import Any
+
+from absl import flags
+
+from mf_aggregators import accounting, validation
+from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.noise_storage import NoiseStorage
+from mf_aggregators.random_words import NoiseSource
+from simulations import device_flags, run_directory, sampled_runs
+from simulations.federated_task import TaskCommand
+
+_MECHANISMS = (
+    "banded",
+    "toeplitz",
+    "blt",
+    "banded_inverse",
+    "tree",
+    "identity",
+    "optimal",
+    "none",
+)
+PREFIX_SUM, TRAINING = "prefix_sum", "training"
+# Whose matrices can be optimised for any workload.
+_ANY_WORKLOAD = ("banded", "optimal")
+_COUNTS = (
+    "num_rounds",
+    "clients_per_round",
+    "batch_size",
+    "client_epochs",
+    "evaluate_every",
+)
+_OPTIONAL_COUNTS = (
+    "separation",
+    "max_participations",
+    "num_bands",
+    "num_buffers",
+    "simulated_clients",
+)
+# Flags that change nothing about a run, and may differ when it is resumed.
+NOT_OF_THE_RUN = ("format", "output_dir", "cache_dir", "noise_directory", "workers")
+
+
+def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
+    """Defines the flags of a command that runs a task.
+
+    Args:
+      values: Where they are defined.
+      command: The command.
+    """
+
+    def say(name: str, text: str) -> str:
+        return f"{text} {command.default_texts[name]}" if name in command.default_texts else text
+
+    def string(name: str, text: str) -> None:
+        flags.DEFINE_string(name, None, say(name, text), flag_values=values)
+
+    def integer(name: str, text: str) -> None:
+        flags.DEFINE_integer(name, None, say(name, text), flag_values=values)
+
+    def real(name: str, text: str) -> None:
+        flags.DEFINE_float(name, None, say(name, text), flag_values=values)
+
+    def choice(name: str, default: str | None, choices: list[str], text: str) -> None:
+        flags.DEFINE_enum(name, default, choices, say(name, text), flag_values=values)
+
+    command.define_flags(values)
+    string("output_dir", "The run's directory; default runs/<time>.")
+    string("cache_dir", "Where data sets are kept; default ~/.cache.")
+    choice(
+        "mechanism",
+        "banded",
+        list(_MECHANISMS),
+        "The noise: a matrix factorization (banded, toeplitz, blt, banded_inverse, tree, or the "
+        "dense optimum for single participation), independent (identity), or none (the same "
+        "training and clipping without noise).",
+    )
+    string("checkpoint", "A checkpoint to use in place of --mechanism.")
+    choice(
+        "workload",
+        PREFIX_SUM,
+        [PREFIX_SUM, TRAINING],
+        "What the mechanism's matrix is optimised for: sums of updates, with momentum and "
+        "learning rates as post-processing, or this very training, with both inside the mechanism "
+        "(Denisov et al., Prop. 4.2; --mechanism=banded or optimal).",
+    )
+    real("target_epsilon", "Epsilon of the planned guarantee.")
+    real("noise_multiplier", "In place of --target_epsilon.")
+    real("delta", "Delta of the guarantee; below 1 / clients.")
+    real("clip_norm", "L2 norm that each update is clipped to.")
+    real(
+        "zeroing_norm",
+        "Updates with a coordinate above this are replaced by zero (large L-infinity norm).",
+    )
+    integer("num_rounds", "Rounds of training.")
+    integer("clients_per_round", "Clients in each round.")
+    integer(
+        "simulated_clients",
+        "For estimates of accuracy: this many clients stand for --clients_per_round, with the "
+        "noise scaled down in proportion (BandMF App. I). Such a run itself has the weaker "
+        "guarantee of the smaller noise, and its statement says both.",
+    )
+    choice("sampling", sampled_runs.TIMERS, list(sampled_runs.names()), sampled_runs.HELP)
+    integer(
+        "separation",
+        "Rounds b between two participations i, j of one client: |i - j| >= b. Default: as many "
+        "as the population allows.",
+    )
+    integer("max_participations", "The most participations of one client; default: as many as fit.")
+    integer(
+        "num_bands",
+        "Bands of C, by default the separation, or of its inverse (banded_inverse), by default 16.",
+    )
+    integer("num_buffers", "Buffers of blt; default 4.")
+    choice("client_optimizer", None, ["sgd", "adam"], "The client's optimizer.")
+    real("client_learning_rate", "Learning rate of the clients.")
+    integer("client_epochs", "Passes of a client over its examples of a round.")
+    integer("batch_size", "Examples in a local step.")
+    real("server_learning_rate", "Learning rate of the server.")
+    real("server_momentum", "Momentum of the server.")
+    real(
+        "server_warmup",
+        "Share of the rounds, the first ones, in which the server's rate rises from 5 % "
+        "(BandMF: 0.15).",
+    )
+    real(
+        "server_cooldown",
+        "Share of the rounds, the last ones, in which the server's rate falls to 5 % "
+        "(BandMF: 0.25).",
+    )
+    choice(
+        "cooldown",
+        "linear",
+        ["linear", "drop"],
+        "How it falls: linearly to 5 %, or at once to 15 % (both in Denisov et al. Sec. 5).",
+    )
+    integer("evaluate_every", "Rounds between evaluations.")
+    choice(
+        "noise_storage",
+        "auto",
+        [storage.value for storage in NoiseStorage],
+        "Where the noise of earlier rounds is kept: in the server's state, on disk (in "
+        "--noise_directory), or in the cheaper one that fits.",
+    )
+    choice(
+        "noise_source",
+        "philox",
+        [source.value for source in NoiseSource],
+        "What the noise's random bits come from: TensorFlow's generator, or AES-256 by OpenSSL, "
+        "which is slower.",
+    )
+    string(
+        "noise_directory",
+        "Where noise rows go if they go to disk, and a record of what noise was added to; default "
+        f"{run_directory.NOISE_DIRECTORY} in --output_dir. It must be private (mode 0700) and on "
+        "the machine of TFF's worker. It is a cache, and another one may be used to resume: if it "
+        "is deleted, the rows are made again and the record begins anew.",
+    )
+    device_flags.define(values)
+    string(
+        "workers",
+        "host:port,... of TFF worker processes that train the clients (start-tff-worker starts "
+        "one); default: one of its own on this machine.",
+    )
+    integer(
+        "seed",
+        "For tests: makes the run repeatable, noise included, which voids its guarantee.",
+    )
+
+
+def options_of(values: flags.FlagValues, command: TaskCommand) -> dict[str, Any]:
+    """Returns every flag with its default for the task, checked one by one.
+
+    With a data sampler, the noise multiplier for a target epsilon depends on the population
+    as well, and stays None.
+
+    Args:
+      values: The flags as they were given.
+      command: Whose flags they are.
+
+    Returns:
+      Values by name.
+
+    Raises:
+      CommandError: If flags exclude each other.
+      ValueError: If a flag is out of its range.
+    """
+    options: dict[str, Any] = {
+        name: values[name].value for name in values if not name.startswith("flagfile")
+    }
+    defaults = command.defaults(values)
+    for name, default in defaults.items():
+        if name in options and options[name] is None and name != "target_epsilon":
+            options[name] = default
+    for name in _COUNTS:
+        validation.positive_integer(options[name], f"--{name}")
+    for name in _OPTIONAL_COUNTS:
+        if options[name] is not None:
+            validation.positive_integer(options[name], f"--{name}")
+    for name in ("clip_norm", "client_learning_rate", "server_learning_rate"):
+        validation.positive_number(options[name], f"--{name}")
+    if options["zeroing_norm"] is not None:
+        validation.positive_number(options["zeroing_norm"], "--zeroing_norm")
+    check_choice(0.0 <= options["server_momentum"] < 1.0, "--server_momentum must be in [0, 1).")
+    for name in ("server_warmup", "server_cooldown"):
+        check_choice(0.0 <= options[name] <= 1.0, f"--{name} must be in [0, 1].")
+    check_choice(
+        options["server_warmup"] + options["server_cooldown"] <= 1.0,
+        "--server_warmup and --server_cooldown are shares of the rounds and must not overlap: "
+        "their sum is above 1.",
+    )
+    if options["seed"] is not None:
+        validation.integer_at_least(options["seed"], 0, "--seed")
+    command.check_flags(options)
+    _check_mechanism(options)
+    _check_simulated_clients(options)
+    sampled_runs.check_flags(options)
+    _fill_in_noise_multiplier(options, defaults["target_epsilon"])
+    return options
+
+
+def _check_mechanism(options: dict[str, Any]) -> None:
+    has_checkpoint = options["checkpoint"] is not None
+    check_choice(
+        not has_checkpoint or options["num_bands"] is None,
+        "--num_bands and --checkpoint exclude each other: the checkpoint has its bands.",
+    )
+    check_choice(
+        options["num_buffers"] is None or (options["mechanism"] == "blt" and not has_checkpoint),
+        "--num_buffers belongs to --mechanism=blt.",
+    )
+    check_choice(
+        options["workload"] == PREFIX_SUM
+        or (options["mechanism"] in _ANY_WORKLOAD and not has_checkpoint),
+        f"--workload={TRAINING} needs --mechanism={' or '.join(_ANY_WORKLOAD)}: the other "
+        "mechanisms are optimised for sums alone, and a checkpoint has its workload.",
+    )
+
+
+def _check_simulated_clients(options: dict[str, Any]) -> None:
+    simulated = options["simulated_clients"]
+    if simulated is None:
+        return
+    check_choice(
+        simulated <= options["clients_per_round"],
+        f"--simulated_clients={simulated} stand for fewer clients, "
+        f"--clients_per_round={options['clients_per_round']}: give at most as many.",
+    )
+    check_choice(
+        options["sampling"] == sampled_runs.TIMERS,
+        "--simulated_clients belongs to --sampling=timers: a data sampler draws its own batches.",
+    )
+
+
+def _fill_in_noise_multiplier(options: dict[str, Any], default_epsilon: float) -> None:
+    check_choice(
+        options["noise_multiplier"] is None or options["target_epsilon"] is None,
+        "--noise_multiplier and --target_epsilon exclude each other: give one.",
+    )
+    if options["mechanism"] == "none" and options["checkpoint"] is None:
+        check_choice(
+            options["noise_multiplier"] is None and options["target_epsilon"] is None,
+            "--mechanism=none adds no noise: it takes neither --noise_multiplier nor "
+            "--target_epsilon.",
+        )
+        options["noise_multiplier"] = 0.0
+    elif options["noise_multiplier"] is None:
+        target = options["target_epsilon"]
+        target = default_epsilon if target is None else target
+        options["target_epsilon"] = target
+        sufficient = accounting.noise_multiplier(target, options["delta"])
+        if options["sampling"] == sampled_runs.TIMERS:
+            options["noise_multiplier"] = sufficient
+    if options["noise_multiplier"] is not None:
+        accounting.epsilon(options["noise_multiplier"], options["delta"])

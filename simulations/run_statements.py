@@ -1,0 +1,134 @@
+"""The privacy statement of a run: what it planned, and what it earned."""
+
+import dataclasses
+
+from mf_aggregators import guarantees
+from mf_aggregators.participation_records import ParticipationRecord
+from mf_aggregators.privacy_statement import (
+    TIMERS_BY_ROUNDS,
+    PrivacyStatement,
+    Represented,
+    RunFacts,
+)
+from simulations import device_populations, run_directory, sampled_runs
+from simulations.data_samplers import DataSampler
+from simulations.device_populations import DeviceBehaviour
+from simulations.participation_ledger import ParticipationLedger
+from simulations.run_directory import RunDirectory
+from simulations.run_plans import Plan
+
+
+def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
+    """Returns the statement of a run that is under way.
+
+    Args:
+      plan: What the run does.
+      behaviour: Of the clients' devices.
+    """
+    options = plan.options
+    factorization, delta = plan.factorization, options["delta"]
+    represented = None
+    if plan.scheme is None:
+        guarantee = guarantees.planned(
+            factorization, plan.participation, plan.released_noise_multiplier, delta
+        )
+        if plan.cohort_size != options["clients_per_round"]:
+            represented = Represented(
+                clients_per_round=options["clients_per_round"],
+                guarantee=guarantees.planned(
+                    factorization, plan.participation, plan.noise_multiplier, delta
+                ),
+            )
+    else:
+        guarantee = guarantees.sampled(factorization, plan.scheme, plan.noise_multiplier, delta)
+    return PrivacyStatement(
+        facts=RunFacts(
+            mechanism=(
+                "None: clipping without noise"
+                if plan.noise_multiplier == 0.0
+                else f"{factorization.mechanism.capitalize()} matrix factorization for "
+                f"{factorization.num_rounds} rounds"
+            ),
+            num_clients=plan.data.num_clients,
+            clients_per_round=plan.cohort_size,
+            clip_norm=options["clip_norm"],
+            noise_seed_is_fixed=options["seed"] is not None,
+            enforcement=_enforcement(behaviour),
+        ),
+        plan=dataclasses.replace(guarantee, num_rounds=options["num_rounds"]),
+        represented=represented,
+    )
+
+
+def realised(
+    plan: Plan,
+    statement: PrivacyStatement,
+    ledger: ParticipationLedger,
+    sampler: DataSampler | None,
+) -> PrivacyStatement:
+    """Returns the statement of a run that ended, with what really took place.
+
+    Args:
+      plan: What the run did.
+      statement: What :func:`planned` returned.
+      ledger: Of all released rounds.
+      sampler: What drew the clients; None for timers.
+    """
+    rounds_of_clients = ledger.rounds_of_clients()
+    took_place = (
+        guarantees.realised_participation(rounds_of_clients, ledger.num_rounds)
+        if sampler is None
+        else sampled_runs.took_place(sampler, ledger)
+    )
+    record = ParticipationRecord(ledger.client_ids, tuple(rounds_of_clients), ledger.num_rounds)
+    plan_of_run = statement.plan
+    keeps_plan = guarantees.keeps_plan(
+        plan_of_run.sampling or plan_of_run.participation, took_place
+    )
+    return dataclasses.replace(
+        statement,
+        took_place=took_place,
+        widened=(
+            None if keeps_plan else guarantees.widened(plan_of_run, plan.factorization, took_place)
+        ),
+        realised=guarantees.realised(plan_of_run, plan.factorization, took_place),
+        # Of a sampled run, who was drawn is a secret that the statement must not tell.
+        worst_client=(
+            None
+            if took_place.keeps_sampling
+            else guarantees.worst_client(plan_of_run, plan.factorization, record)
+        ),
+    )
+
+
+def write(directory: RunDirectory, statement: PrivacyStatement) -> None:
+    """Writes ``privacy.json`` and ``PRIVACY.md``.
+
+    Args:
+      directory: Of the run.
+      statement: The statement.
+
+    Raises:
+      OSError: If a file cannot be written.
+    """
+    directory.write_json(run_directory.PRIVACY_FILE, statement.to_dict())
+    directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
+
+
+def _enforcement(behaviour: DeviceBehaviour) -> str:
+    if behaviour.timer is not None:
+        hours = behaviour.timer.seconds / 3600.0
+        text = (
+            f"A timer on each client lets {hours:g} hours pass between two participations;\n"
+            "     that these are as many rounds apart is assumed and not enforced. What really took\n"
+            "     place is said below."
+        )
+    else:
+        text = TIMERS_BY_ROUNDS
+    loses = behaviour.history_loss_probability > 0.0
+    if loses and behaviour.after_history_loss == device_populations.REJOIN:
+        text += (
+            " Clients that lost the\n     history of their participations joined again as new ones,"
+            " which breaks the schema."
+        )
+    return text

@@ -1,0 +1,358 @@
+r"""simulate-participation: how often devices take part, and which guarantee follows from it.
+
+Runs the rounds of a population of devices without any training, and reports what participation
+came of it. Needs no TensorFlow.
+
+Examples:
+  simulate-participation --population=1000000 --clients_per_round=1000 --num_rounds=2000 \
+    --separation=300 --availability=diurnal --over_selection=1.3 --dropout_probability=0.1
+  simulate-participation --population=1000000 --clients_per_round=1000 --num_rounds=2000 \
+    --timer=wall_clock --timer_hours=72 --availability=diurnal --checkpoint=blt_4 \
+    --target_epsilon=8 --delta=1e-8
+"""
+
+import dataclasses
+import math
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import tqdm
+from absl import flags
+
+from mf_aggregators import accounting, checkpoints, guarantees, validation
+from mf_aggregators import participation as participations
+from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.guarantees import RealisedParticipation
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
+from simulations import device_flags
+from simulations.cohorts import TooFewEligibleClientsError
+from simulations.device_populations import DevicePopulation, DeviceRound
+from simulations.participation_ledger import ParticipationLedger
+
+_HOUR = 3600.0
+_DAY = 24 * _HOUR
+_NUM_ROUNDS = 2000
+# A ledger names every client.
+_MOST_IN_LEDGER = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticipationSummary:
+    """What took place, over all devices and rounds.
+
+    Attributes:
+      took_place: The realised separation and number of participations.
+      separation_percentile_1: The first percentile of the rounds between two adjacent
+        participations of one device; None if no device took part twice.
+      separation_median: Their median; None likewise.
+      participations_mean: Over the devices that took part.
+      participations_max: The most of one device.
+    """
+
+    took_place: RealisedParticipation
+    separation_percentile_1: float | None
+    separation_median: float | None
+    participations_mean: float
+    participations_max: int
+
+
+def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
+    """Summarises who took part in which round.
+
+    Args:
+      cohorts: For each round the (cohort_size,) int64 devices that took part, each once.
+
+    Returns:
+      The summary. Time and memory depend on the participations, not on the population.
+    """
+    clients = np.concatenate([np.empty(0, np.int64), *cohorts])
+    rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
+    # A stable sort keeps each device's rounds increasing.
+    order = np.argsort(clients, kind="stable")
+    clients, rounds = clients[order], rounds[order]
+    same = clients[1:] == clients[:-1]
+    separations = (rounds[1:] - rounds[:-1])[same]
+    first = np.flatnonzero(np.concatenate([[True], ~same])) if len(clients) else clients
+    participations_of = np.diff(np.append(first, len(clients)))
+    most = int(np.max(participations_of, initial=0))
+    twice = len(separations) > 0
+    return ParticipationSummary(
+        took_place=RealisedParticipation(
+            num_rounds=len(cohorts),
+            num_clients=len(first),
+            separation=int(np.min(separations)) if twice else None,
+            max_participations=most,
+        ),
+        separation_percentile_1=float(np.percentile(separations, 1)) if twice else None,
+        separation_median=float(np.median(separations)) if twice else None,
+        participations_mean=len(clients) / max(1, len(first)),
+        participations_max=most,
+    )
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of simulate-participation."""
+
+    def integer(name: str, default: int | None, meaning: str) -> None:
+        flags.DEFINE_integer(name, default, meaning, flag_values=values)
+
+    def number(name: str, default: float | None, meaning: str) -> None:
+        flags.DEFINE_float(name, default, meaning, flag_values=values)
+
+    def choice(name: str, default: str, choices: list[str], meaning: str) -> None:
+        flags.DEFINE_enum(name, default, choices, meaning, flag_values=values)
+
+    integer("population", None, "The number of devices.")
+    integer("clients_per_round", None, "How many uploads a round sums.")
+    integer("num_rounds", None, f"Default: those of --checkpoint, or {_NUM_ROUNDS}.")
+    integer(
+        "separation",
+        None,
+        "Rounds b between two participations i, j of one device, |i - j| >= b: what timers by "
+        "rounds enforce and the noise is planned for. Default: that of --checkpoint.",
+    )
+    integer("max_participations", None, "The most participations of a device; default: any.")
+    device_flags.define(values)
+    integer("seed", 0, "Of everything that is drawn.")
+    flags.DEFINE_string(
+        "checkpoint", None, "A factorization: adds the guarantee that follows.", flag_values=values
+    )
+    mechanism_flags.define_privacy(values)
+    flags.DEFINE_string(
+        "output",
+        None,
+        f"A .npz file for the ledger, for at most {_MOST_IN_LEDGER:,} devices.",
+        flag_values=values,
+    )
+
+
+def main(values: flags.FlagValues) -> int | None:
+    """Runs the rounds and reports; returns the exit status."""
+    start = time.monotonic()
+    for name in ("population", "clients_per_round"):
+        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
+    command_line.check_choice(
+        values.output is None or values.population <= _MOST_IN_LEDGER,
+        f"--output names every client, and {values.population} are too many: use at most "
+        f"{_MOST_IN_LEDGER}, or leave it out.",
+    )
+    multiplier = mechanism_flags.noise_multiplier(values)
+    factorization, schema = _planned(values)
+    command_line.check_choice(
+        factorization is None or multiplier is not None,
+        "--checkpoint needs --noise_multiplier or --target_epsilon, the noise of the run.",
+    )
+    num_rounds = values.num_rounds
+    if num_rounds is None:
+        num_rounds = _NUM_ROUNDS if factorization is None else factorization.num_rounds
+    validation.positive_integer(num_rounds, "--num_rounds")
+    command_line.check_choice(
+        factorization is None or num_rounds <= factorization.num_rounds,
+        f"--num_rounds={num_rounds} is more than the checkpoint has noise for: use at most "
+        f"{factorization.num_rounds if factorization else num_rounds}.",
+    )
+    population = DevicePopulation(
+        values.population,
+        schema,
+        values.clients_per_round,
+        device_flags.behaviour(values),
+        values.seed,
+    )
+    device_rounds, stopped = _run(population, num_rounds)
+    cohorts = [device_round.cohort for device_round in device_rounds]
+    summary = summarise(cohorts)
+    fields = {
+        "population": values.population,
+        "clients_per_round": values.clients_per_round,
+        "rounds": len(device_rounds),
+        "stopped": stopped,
+        "participation": str(schema),
+        **_participation_fields(summary),
+        **_device_fields(device_rounds, population.seconds),
+        "keeps_plan": guarantees.keeps_plan(schema, summary.took_place),
+        **_privacy_fields(factorization, schema, summary.took_place, multiplier, values.delta),
+    }
+    if values.output is not None:
+        clients = tuple(str(device) for device in range(values.population))
+        ParticipationLedger(clients, tuple(cohorts)).save(values.output)
+        fields["output"] = values.output
+    fields["seconds"] = time.monotonic() - start
+    text = command_line.table(
+        [(name, value) for name, value in fields.items() if not isinstance(value, list)]
+    )
+    command_line.print_result(
+        values, fields, f"{text}\n\n{_statement(fields, values.timer == 'wall_clock')}"
+    )
+    if stopped is not None:
+        print(f"simulate-participation: stopped: {stopped}", file=sys.stderr)
+        return command_line.BAD_INPUT
+    return None
+
+
+def run() -> None:
+    """Entry point of the console command."""
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participation]:
+    """The factorization, if there is one, and the schema that the noise is for."""
+    factorization, schema = None, None
+    if values.checkpoint is not None:
+        factorization, description = checkpoints.load_with_description(values.checkpoint)
+        schema = participations.from_dict(description["errors"]["participation"])
+    by_rounds = values.timer == "rounds"
+    if values.separation is not None:
+        schema = MinSeparation(values.separation, values.max_participations)
+    elif schema is not None:
+        command_line.check_choice(
+            values.max_participations is None and not isinstance(schema, FixedEpochOrder),
+            f"the checkpoint is for {schema}: name the schema of the devices by --separation "
+            "and --max_participations.",
+        )
+    else:
+        command_line.check_choice(
+            not by_rounds, "--timer=rounds needs --separation, or the one of a --checkpoint."
+        )
+        # Nothing is planned: any separation keeps this.
+        schema = MinSeparation(1, values.max_participations)
+    return factorization, schema
+
+
+def _run(population: DevicePopulation, num_rounds: int) -> tuple[list[DeviceRound], str | None]:
+    """Runs the rounds; returns those that took place and why there are no more, if so."""
+    device_rounds: list[DeviceRound] = []
+    with tqdm.tqdm(
+        total=num_rounds, desc="participation", unit="round", file=sys.stderr, mininterval=0.5
+    ) as bar:
+        while len(device_rounds) < num_rounds:
+            try:
+                device_rounds.append(population.next_round())
+            except TooFewEligibleClientsError as error:
+                if not device_rounds:
+                    raise
+                return device_rounds, str(error)
+            bar.update()
+    return device_rounds, None
+
+
+def _participation_fields(summary: ParticipationSummary) -> dict[str, Any]:
+    return {
+        "num_clients": summary.took_place.num_clients,
+        "realised_separation": summary.took_place.separation,
+        "separation_percentile_1": summary.separation_percentile_1,
+        "separation_median": summary.separation_median,
+        "most_participations": summary.participations_max,
+        "participations_mean": summary.participations_mean,
+    }
+
+
+def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str, Any]:
+    def of(name: str) -> np.ndarray:
+        return np.array([getattr(device_round, name) for device_round in device_rounds])
+
+    hours = (of("start_seconds") % _DAY // _HOUR).astype(np.int64)
+    available = of("num_available")
+    by_hour = [available[hours == hour] for hour in range(24)]
+    return {
+        "eligible_min": int(np.min(of("num_eligible"))),
+        "eligible_mean": float(np.mean(of("num_eligible"))),
+        "available_min": int(np.min(available)),
+        "available_mean": float(np.mean(available)),
+        "available_is_exact": bool(np.all(of("available_is_exact"))),
+        "available_by_hour": [
+            float(np.mean(numbers)) if len(numbers) else None for numbers in by_hour
+        ],
+        "attempts": int(np.sum(of("attempts"))),
+        "most_attempts": int(np.max(of("attempts"))),
+        "selected": int(np.sum(of("num_selected"))),
+        "dropped_out": int(np.sum(of("num_dropped_out"))),
+        "uploads_lost": int(np.sum(of("num_uploads_lost"))),
+        "discarded": int(np.sum(of("num_discarded"))),
+        "days": seconds / _DAY,
+    }
+
+
+def _privacy_fields(
+    factorization: Factorization | None,
+    schema: Participation,
+    took_place: RealisedParticipation,
+    multiplier: float | None,
+    delta: float,
+) -> dict[str, Any]:
+    if multiplier is None:
+        return {}
+    fields: dict[str, Any] = {
+        "noise_multiplier": multiplier,
+        "delta": delta,
+        "planned_epsilon": accounting.epsilon(multiplier, delta),
+    }
+    if factorization is None:
+        return fields
+    plan = guarantees.planned(factorization, schema, multiplier, delta)
+    realised = guarantees.realised(plan, factorization, took_place)
+    keeps_plan = guarantees.keeps_plan(schema, took_place)
+    widened = None if keeps_plan else guarantees.widened(plan, factorization, took_place)
+    return {
+        **fields,
+        "planned_sensitivity": plan.sensitivity,
+        "realised_sensitivity": realised.sensitivity,
+        "realised_sensitivity_is_exact": realised.sensitivity_is_exact,
+        "realised_noise_multiplier": realised.noise_multiplier,
+        "realised_epsilon": realised.epsilon,
+        "widened_epsilon": None if widened is None else widened.epsilon,
+    }
+
+
+def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
+    """What the numbers mean for the guarantee."""
+    separation, most = fields["realised_separation"], fields["most_participations"]
+    if separation is None:
+        found = "No device took part twice."
+    else:
+        found = (
+            f"The closest participations of one device were {separation} rounds apart, and none "
+            f"took part more than {most} times."
+        )
+    if by_wall_clock:
+        found += (
+            " Timers by the wall clock enforce no separation: other devices or days may realise "
+            "a smaller one."
+        )
+    if not fields["keeps_plan"]:
+        found += (
+            f" WARNING: that breaks the schema of the plan ({fields['participation']}), whose "
+            "guarantee does not hold."
+        )
+    if "noise_multiplier" not in fields:
+        return (
+            f"{found}\n--checkpoint with --noise_multiplier or --target_epsilon adds the guarantee."
+        )
+    delta = fields["delta"]
+    if not math.isfinite(fields["planned_epsilon"]):
+        return f"{found}\nWithout noise nothing is guaranteed."
+    planned = f"({fields['planned_epsilon']:.4g}, {delta:g})-DP for each device"
+    if "realised_epsilon" not in fields:
+        if fields["keeps_plan"]:
+            return (
+                f"{found}\nThe plan was kept: {planned}. --checkpoint adds what follows from what "
+                "took place."
+            )
+        return f"{found}\n--checkpoint adds the guarantee that is left."
+    realised = (
+        f"What took place gives ({fields['realised_epsilon']:.4g}, {delta:g})-DP, by the smallest "
+        "separation and the largest number of participations."
+    )
+    if fields["keeps_plan"]:
+        return f"{found}\nThe plan was kept: {planned}. {realised}"
+    return (
+        f"{found}\nPlanned was {planned}. {realised} Whatever else might have happened within "
+        "that separation, and the larger of both numbers of participations: "
+        f"({fields['widened_epsilon']:.4g}, {delta:g})-DP."
+    )
+
+
+if __name__ == "__main__":
+    run()

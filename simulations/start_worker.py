@@ -1,0 +1,203 @@
+r"""start-tff-worker: runs a TFF worker, which computes clients' updates for runs elsewhere.
+
+A run on another machine uses workers that it is told of by --workers=HOST:PORT,HOST:PORT. A
+worker has no state of its own: it may be ended and started again at any time.
+
+Anybody who reaches the port can run programs as the user who started the worker, and read
+what runs send to it: there is no encryption and no authentication, and it listens on all
+network interfaces. Start it in a trusted network alone, behind a firewall, or reach it
+through an ssh tunnel (ssh -L 8000:localhost:8000 HOST, and --workers=localhost:8000).
+
+Examples:
+  start-tff-worker --port=8000
+  start-tff-worker --port=8000 --max_concurrent_computation_calls=4
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from absl import flags
+
+from mf_aggregators.commands import command_line
+from mf_aggregators.commands.command_line import CommandError
+from simulations import quiet
+from simulations.worker_addresses import LARGEST_PORT
+
+_SECONDS_TO_START = 120.0
+_SECONDS_TO_END = 5.0
+_SECONDS_BETWEEN_LOOKS = 0.1
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of start-tff-worker."""
+    flags.DEFINE_integer("port", 8000, "The TCP port to listen on.", flag_values=values)
+    flags.DEFINE_integer(
+        "max_concurrent_computation_calls",
+        None,
+        "How many clients are computed at the same time at most, to bound memory; unlimited if "
+        "not given.",
+        flag_values=values,
+    )
+
+
+def main(values: flags.FlagValues) -> None:
+    """Runs the worker until it is asked to end."""
+    port, most_calls = values.port, values.max_concurrent_computation_calls
+    command_line.check_choice(
+        1 <= port <= LARGEST_PORT, f"--port must be between 1 and {LARGEST_PORT}, found {port}."
+    )
+    command_line.check_choice(
+        most_calls is None or most_calls >= 1,
+        f"--max_concurrent_computation_calls must be at least 1, found {most_calls}.",
+    )
+    binary = _binary()
+    _check_free(port)
+    quiet.prepare_environment()
+    arguments = [os.fspath(binary), f"--port={port}"]
+    if most_calls is not None:
+        arguments.append(f"--max_concurrent_computation_calls={most_calls}")
+    worker = _Worker()
+    before = {number: signal.signal(number, worker.end) for number in _ENDING}
+    try:
+        worker.start(arguments)
+        if worker.wait_until_it_listens(port):
+            print(
+                f"start-tff-worker: listening on port {port} of all network interfaces, without "
+                f"encryption or authentication; use it by --workers=HOST:{port}, end it by Ctrl-C.",
+                file=sys.stderr,
+                flush=True,
+            )
+            if values.format == "json":
+                command_line.print_result(values, {"port": port}, "")
+                sys.stdout.flush()
+        worker.wait()
+    finally:
+        worker.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run() -> None:
+    """Entry point of the console command."""
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Worker:
+    """The process of TFF's worker."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ends_at: float | None = None
+
+    def start(self, arguments: list[str]) -> None:
+        """Starts it, unless it was asked to end already."""
+        library = ctypes.CDLL(None)
+
+        def end_with_this_process() -> None:
+            library.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            # Ctrl-C reaches this process alone, which then ends the worker.
+            os.setpgid(0, 0)
+
+        if self._ends_at is None:
+            # Its own messages, if there are any, are for the person who started it.
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                preexec_fn=end_with_this_process,
+            )
+
+    def end(self, signal_number: int, frame: FrameType | None) -> None:
+        """A signal's handler: asks the worker to end."""
+        self._ends_at = time.monotonic() + _SECONDS_TO_END
+
+    def wait_until_it_listens(self, port: int) -> bool:
+        """Returns whether it listens: False if it was asked to end before.
+
+        Raises:
+          CommandError: If it ends by itself or takes too long.
+        """
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while self._ends_at is None:
+            self._check_running()
+            with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 1.0):
+                return True
+            if time.monotonic() > deadline:
+                raise CommandError(
+                    f"TFF's worker does not listen on port {port} after {_SECONDS_TO_START:g} "
+                    "seconds: start it again with TF_CPP_MIN_LOG_LEVEL=0 to see its messages."
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return False
+
+    def wait(self) -> None:
+        """Returns when the worker has ended because it was asked to.
+
+        Raises:
+          CommandError: If it ends by itself.
+        """
+        while self._ends_at is None:
+            self._check_running()
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, self._ends_at - time.monotonic()))
+
+    def kill(self) -> None:
+        """Makes sure that it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _check_running(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            raise CommandError(
+                f"TFF's worker ended by itself, with status {self._process.returncode}: start it "
+                "again; if it ran out of memory, give it fewer clients or set "
+                "--max_concurrent_computation_calls."
+            )
+
+
+def _binary() -> pathlib.Path:
+    """TFF's worker, found without the seconds that an import of TFF takes."""
+    package: Any = importlib.util.find_spec("tensorflow_federated")
+    if package is None:
+        raise CommandError("TensorFlow Federated is not installed: see Installing in README.md.")
+    return pathlib.Path(package.origin).parent / "data" / "worker_binary"
+
+
+def _check_free(port: int) -> None:
+    """Refuses a port that is taken, which the worker would share with another one silently."""
+    both = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        if both:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # Connections of an earlier worker that are still closing do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("::" if both else "0.0.0.0", port))
+            probe.listen(1)
+        except OSError as error:
+            raise CommandError(
+                f"port {port} cannot be listened on ({error.strerror}): end what uses it, or "
+                "choose another one by --port."
+            ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))

@@ -1,0 +1,587 @@
+"""compare-mechanisms: its statistics, and how it starts, keeps, resumes and stops runs.
+
+The runs are those of a small program in the place of the next-word command, which tells what it
+was handed and waits where a test asks it to.
+"""
+
+import json
+import math
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.commands import command_line
+from simulations import compare_mechanisms
+from simulations.compare_mechanisms import FinishedRun, Row
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+# Accuracies in thousandths, by run. Of two values a and b, Student's t interval has the
+# half-width t |a - b| / 2, where t = tan(0.475 pi) is the quantile for one degree of freedom.
+_ACCURACIES = {
+    "none_1": 500,
+    "none_2": 502,
+    "banded_1": 400,
+    "banded_2": 402,
+    "identity_1": 390,
+    "identity_2": 396,
+}
+_QUANTILE = math.tan(0.475 * math.pi)
+
+_RUN = f"""
+import json, os, pathlib, signal, sys, time
+
+flags = dict(flag[2:].partition("=")[::2] for flag in sys.argv[1:])
+directory = pathlib.Path(flags["output_dir"])
+control = pathlib.Path(__file__).parent.parent / "control"
+mechanism = flags["mechanism"]
+if "refuse" in flags.get("only_for", "") and mechanism == flags["only_for"].split(":")[1]:
+    sys.exit("run: --only_for is not for " + mechanism)
+is_check = directory.name == "run"
+with (control / "started.jsonl").open("a") as file:
+    file.write(json.dumps([directory.name, sys.argv[1:]]) + "\\n")
+directory.mkdir(parents=True, exist_ok=True)
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+signal.signal(signal.SIGINT, lambda *_: stops.append(1))
+(directory / "config.json").write_text("{{}}")
+if is_check:
+    time.sleep(60)
+if (control / f"fail-{{directory.name}}").exists():
+    print("  9%|#   \\r 10%|#   \\nrun: the disk is full\\n", file=sys.stderr)
+    sys.exit(7)
+(control / f"at-work-{{directory.name}}").write_text(str(os.getpid()))
+while (control / f"hold-{{directory.name}}").exists():
+    if stops:
+        (control / "heard").touch()
+    if len(stops) == 1 and not (control / "deaf").exists() or len(stops) > 1:
+        (control / f"stops-{{directory.name}}").write_text(str(len(stops)))
+        sys.exit(130)
+    time.sleep(0.02)
+accuracy = {_ACCURACIES!r}.get(directory.name, 100) / 1000
+(directory / "metrics.csv").write_text(
+    "round,heldout_accuracy\\n1,\\n2,0.25\\n3,\\n4," + str(accuracy) + "\\n"
+)
+is_private = mechanism != "none"
+epsilon = float(flags.get("epsilon_of_" + mechanism, 8.0)) if is_private else None
+if (control / f"garbage-{{directory.name}}").exists():
+    print("done")
+    sys.exit(0)
+print("a log line", file=sys.stderr)
+print(json.dumps({{
+    "output_dir": str(directory),
+    "rounds": 4,
+    "test_accuracy": accuracy,
+    "privacy": {{
+        "is_private": is_private,
+        "earned": {{"epsilon": epsilon, "delta": 1e-4}},
+        "planned": {{"epsilon": 99.0, "delta": 1e-9}},
+    }},
+}}))
+"""
+
+
+class _Workplace:
+    """A directory in which the next-word command is the small program."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.control = path / "control"
+        self.output = path / "comparison"
+        self.control.mkdir()
+        package = path / "stackoverflow_nwp"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "run_stackoverflow.py").write_text(_RUN)
+
+    def started(self) -> list[tuple[str, list[str]]]:
+        """The directories and command lines of runs, without those that check flags."""
+        return [(name, arguments) for name, arguments in self._lines() if name != "run"]
+
+    def checks(self) -> list[list[str]]:
+        return [arguments for name, arguments in self._lines() if name == "run"]
+
+    def _lines(self) -> list[Any]:
+        path = self.control / "started.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def process(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Starts the command as a process in a session of its own, as a shell would."""
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "simulations.compare_mechanisms",
+                f"--output_dir={self.output}",
+                *arguments,
+            ],
+            cwd=self.path,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def workplace(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> _Workplace:
+    # A module that python -m starts is looked for in the current directory first.
+    monkeypatch.chdir(tmp_path)
+    return _Workplace(tmp_path)
+
+
+def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        compare_mechanisms.__doc__ or "",
+        compare_mechanisms.define_flags,
+        compare_mechanisms.main,
+        ["compare-mechanisms", "--output_dir=comparison", *arguments],
+    )
+    captured = capfd.readouterr()
+    return status, captured.out, captured.err
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _finished(accuracy: float, epsilon: float | None = 8.0, **others: Any) -> FinishedRun:
+    delta = None if epsilon is None else 1e-4
+    fields: dict[str, Any] = {"rounds": 9, "delta": delta, "seconds": 1.0, **others}
+    return FinishedRun(test_accuracy=accuracy, epsilon=epsilon, **fields)
+
+
+_THREE = ("--mechanisms=identity,none,banded", "--repetitions=2")
+
+
+def test_the_comparison_of_three_mechanisms(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handed_on = "--num_rounds=4 --target_epsilon=8 --name='two words'"
+    status, out, err = _call(capfd, *_THREE, f"--flags={handed_on}", "--format=json")
+    assert status == 0, err
+    fields = json.loads(out)
+    rows = fields["rows"]
+    assert [row["mechanism"] for row in rows] == ["none", "banded", "identity"]
+    expected = {"none": (0.501, 0.001), "banded": (0.401, 0.001), "identity": (0.393, 0.003)}
+    for row in rows:
+        mean, deviation = expected[row["mechanism"]]
+        assert row["repetitions"] == 2
+        assert row["test_accuracy_mean"] == pytest.approx(mean, rel=1e-12)
+        assert row["test_accuracy_half_width"] == pytest.approx(_QUANTILE * deviation, rel=1e-9)
+        assert row["test_accuracy_min"] == pytest.approx(mean - deviation, rel=1e-12)
+        assert row["test_accuracy_max"] == pytest.approx(mean + deviation, rel=1e-12)
+        assert row["seconds_mean"] > 0.0
+        private = row["mechanism"] != "none"
+        assert (row["epsilon"], row["delta"]) == ((8.0, 1e-4) if private else (None, None))
+    # 12.7 times 0.001 and 0.003: only the first two are apart.
+    assert fields["separated"] == [["none", "banded"]]
+    assert fields["is_fair"] is True
+    assert fields["seconds"] > sum(row["seconds_mean"] for row in rows)
+
+    # Repetition by repetition, each with its directory and the flags, and without any seed.
+    names = [f"{mechanism}_{number}" for number in (1, 2) for mechanism in _THREE_MECHANISMS]
+    assert [name for name, _ in workplace.started()] == names
+    for name, arguments in workplace.started():
+        mechanism = name[:-2]
+        noise = [] if mechanism == "none" else ["--target_epsilon=8"]
+        assert arguments == [
+            f"--output_dir=comparison/{name}",
+            f"--mechanism={mechanism}",
+            "--format=json",
+            "--name=two words",
+            "--num_rounds=4",
+            *noise,
+        ]
+        assert (workplace.output / f"{name}.log").read_text() == "a log line\n"
+    # Each mechanism's flags were checked once before, and nothing is left of that.
+    assert [arguments[1:] for arguments in workplace.checks()] == [
+        arguments[1:] for _, arguments in workplace.started()[:3]
+    ]
+    assert not list(workplace.output.glob(".flags*"))
+
+    markdown = (workplace.output / "comparison.md").read_text()
+    table = markdown.splitlines()
+    header = "mechanism, test accuracy, 95 % interval, min, max, epsilon, delta, runs, minutes"
+    assert [cell.strip() for cell in table[0].strip("|").split("|")] == header.split(", ")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:5]]
+    assert [line[:8] for line in cells] == [
+        ["none", "50.10 %", "± 1.27 %", "50.00 %", "50.20 %", "-", "-", "2"],
+        ["banded", "40.10 %", "± 1.27 %", "40.00 %", "40.20 %", "8.000", "0.0001", "2"],
+        ["identity", "39.30 %", "± 3.81 %", "39.00 %", "39.60 %", "8.000", "0.0001", "2"],
+    ]
+    assert "non-overlapping intervals: none above banded.\n" in markdown
+    assert "resumed" not in markdown
+    assert (workplace.output / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "6/6" in err
+
+    # Once more: nothing is run, and people read what is in the file.
+    status, out, err = _call(capfd, *_THREE, f"--flags={handed_on}")
+    assert status == 0, err
+    assert out == markdown
+    assert len(workplace.started()) == 6
+    assert len(workplace.checks()) == 3
+
+
+_THREE_MECHANISMS = ("identity", "none", "banded")
+
+
+def test_more_repetitions_add_only_theirs(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--mechanisms=none,banded", "--format=json")
+    _, out, _ = _call(capfd, *arguments, "--repetitions=1")
+    fields = json.loads(out)
+    assert [row["test_accuracy_half_width"] for row in fields["rows"]] == [None, None]
+    assert fields["separated"] == []
+    assert fields["notes"] == ["Single runs have no interval, and no order is claimed."]
+    status, out, _ = _call(capfd, *arguments, "--repetitions=2")
+    assert status == 0
+    assert [row["repetitions"] for row in json.loads(out)["rows"]] == [2, 2]
+    names = [name for name, _ in workplace.started()]
+    assert names == ["none_1", "banded_1", "none_2", "banded_2"]
+    # The order of flags makes no difference, their values do.
+    result = json.loads((workplace.output / "banded_1.json").read_text())
+    assert result["flags"] == []
+    assert result["result"]["rounds"] == 4
+
+
+def test_results_of_other_flags_are_refused(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = ("--mechanisms=banded", "--repetitions=1")
+    assert _call(capfd, *one, "--flags=--b=2 --a=1")[0] == 0
+    assert _call(capfd, *one, "--flags=--a=1 --b=2")[0] == 0
+    for other in ("--flags=--a=1 --b=3", "--flags=--a=1", "--flags="):
+        status, out, err = _call(capfd, *one, other)
+        assert (status, out) == (2, "")
+        assert "banded_1.json is the result of a run with other flags" in err
+        assert "(run-stackoverflow --a=1 --b=2): repeat them" in err
+    status, _, err = _call(capfd, *one, "--flags=--a=1 --b=2", "--command=run-digits")
+    assert status == 2
+    assert "other flags" in err
+    assert len(workplace.started()) == 1
+    (workplace.output / "banded_1.json").write_text('{"flags": ')
+    status, _, err = _call(capfd, *one, "--flags=--a=1 --b=2")
+    assert status == 2
+    assert "banded_1.json cannot be read" in err
+
+
+def test_a_run_that_fails_ends_the_comparison(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failure = workplace.control / "fail-none_1"
+    failure.touch()
+    status, out, err = _call(capfd, *_THREE)
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        "compare-mechanisms: none_1 ended with status 7; the last line of its log "
+        "comparison/none_1.log: run: the disk is full"
+    )
+    assert [name for name, _ in workplace.started()] == ["identity_1", "none_1"]
+    failure.unlink()
+    # It goes on there; what it took the run that was begun before is not known.
+    status, out, _ = _call(capfd, *_THREE, "--format=json")
+    assert status == 0
+    assert [name for name, _ in workplace.started()][2:4] == ["none_1", "banded_1"]
+    assert len(workplace.started()) == 7
+    fields = json.loads(out)
+    result = json.loads((workplace.output / "none_1.json").read_text())
+    assert result["seconds"] is None
+    later = json.loads((workplace.output / "none_2.json").read_text())
+    assert fields["rows"][0]["seconds_mean"] == later["seconds"] > 0.0
+    assert "Runs that were cut off and resumed do not count towards the minutes." in fields["notes"]
+
+
+def test_a_run_without_a_result_is_refused(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (workplace.control / "garbage-banded_1").touch()
+    status, out, err = _call(capfd, "--mechanisms=banded")
+    assert (status, out) == (2, "")
+    assert "banded_1 printed no result that can be compared" in err
+    assert not (workplace.output / "banded_1.json").exists()
+
+
+def test_flags_that_a_mechanism_refuses_are_found_before_any_run(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = _call(capfd, *_THREE, "--flags=--only_for=refuse:banded")
+    assert (status, out) == (2, "")
+    assert "--mechanism=banded is refused: run: --only_for is not for banded" in err
+    assert workplace.started() == []
+    assert len(workplace.checks()) == 2
+    assert [path.name for path in workplace.output.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--output_dir=",), "--output_dir is required"),
+        (("--output_dir=control/file",), "control/file is no directory"),
+        (("--repetitions=0",), "--repetitions must be at least 1, found 0"),
+        (("--mechanisms=",), "--mechanisms must name at least one"),
+        (("--mechanisms=banded,bandit",), "found 'bandit'"),
+        (("--mechanisms=blt,tree,blt",), "--mechanisms has blt twice"),
+        (("--command=run-away",), "--command=run-away"),
+        (("--flags=num_rounds=3",), "as --name=value, found 'num_rounds=3'"),
+        (("--flags=--num_rounds 3",), "as --name=value, found '3'"),
+        (("--flags=--a='3",), "cannot be split: No closing quotation"),
+        (("--flags=--a=3 --a=4",), "--flags has --a twice"),
+        (("--flags=--seed=3",), "cannot have --seed: repetitions with a fixed seed"),
+        (("--flags=--output_dir=x",), "cannot have --output_dir"),
+        (("--flags=--mechanism=tree",), "cannot have --mechanism"),
+        (("--flags=--format=text",), "cannot have --format"),
+        (("--flags=--checkpoint=x",), "cannot have --checkpoint"),
+        (("--flags=--noise_directory=x",), "cannot have --noise_directory"),
+        (("--flags=--flagfile=x",), "cannot have --flagfile"),
+    ],
+)
+def test_bad_flags_are_refused_in_one_line(
+    workplace: _Workplace,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    (workplace.control / "file").touch()
+    status, out, err = _call(capfd, *arguments)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert message in err
+    assert workplace.started() == []
+
+
+def test_epsilons_that_differ_are_said_and_nothing_is_claimed(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--mechanisms=none,banded,identity", "--repetitions=2", "--format=json")
+    status, out, _ = _call(capfd, *arguments, "--flags=--epsilon_of_banded=8.009")
+    assert status == 0
+    fields = json.loads(out)
+    assert fields["rows"][1]["epsilon"] == 8.009
+    assert fields["is_fair"] is False
+    assert fields["separated"] == []
+    unfair = "This comparison is not fair, and claims no order: the private runs earned epsilons"
+    assert fields["notes"][0].startswith(f"{unfair} from 8 to 8.009")
+    assert f"\n{unfair}" in (workplace.output / "comparison.md").read_text()
+
+
+def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hold = workplace.control / "hold-none_1"
+    hold.touch()
+    process = workplace.process(*_THREE)
+    _wait_for((workplace.control / "at-work-none_1").exists)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 130, err
+    assert out == ""
+    assert (workplace.control / "stops-none_1").read_text() == "1"
+    assert "stopping the run after its round" in err
+    assert "interrupted; 1 of 6 runs are finished" in err
+    hold.unlink()
+    status, out, err = _call(capfd, *_THREE, "--format=json")
+    assert status == 0, err
+    assert [row["repetitions"] for row in json.loads(out)["rows"]] == [2, 2, 2]
+    names = [name for name, _ in workplace.started()]
+    assert names[:3] == ["identity_1", "none_1", "none_1"]
+    assert len(names) == 7
+    # Only mechanisms that had never begun were checked again.
+    checked = [arguments[1] for arguments in workplace.checks()]
+    assert checked == [f"--mechanism={each}" for each in (*_THREE_MECHANISMS, "banded")]
+
+
+def test_a_second_stop_is_passed_on_at_once(workplace: _Workplace) -> None:
+    for name in ("hold-banded_1", "deaf"):
+        (workplace.control / name).touch()
+    process = workplace.process("--mechanisms=banded")
+    at_work = workplace.control / "at-work-banded_1"
+    _wait_for(lambda: at_work.exists() and at_work.read_text() != "")
+    process.send_signal(signal.SIGINT)
+    _wait_for((workplace.control / "heard").exists)
+    # Until the second one comes, nothing more is passed on.
+    time.sleep(0.5)
+    assert not (workplace.control / "stops-banded_1").exists()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert (workplace.control / "stops-banded_1").read_text() == "2"
+    assert not _is_alive(int(at_work.read_text()))
+
+
+def test_a_run_that_ends_while_a_stop_waits_is_kept(workplace: _Workplace) -> None:
+    for name in ("hold-banded_1", "deaf"):
+        (workplace.control / name).touch()
+    process = workplace.process("--mechanisms=banded,tree", "--repetitions=1")
+    _wait_for((workplace.control / "at-work-banded_1").exists)
+    process.send_signal(signal.SIGTERM)
+    _wait_for((workplace.control / "heard").exists)
+    (workplace.control / "hold-banded_1").unlink()
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "1 of 2 runs are finished" in err
+    assert (workplace.output / "banded_1.json").exists()
+    assert [name for name, _ in workplace.started()] == ["banded_1"]
+
+
+def test_a_killed_comparison_goes_on_once_its_run_has_ended(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run outlives it, and no second one may work in the same directory."""
+    hold = workplace.control / "hold-banded_1"
+    hold.touch()
+    arguments = ("--mechanisms=banded,tree", "--repetitions=1")
+    process = workplace.process(*arguments)
+    at_work = workplace.control / "at-work-banded_1"
+    _wait_for(lambda: at_work.exists() and at_work.read_text() != "")
+    process.kill()
+    process.communicate()
+    assert _is_alive(int(at_work.read_text()))
+    status, _, err = _call(capfd, *arguments)
+    assert status == 2
+    assert "a run that one has left behind, is at work in" in err
+    assert [name for name, _ in workplace.started()] == ["banded_1"]
+    hold.unlink()
+    _wait_for(lambda: not _is_alive(int(at_work.read_text())))
+    status, _, err = _call(capfd, *arguments)
+    assert status == 0, err
+    assert [name for name, _ in workplace.started()] == ["banded_1", "banded_1", "tree_1"]
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=2, max_size=7),
+    st.lists(st.floats(0.0, 1e6) | st.none(), min_size=7, max_size=7),
+)
+@settings(deadline=None)
+def test_rows_are_the_textbook_statistics(
+    accuracies: list[float], seconds: list[float | None]
+) -> None:
+    runs = [
+        _finished(accuracy, seconds=second)
+        for accuracy, second in zip(accuracies, seconds, strict=False)
+    ]
+    (row,) = compare_mechanisms.summarise({"blt": runs})
+    assert row.repetitions == len(accuracies)
+    assert row.test_accuracy_mean == pytest.approx(statistics.fmean(accuracies), abs=1e-12)
+    assert (row.test_accuracy_min, row.test_accuracy_max) == (min(accuracies), max(accuracies))
+    assert row.test_accuracy_half_width is not None
+    # By the distribution function: the interval has 95 % of the probability.
+    error = statistics.stdev(accuracies) / math.sqrt(len(accuracies))
+    if error > 1e-9:
+        tail = scipy.stats.t.cdf(-row.test_accuracy_half_width / error, len(accuracies) - 1)
+        assert tail == pytest.approx(0.025, rel=1e-6)
+    else:
+        assert row.test_accuracy_half_width == pytest.approx(0.0, abs=1e-6)
+    known = [second for second in seconds[: len(accuracies)] if second is not None]
+    assert row.seconds_mean == (pytest.approx(statistics.fmean(known)) if known else None)
+
+
+def test_rows_state_the_weakest_guarantee() -> None:
+    rows = compare_mechanisms.summarise(
+        {
+            "tree": [_finished(0.1, 8.0), _finished(0.1, 8.001), _finished(0.1, 7.999)],
+            "blt": [_finished(0.2, 8.0), _finished(0.2, None)],
+        }
+    )
+    assert [(row.mechanism, row.epsilon, row.delta) for row in rows] == [
+        ("blt", None, None),
+        ("tree", 8.001, 1e-4),
+    ]
+    with pytest.raises(ValueError, match="at least one run of blt"):
+        compare_mechanisms.summarise({"blt": []})
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 20)), max_size=6))
+def test_separated_rows_are_adjacent_and_have_disjoint_intervals(
+    numbers: list[tuple[int, int | None]],
+) -> None:
+    numbers = sorted(numbers, key=lambda pair: -pair[0])
+    rows = [
+        Row(str(place), 2, mean, width, mean, mean, None, None, None)
+        for place, (mean, width) in enumerate(numbers)
+    ]
+    expected = []
+    for place in range(1, len(numbers)):
+        (mean, width), (lower_mean, lower_width) = numbers[place - 1 : place + 1]
+        if width is None or lower_width is None:
+            continue
+        points = set(range(mean - width, mean + width + 1))
+        if points.isdisjoint(range(lower_mean - lower_width, lower_mean + lower_width + 1)):
+            expected.append((str(place - 1), str(place)))
+    assert compare_mechanisms.separated(rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("runs", "reason"),
+    [
+        ((_finished(0.1), _finished(0.2, 8.0079), _finished(0.3, None)), None),
+        ((_finished(0.1, None), _finished(0.2, None)), None),
+        ((_finished(0.1), _finished(0.2, 8.0081)), "epsilons from 8 to 8.0081"),
+        ((_finished(0.1), _finished(0.2, 7.99)), "epsilons from 7.99 to 8"),
+        ((_finished(0.1), _finished(0.2, delta=1e-5)), "deltas from 1e-05 to 0.0001"),
+        ((_finished(0.1), _finished(0.2, None, rounds=8)), "from 8 to 9 rounds"),
+    ],
+)
+def test_what_is_unfair(runs: tuple[FinishedRun, ...], reason: str | None) -> None:
+    # In one mechanism or in several, it makes no difference.
+    for found in (
+        compare_mechanisms.unfairness({"blt": runs}),
+        compare_mechanisms.unfairness({str(place): [run] for place, run in enumerate(runs)}),
+    ):
+        assert (found is None) == (reason is None)
+        assert reason is None or (found is not None and reason in found)
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"x[a-z_0-9]{0,5}", fullmatch=True),
+        st.none() | st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Z"])),
+    )
+)
+def test_flags_are_handed_on_as_a_shell_would(given_flags: dict[str, str | None]) -> None:
+    words = [
+        f"--{name}" if value is None else f"--{name}={value}" for name, value in given_flags.items()
+    ]
+    quoted = " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in words)
+    parsed = compare_mechanisms.parse_flags(quoted)
+    assert list(parsed) == sorted(given_flags)
+    assert sorted(parsed.values()) == sorted(words)
+
+
+def test_mechanisms_without_heldout_accuracy_are_left_out_of_the_figure(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--mechanisms=none,banded", "--repetitions=1", "--format=json")
+    assert _call(capfd, *arguments)[0] == 0
+    (workplace.output / "banded_1" / "metrics.csv").unlink()
+    status, out, _ = _call(capfd, *arguments)
+    assert status == 0
+    note = "Not in the figure, without any heldout_accuracy that all runs have: banded."
+    assert note in json.loads(out)["notes"]
+    assert (workplace.output / "comparison.png").exists()
+    (workplace.output / "none_1" / "metrics.csv").write_text("round,heldout_accuracy\n1,\n")
+    status, out, _ = _call(capfd, *arguments)
+    assert status == 0
+    assert not (workplace.output / "comparison.png").exists()

@@ -1,0 +1,352 @@
+"""simulate-participation as scripts and people use it."""
+
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators import participation_records
+from mf_aggregators.commands import command_line
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from simulations import simulate_participation
+from simulations.availability import Diurnal
+from simulations.device_populations import DeviceBehaviour, DevicePopulation
+from simulations.participation_ledger import ParticipationLedger
+
+_SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")
+
+
+def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        simulate_participation.__doc__ or "",
+        simulate_participation.define_flags,
+        simulate_participation.main,
+        ["simulate-participation", *arguments],
+    )
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def _fields(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status, out, err = _call(capsys, *_SETTING, *arguments, "--format=json")
+    assert status == 0, err
+    assert len(out.splitlines()) == 1
+    fields: dict[str, Any] = json.loads(out)
+    return fields
+
+
+@given(st.lists(st.sets(st.integers(0, 10**7), max_size=6) | st.sets(st.integers(0, 5))))
+@settings(deadline=None)
+def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
+    summary = simulate_participation.summarise(
+        [np.array(sorted(cohort), np.int64) for cohort in cohorts]
+    )
+    rounds_of: dict[int, list[int]] = {}
+    for index, cohort in enumerate(cohorts):
+        for device in cohort:
+            rounds_of.setdefault(device, []).append(index)
+    expected = mfa.guarantees.realised_participation(list(rounds_of.values()), len(cohorts))
+    assert summary.took_place == expected
+    distances = [b - a for rounds in rounds_of.values() for a, b in itertools.pairwise(rounds)]
+    counts = [len(rounds) for rounds in rounds_of.values()]
+    assert summary.participations_max == max(counts, default=0)
+    assert summary.participations_mean == (np.mean(counts) if counts else 0.0)
+    if distances:
+        assert summary.separation_median == np.median(distances)
+        assert summary.separation_percentile_1 == np.percentile(distances, 1)
+    else:
+        assert summary.separation_median is None
+        assert summary.separation_percentile_1 is None
+
+
+def test_the_numbers_are_those_of_the_rounds(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    ledger_file = tmp_path / "ledger.npz"
+    fields = _fields(
+        capsys,
+        "--separation=9",
+        "--max_participations=4",
+        "--availability=diurnal",
+        "--utc_offsets=-5,1",
+        "--utc_weights=3,1",
+        "--window_start_hour=21.5",
+        "--window_spread_hours=1",
+        "--shortest_window_hours=5",
+        "--longest_window_hours=9",
+        "--nightly_probability=0.9",
+        "--over_selection=1.5",
+        "--dropout_probability=0.1",
+        "--upload_loss_probability=0.05",
+        "--history_loss_probability=0.001",
+        "--round_minutes=30",
+        "--retry_minutes=45",
+        "--seed=3",
+        f"--output={ledger_file}",
+    )
+    behaviour = DeviceBehaviour(
+        Diurnal((-5.0, 1.0), (3.0, 1.0), 21.5, 1.0, 5.0, 9.0, 0.9),
+        over_selection=1.5,
+        dropout_probability=0.1,
+        upload_loss_probability=0.05,
+        history_loss_probability=0.001,
+        round_seconds=1800.0,
+        retry_seconds=2700.0,
+    )
+    population = DevicePopulation(300, MinSeparation(9, 4), 10, behaviour, 3)
+    device_rounds = [population.next_round() for _ in range(40)]
+    ledger = ParticipationLedger.load(ledger_file)
+    assert len(ledger.client_ids) == 300
+    for found, expected in zip(ledger.cohorts, device_rounds, strict=True):
+        np.testing.assert_array_equal(found, expected.cohort)
+    for field, name in (
+        ("attempts", "attempts"),
+        ("selected", "num_selected"),
+        ("dropped_out", "num_dropped_out"),
+        ("uploads_lost", "num_uploads_lost"),
+        ("discarded", "num_discarded"),
+    ):
+        assert fields[field] == sum(getattr(found, name) for found in device_rounds)
+    for field in ("eligible", "available"):
+        numbers = [getattr(found, f"num_{field}") for found in device_rounds]
+        assert fields[f"{field}_min"] == min(numbers)
+        assert fields[f"{field}_mean"] == np.mean(numbers)
+    assert fields["most_attempts"] == max(found.attempts for found in device_rounds)
+    assert fields["most_attempts"] > 1
+    assert fields["days"] == population.seconds / 86400.0
+    by_hour: dict[int, list[int]] = {}
+    for one in device_rounds:
+        by_hour.setdefault(int(one.start_seconds / 3600.0) % 24, []).append(one.num_available)
+    assert fields["available_by_hour"] == [
+        np.mean(by_hour[hour]) if hour in by_hour else None for hour in range(24)
+    ]
+    record = participation_records.load(ledger_file, 40)
+    took_place = mfa.guarantees.realised_participation(record.rounds_of_clients, 40)
+    assert fields["realised_separation"] == took_place.separation
+    assert fields["realised_separation"] >= 9
+    assert fields["most_participations"] == took_place.max_participations <= 4
+    assert fields["num_clients"] == took_place.num_clients
+    assert fields["keeps_plan"]
+    assert fields["stopped"] is None
+    assert "planned_epsilon" not in fields
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("checkpoint") / "banded"
+    factorization = mfa.factorizations.banded(
+        mfa.workloads.prefix_sum(50), 8, participation=MinSeparation(8, 4)
+    )
+    mfa.checkpoints.save(factorization, directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keeps_plan"),
+    [
+        ((), True),
+        (("--history_loss_probability=0.05",), True),
+        (("--history_loss_probability=0.05", "--after_history_loss=rejoin"), False),
+        (("--timer=wall_clock", "--timer_hours=0.9"), True),
+        (("--timer=wall_clock", "--timer_hours=0.2"), False),
+    ],
+)
+def test_the_guarantee_is_that_of_what_took_place(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    checkpoint: str,
+    arguments: tuple[str, ...],
+    keeps_plan: bool,
+) -> None:
+    """The schema is the checkpoint's; devices that forget and rejoin break it, and it shows."""
+    setting = ["--population=300", "--clients_per_round=10", "--num_rounds=20", "--seed=2"]
+    privacy = [f"--checkpoint={checkpoint}", "--noise_multiplier=0.8", "--delta=1e-5"]
+    output = f"--output={tmp_path / 'ledger.npz'}"
+    status, out, err = _call(capsys, *setting, *privacy, *arguments, output, "--format=json")
+    assert status == 0, err
+    fields = json.loads(out)
+    assert fields["participation"] == str(MinSeparation(8, 4))
+    record = participation_records.load(tmp_path / "ledger.npz", 20)
+    took_place = mfa.guarantees.realised_participation(record.rounds_of_clients, 20)
+    factorization = mfa.checkpoints.load(checkpoint)
+    plan = mfa.guarantees.planned(factorization, MinSeparation(8, 4), 0.8, 1e-5)
+    realised = mfa.guarantees.realised(plan, factorization, took_place)
+    assert fields["rounds"] == 20
+    assert fields["keeps_plan"] == keeps_plan
+    assert fields["planned_epsilon"] == plan.epsilon
+    assert fields["realised_epsilon"] == realised.epsilon
+    assert fields["realised_sensitivity"] == realised.sensitivity
+    status, text, _ = _call(capsys, *setting, *privacy, *arguments)
+    if keeps_plan:
+        assert fields["widened_epsilon"] is None
+        assert f"The plan was kept: ({plan.epsilon:.4g}, 1e-05)-DP" in text
+    else:
+        widened = mfa.guarantees.widened(plan, factorization, took_place).epsilon
+        assert fields["widened_epsilon"] == widened > plan.epsilon
+        assert "WARNING: that breaks the schema of the plan" in text
+        assert "(participations" not in text.split("WARNING")[0]
+        assert "The plan was kept" not in text
+        assert f"({widened:.4g}, 1e-05)-DP" in text
+    assert ("enforce no separation" in text) == ("--timer=wall_clock" in arguments)
+
+
+def test_the_rounds_are_those_of_the_checkpoint(
+    capsys: pytest.CaptureFixture[str], checkpoint: str
+) -> None:
+    arguments = ("--population=300", "--clients_per_round=10", f"--checkpoint={checkpoint}")
+    status, out, err = _call(capsys, *arguments, "--target_epsilon=4", "--format=json")
+    assert status == 0, err
+    fields = json.loads(out)
+    assert fields["rounds"] == 50
+    assert fields["planned_epsilon"] == pytest.approx(4.0, abs=1e-3)
+    status, _, err = _call(capsys, *arguments, "--target_epsilon=4", "--num_rounds=51")
+    assert status == 2
+    assert "--num_rounds=51 is more than the checkpoint has noise for: use at most 50" in err
+
+
+def test_noise_without_a_checkpoint_gives_the_planned_guarantee(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fields = _fields(capsys, "--separation=20", "--noise_multiplier=0.5", "--delta=1e-6")
+    assert fields["planned_epsilon"] == mfa.accounting.epsilon(0.5, 1e-6)
+    assert "realised_epsilon" not in fields
+    _, text, _ = _call(capsys, *_SETTING, "--separation=20", "--noise_multiplier=0.5")
+    assert "The plan was kept: (" in text
+    rejoin = ("--history_loss_probability=0.1", "--after_history_loss=rejoin")
+    _, text, _ = _call(capsys, *_SETTING, "--separation=20", "--noise_multiplier=0.5", *rejoin)
+    assert "WARNING" in text
+    assert "The plan was kept" not in text
+    _, text, _ = _call(capsys, *_SETTING, "--separation=20", "--noise_multiplier=0")
+    assert "Without noise nothing is guaranteed." in text
+
+
+def test_a_run_that_ends_early_reports_its_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--separation=9", "--max_participations=1", "--format=json")
+    status, out, err = _call(capsys, *_SETTING, *arguments)
+    assert status == 2
+    fields = json.loads(out)
+    assert fields["rounds"] == 30
+    assert fields["realised_separation"] is None
+    assert fields["most_participations"] == 1
+    assert "round 31 needs 10 clients" in fields["stopped"]
+    assert "simulate-participation: stopped: round 31 needs 10 clients" in err
+    # Without any round there is nothing to report.
+    status, out, err = _call(
+        capsys, "--population=9", "--clients_per_round=10", "--separation=1", "--num_rounds=2"
+    )
+    assert (status, out) == (2, "")
+    assert "round 1 needs 10 clients" in err
+
+
+def test_a_trace_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("".join(f"{device},{3600 * (device % 2)},7200\n" for device in range(40)))
+    arguments = (f"--trace={path}", "--availability=trace", "--separation=2", "--round_minutes=60")
+    status, out, _ = _call(capsys, *_SETTING, *arguments, "--max_attempts=2", "--format=json")
+    assert status == 2
+    assert json.loads(out)["rounds"] == 2
+    fields = _fields(capsys, *arguments, "--trace_period_hours=2")
+    assert fields["rounds"] == 40
+    # All but the ten of the round before, on average: half in even and all in odd hours.
+    assert 10 <= fields["available_min"] <= 20
+    assert 12 < fields["available_mean"] < 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--separation=2", "--population="), "population"),
+        (("--clients_per_round=0", "--separation=2"), "clients_per_round must be at least 1"),
+        (("--num_rounds=0", "--separation=2"), "--num_rounds must be at least 1"),
+        ((), "--timer=rounds needs --separation"),
+        (("--timer=wall_clock",), "--timer_hours belongs to --timer=wall_clock, which needs it"),
+        (("--separation=2", "--timer_hours=3"), "--timer_hours belongs to --timer=wall_clock"),
+        (("--timer=wall_clock", "--timer_hours=0"), "the seconds of a timer must be above zero"),
+        (("--separation=2", "--trace=x"), "--trace belongs to --availability=trace"),
+        (("--separation=2", "--utc_offsets=1"), "--utc_offsets belongs to --availability=diurnal"),
+        (
+            ("--separation=2", "--availability=independent"),
+            "--availability=independent needs --available_probability",
+        ),
+        (
+            ("--separation=2", "--availability=independent", "--available_probability=2"),
+            "probability must be above 0 and at most 1, found 2.0",
+        ),
+        (("--separation=2", "--availability=trace"), "--availability=trace needs --trace"),
+        (
+            ("--separation=2", "--availability=trace", "--trace=missing.csv"),
+            "missing.csv cannot be read: No such file",
+        ),
+        (
+            ("--separation=2", "--availability=diurnal", "--utc_offsets=1,x"),
+            "take numbers with commas, found 1,x",
+        ),
+        (("--separation=2", "--over_selection=0.5"), "over_selection must be at least 1"),
+        (("--separation=2", "--population=2000000", "--output=x.npz"), "2000000 are too many"),
+        (("--separation=2", "--checkpoint=missing"), "missing"),
+        (("--separation=2", "--noise_multiplier=1", "--target_epsilon=1"), "exclude each other"),
+    ],
+)
+def test_bad_flags_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    status, out, err = _call(capsys, *_SETTING, *arguments)
+    assert status == 2
+    assert out == ""
+    lines = [line for line in err.splitlines() if line.startswith("simulate-participation:")]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+@pytest.mark.parametrize("missing", ["population", "clients_per_round"])
+def test_sizes_are_required(capsys: pytest.CaptureFixture[str], missing: str) -> None:
+    given_flags = [flag for flag in _SETTING if missing not in flag]
+    status, _, err = _call(capsys, *given_flags, "--separation=2")
+    assert status == 2
+    assert f"--{missing} is required" in err
+
+
+def test_checkpoints_need_noise_and_a_schema_that_timers_can_keep(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, checkpoint: str
+) -> None:
+    status, _, err = _call(capsys, *_SETTING, f"--checkpoint={checkpoint}")
+    assert status == 2
+    assert "--checkpoint needs --noise_multiplier or --target_epsilon" in err
+    identity = mfa.factorizations.banded(
+        mfa.workloads.prefix_sum(40), 4, participation=FixedEpochOrder(2, 20)
+    )
+    mfa.checkpoints.save(identity, tmp_path / "fixed")
+    arguments = (f"--checkpoint={tmp_path / 'fixed'}", "--noise_multiplier=1")
+    status, _, err = _call(capsys, *_SETTING, *arguments)
+    assert status == 2
+    assert "name the schema of the devices by --separation" in err
+    fields = _fields(capsys, *arguments, "--separation=20")
+    assert fields["keeps_plan"]
+
+
+def test_the_command_needs_no_tensorflow() -> None:
+    """As a process: JSON alone on standard output, and no heavy import."""
+    program = (
+        "import sys; from simulations import simulate_participation as s; "
+        "sys.argv = ['simulate-participation', '--population=50', '--clients_per_round=5', "
+        "'--num_rounds=4', '--separation=3', '--format=json']\n"
+        "try:\n  s.run()\nfinally:\n  assert 'tensorflow' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 4
+    assert "100%" in done.stderr
