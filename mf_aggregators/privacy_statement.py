@@ -194,6 +194,7 @@ class PrivacyStatement:
             "adjacency": "zero-out",
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
+            "enforcement": " ".join(self.facts.enforcement.split()),
             "represents": (
                 None
                 if self.represented is None

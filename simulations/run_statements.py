@@ -120,8 +120,8 @@ def _enforcement(behaviour: DeviceBehaviour) -> str:
         hours = behaviour.timer.seconds / 3600.0
         text = (
             f"A timer on each client lets {hours:g} hours pass between two participations;\n"
-            "     that these are as many rounds apart is assumed and not enforced. What really took\n"
-            "     place is said below."
+            "     that these are as many rounds apart is assumed, not enforced. What took place\n"
+            "     is said below."
         )
     else:
         text = TIMERS_BY_ROUNDS

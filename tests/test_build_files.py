@@ -8,7 +8,15 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("mf_aggregators", "simulations", "stackoverflow_nwp", "tests", "tools", "benchmarks")
+PACKAGES = (
+    "digit_classification",
+    "mf_aggregators",
+    "simulations",
+    "stackoverflow_nwp",
+    "tests",
+    "tools",
+    "benchmarks",
+)
 RULES = ("py_library", "py_binary", "py_test")
 RUNNER = "tools/pytest_main.py"  # the main of every py_test
 

@@ -18,7 +18,15 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folders with Python of ours; the root itself gives quickstart.py alone.
-FOLDERS = ("mf_aggregators", "simulations", "stackoverflow_nwp", "tests", "tools", "benchmarks")
+FOLDERS = (
+    "digit_classification",
+    "mf_aggregators",
+    "simulations",
+    "stackoverflow_nwp",
+    "tests",
+    "tools",
+    "benchmarks",
+)
 
 # Import names whose distribution has another name, as @pypi spells it.
 DISTRIBUTIONS = {
