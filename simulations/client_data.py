@@ -1,5 +1,7 @@
 """The data sets of clients in rounds, from any ``tff.simulation.datasets.ClientData``."""
 
+import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,8 @@ import tensorflow_federated as tff
 from mf_aggregators import validation
 from simulations import cohorts
 
+_CACHE_BYTES = 512 * 2**20
+
 
 def client_datasets(
     client_data: tff.simulation.datasets.ClientData,
@@ -17,6 +21,7 @@ def client_datasets(
     epochs: int,
     max_examples: int | None,
     seed: int,
+    cache_bytes: int = _CACHE_BYTES,
 ) -> Callable[[str, int], tf.data.Dataset]:
     """Returns what a run asks for the data set of a client in a round.
 
@@ -26,6 +31,9 @@ def client_datasets(
     depend neither on other clients nor on TensorFlow's global seed, so a round that is run
     again after a crash sees the same data.
 
+    ``client_data`` is asked once for a client whose examples are still in memory: its
+    preprocessing is done once, and a random one gives the same in all rounds.
+
     Args:
       client_data: The clients. Their examples are single ones, not batches, in any structure
         of tensors that ``tf.data`` knows. All examples of a client have the same shapes:
@@ -34,6 +42,8 @@ def client_datasets(
       epochs: How often a client goes through its examples of a round.
       max_examples: The most examples of a client in a round; None for all.
       seed: Any non-negative integer; the same for all rounds of a run.
+      cache_bytes: The most memory for preprocessed examples; beyond it, those of the
+        clients that were used longest ago are read again. 0 for none.
 
     Returns:
       From a client's id and a round, from 0, to the client's batches in that round. It raises
@@ -49,29 +59,97 @@ def client_datasets(
         validation.positive_integer(max_examples, "max_examples")
     validation.integer_at_least(seed, 0, "seed")
 
+    validation.integer_at_least(cache_bytes, 0, "cache_bytes")
+    cache = _Cache(client_data, cache_bytes)
+
     def dataset_of(client_id: str, round_index: int) -> tf.data.Dataset:
-        dataset = client_data.create_tf_dataset_for_client(client_id)
-        if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                f"the data set of client {client_id!r} has no end: take `repeat` out of its "
-                "preprocessing, and say how often a client goes through its data by epochs."
-            )
+        examples = cache.examples_of(client_id)
         # Dataset.shuffle would mix TensorFlow's global seed into the order.
-        examples = list(dataset)
-        order = _generator(seed, round_index, client_id).permutation(len(examples))
-        chosen = [examples[place] for place in order[:max_examples]]
-        if chosen:
-            dataset = tf.data.Dataset.from_tensor_slices(_stacked(chosen, client_id))
-        return dataset.batch(batch_size).repeat(epochs)
+        order = sample_order(seed, round_index, client_id, examples.number)
+        chosen = order[:max_examples]
+        dataset = examples.empty
+        if dataset is None:
+            dataset = tf.data.Dataset.from_tensor_slices(
+                tf.nest.map_structure(lambda leaf: tf.gather(leaf, chosen), examples.stacked)
+            )
+        return batches(dataset, batch_size, epochs)
 
     return dataset_of
 
 
-def _generator(seed: int, round_index: int, client_id: str) -> np.random.Generator:
-    # A client's name, not its position, so that its sample does not depend on others.
+def sample_order(seed: int, round_index: int, client_id: str, number: int) -> np.ndarray:
+    """Returns the order of a client's examples in a round, a function of the arguments alone.
+
+    Args:
+      seed: Of the run, a non-negative integer.
+      round_index: From 0.
+      client_id: The client's name: not its position, so that its sample does not depend on
+        others.
+      number: How many examples it has.
+
+    Returns:
+      (number,) int64: a uniform permutation.
+    """
     name = int.from_bytes(client_id.encode("utf-8"), "little")
     # Cohorts are drawn with the round alone.
-    return cohorts.generator_of(seed, 1, round_index, name)
+    return cohorts.generator_of(seed, 1, round_index, name).permutation(number)
+
+
+def batches(dataset: tf.data.Dataset, batch_size: int, epochs: int) -> tf.data.Dataset:
+    """Returns a client's examples, which are in memory, in batches, epoch after epoch."""
+    options = tf.data.Options()
+    # Rewriting the pipeline of a few batches costs more than it saves.
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return dataset.batch(batch_size).repeat(epochs).with_options(options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Examples:
+    """A client's examples: how many, and one tensor for each part, or an empty data set."""
+
+    number: int
+    stacked: Any
+    empty: tf.data.Dataset | None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(_num_bytes(leaf) for leaf in tf.nest.flatten(self.stacked))
+
+
+class _Cache:
+    """The preprocessed examples of the clients that were used last."""
+
+    def __init__(self, client_data: tff.simulation.datasets.ClientData, most_bytes: int) -> None:
+        self._client_data = client_data
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._kept: collections.OrderedDict[str, _Examples] = collections.OrderedDict()
+
+    def examples_of(self, client_id: str) -> _Examples:
+        if client_id in self._kept:
+            self._kept.move_to_end(client_id)
+            return self._kept[client_id]
+        examples = _read(self._client_data, client_id)
+        self._kept[client_id] = examples
+        self._bytes += examples.num_bytes
+        while self._bytes > self._most_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.num_bytes
+        return examples
+
+
+def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> _Examples:
+    dataset = client_data.create_tf_dataset_for_client(client_id)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"the data set of client {client_id!r} has no end: take `repeat` out of its "
+            "preprocessing, and say how often a client goes through its data by epochs."
+        )
+    examples = list(dataset)
+    if not examples:
+        return _Examples(0, (), dataset)
+    return _Examples(len(examples), _stacked(examples, client_id), None)
 
 
 def _stacked(examples: list[Any], client_id: str) -> Any:
@@ -82,3 +160,9 @@ def _stacked(examples: list[Any], client_id: str) -> Any:
             f"the examples of client {client_id!r} have different shapes: pad them by "
             "client_data.preprocess."
         ) from None
+
+
+def _num_bytes(tensor: tf.Tensor) -> int:
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(tensor)))
+    return int(tf.size(tensor)) * tensor.dtype.size

@@ -17,7 +17,7 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
     word_prediction_preprocessing,
 )
 
-from simulations import cohorts
+from simulations import client_data, cohorts
 from stackoverflow_nwp.token_arrays import ClientTokens
 
 # The metric of the papers: accuracy without out-of-vocabulary and end-of-sentence tokens.
@@ -147,16 +147,10 @@ class ClientDatasets:
     def __call__(self, client_id: str, round_index: int) -> tf.data.Dataset:
         """Returns the batches of a client in a round: (inputs, targets), int32."""
         sentences = self.tokens.tokens_of(client_id)
-        # A client's name, not its position, so that its sample does not depend on others.
-        name = int.from_bytes(client_id.encode("utf-8"), "little")
-        generator = cohorts.generator_of(self.seed, 1, round_index, name)
-        chosen = sentences[generator.permutation(len(sentences))[: self.sentences_per_client]]
+        order = client_data.sample_order(self.seed, round_index, client_id, len(sentences))
+        chosen = sentences[order[: self.sentences_per_client]]
         dataset = tf.data.Dataset.from_tensor_slices((chosen[:, :-1], chosen[:, 1:]))
-        options = tf.data.Options()
-        # A client's few batches are in memory: rewriting its pipeline costs more than it saves.
-        options.autotune.enabled = False
-        options.experimental_optimization.apply_default_optimizations = False
-        return dataset.batch(self.batch_size).repeat(self.epochs).with_options(options)
+        return client_data.batches(dataset, self.batch_size, self.epochs)
 
 
 def all_sentences(tokens: ClientTokens, at_most: int, seed: int) -> np.ndarray:

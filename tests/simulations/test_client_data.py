@@ -143,6 +143,51 @@ def test_preprocessed_clients_and_empty_ones() -> None:
     assert dataset.element_spec == tf.TensorSpec((None,), tf.int32)
 
 
+class _Counted(tff.simulation.datasets.TestClientData):
+    """Clients that say which of them were read."""
+
+    def __init__(self, examples: dict[str, list[Any]]) -> None:
+        self.read: list[str] = []
+        super().__init__(examples)
+        # It looks at one of them itself.
+        self.read.clear()
+
+    def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
+        self.read.append(client_id)
+        return super().create_tf_dataset_for_client(client_id)
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "read"),
+    [
+        # Examples of four bytes. a and b take 40, all three 64; without b, which was used
+        # longest ago when c comes, there are 40 again.
+        (64, "abc"),
+        (63, "abcb"),
+        (40, "abcb"),
+        (39, "abacab"),
+        (0, "abacab"),
+    ],
+)
+def test_the_clients_used_last_are_read_once(cache_bytes: int, read: str) -> None:
+    examples = {"a": list(range(4)), "b": list(range(6)), "c": list(range(6))}
+    data = _Counted(examples)
+    make = client_datasets(data, 2, 1, None, 9, cache_bytes)
+    plain = client_datasets(_Counted(examples), 2, 1, None, 9, 0)
+    for round_index, client in enumerate("abacab"):
+        assert _batches(make(client, round_index)) == _batches(plain(client, round_index))
+    assert "".join(data.read) == read
+
+
+@pytest.mark.parametrize(("cache_bytes", "read"), [(120, "ab"), (119, "aba")])
+def test_texts_count_by_their_length(cache_bytes: int, read: str) -> None:
+    data = _Counted({name: [name * 20] * 3 for name in "ab"})
+    make = client_datasets(data, 1, 1, None, 0, cache_bytes)
+    for client in "aba":
+        make(client, 0)
+    assert "".join(data.read) == read
+
+
 def test_clients_that_cannot_be_used_are_refused() -> None:
     data = _numbered(a=3)
     endless = data.preprocess(lambda dataset: dataset.repeat())
@@ -160,6 +205,7 @@ def test_clients_that_cannot_be_used_are_refused() -> None:
         ({"epochs": 0}, "epochs must be at least 1, found 0"),
         ({"max_examples": 0}, "max_examples must be at least 1, found 0"),
         ({"seed": -1}, "seed must be at least 0, found -1"),
+        ({"cache_bytes": -1}, "cache_bytes must be at least 0, found -1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:

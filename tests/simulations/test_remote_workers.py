@@ -92,6 +92,10 @@ def _local() -> Any:
 class _LocalPlace:
     """A place for clients in this process, with what it was asked to do."""
 
+    # All places share this process's context, which runs one computation at a time: a second
+    # thread would find its executor closed when the first one has ended.
+    _one_at_a_time = threading.Lock()
+
     def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
         self._local = _local()
         self._before = before
@@ -100,7 +104,7 @@ class _LocalPlace:
     def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
         self.num_clients.append(len(arguments[1]))
         self._before()
-        with _installed(self._local):
+        with self._one_at_a_time, _installed(self._local):
             return computation(*arguments)
 
 
