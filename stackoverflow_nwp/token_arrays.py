@@ -2,7 +2,7 @@
 
 TFF's pipeline builds a lookup table for every client in every round. Here text is tokenized once
 and the arrays are cached (`EagerClientTokens`), or, for data too large for that, a client is
-tokenized when it is asked for (`LazyClientTokens`). Both give the same rows.
+tokenized and cached when it is first asked for (`LazyClientTokens`). Both give the same rows.
 """
 
 import collections
@@ -21,6 +21,7 @@ import tqdm
 
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp import vocabulary as vocabulary_lib
+from stackoverflow_nwp.token_cache import TokenCache
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -210,14 +211,18 @@ class EagerClientTokens:
 class LazyClientTokens:
     """Clients' tokens out of a SQLite file, one query for each client asked for."""
 
-    def __init__(self, path: pathlib.Path, split: str, tokenizer: SentenceTokenizer) -> None:
+    def __init__(
+        self, path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, cache: TokenCache
+    ) -> None:
         """Lists the clients of the split.
 
         Args:
             path: A SQLite file of federated text.
             split: The split's name.
             tokenizer: What maps sentences to rows.
+            cache: Where the rows of clients are kept.
         """
+        self._cache = cache
         self._path = path
         self._split = split
         self._tokenizer = tokenizer
@@ -249,11 +254,20 @@ class LazyClientTokens:
         """
         if client_id not in self._known:
             raise KeyError(client_id)
+        rows = self._cache.get(client_id)
+        if rows is None:
+            rows = self._tokenized(client_id)
+            self._cache.put(client_id, rows)
+        rows = rows[:max_sentences]
+        rows.flags.writeable = False
+        return rows
+
+    def _tokenized(self, client_id: str) -> np.ndarray:
         with contextlib.closing(federated_text.read_only(self._path)) as connection:
             rows = connection.execute(
                 "SELECT serialized_example_proto FROM examples"
-                " WHERE client_id = ? AND split_name = ? ORDER BY rowid LIMIT ?",
-                (client_id, self._split, -1 if max_sentences is None else max_sentences),
+                " WHERE client_id = ? AND split_name = ? ORDER BY rowid",
+                (client_id, self._split),
             )
             return self._tokenizer.rows(
                 [federated_text.tokens_of_proto(serialized) for (serialized,) in rows]
@@ -314,23 +328,10 @@ def load_token_arrays(
         (its size and modification time), split, vocabulary and length.
     """
     tokenizer = SentenceTokenizer(vocabulary, sequence_length)
-    status = path.stat()
-    key = json.dumps(
-        {
-            "format": _CACHE_FORMAT,
-            "split": split,
-            "vocabulary": vocabulary_lib.fingerprint(vocabulary),
-            "sequence_length": sequence_length,
-            "size": status.st_size,
-            "modified": status.st_mtime_ns,
-        },
-        sort_keys=True,
+    key = _cache_key(path, split, vocabulary, sequence_length)
+    cache = path.with_name(
+        f"{path.stem}.tokens-{_cache_name(split, vocabulary, sequence_length)}.npz"
     )
-    # One file per purpose, so that alternating between two vocabularies rebuilds neither.
-    digest = hashlib.sha256(
-        f"{split} {sequence_length} {vocabulary_lib.fingerprint(vocabulary)}".encode()
-    ).hexdigest()[:12]
-    cache = path.with_name(f"{path.stem}.tokens-{digest}.npz")
     arrays = _read_cache(cache, key, sequence_length)
     if arrays is not None:
         return arrays
@@ -377,10 +378,38 @@ def open_client_tokens(
     if split not in counts:
         raise ValueError(f"{path} has no split {split!r}, only {', '.join(sorted(counts))}.")
     if counts[split].examples > max_eager_examples:
-        return LazyClientTokens(path, split, SentenceTokenizer(vocabulary, sequence_length))
+        name = f"{path.stem}.clients-{_cache_name(split, vocabulary, sequence_length)}.sqlite_cache"
+        key = _cache_key(path, split, vocabulary, sequence_length)
+        cache = TokenCache(path.with_name(name), key, sequence_length + 1)
+        tokenizer = SentenceTokenizer(vocabulary, sequence_length)
+        return LazyClientTokens(path, split, tokenizer, cache)
     return EagerClientTokens(
         load_token_arrays(path, split, vocabulary, sequence_length, show_progress)
     )
+
+
+def _cache_key(
+    path: pathlib.Path, split: str, vocabulary: Sequence[str], sequence_length: int
+) -> str:
+    """What rows depend on; the file by its size and the time that it was changed."""
+    status = path.stat()
+    return json.dumps(
+        {
+            "format": _CACHE_FORMAT,
+            "split": split,
+            "vocabulary": vocabulary_lib.fingerprint(vocabulary),
+            "sequence_length": sequence_length,
+            "size": status.st_size,
+            "modified": status.st_mtime_ns,
+        },
+        sort_keys=True,
+    )
+
+
+def _cache_name(split: str, vocabulary: Sequence[str], sequence_length: int) -> str:
+    """One per purpose, so that alternating between two vocabularies rebuilds neither."""
+    purpose = f"{split} {sequence_length} {vocabulary_lib.fingerprint(vocabulary)}"
+    return hashlib.sha256(purpose.encode()).hexdigest()[:12]
 
 
 def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> TokenArrays | None:
