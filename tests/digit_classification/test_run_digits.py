@@ -1,16 +1,20 @@
 """The command: its defaults, its flags, and whole runs in both settings."""
 
+import csv
 import json
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
+import psutil
 import pytest
 from absl import flags
 
 from digit_classification import data, run_digits
 from simulations import run_flags
+from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
 
 def _options(*arguments: str) -> dict[str, Any]:
@@ -85,3 +89,52 @@ def test_a_whole_run(arguments: list[str], tmp_path: pathlib.Path) -> None:
     assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
     assert result["privacy"]["status"] == "finished"
     assert (output / "PRIVACY.md").exists()
+
+
+def _started(output: pathlib.Path, *arguments: str) -> psutil.Popen:
+    command = [sys.executable, "-m", "digit_classification.run_digits", f"--output_dir={output}"]
+    command += ["--num_rounds=24", "--evaluate_every=6", "--seed=5", "--format=json", *arguments]
+    return psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
+    with (output / "metrics.csv").open(newline="") as file:
+        return [
+            {name: float(value) for name, value in row.items() if value and name != "seconds"}
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_a_run_on_two_workers_equals_the_one_without(tmp_path: pathlib.Path) -> None:
+    """Also after one of the workers was lost."""
+    alone = _started(tmp_path / "alone")
+    with ending(
+        WorkerProcess("127.0.0.1", free_port()), WorkerProcess("127.0.0.2", free_port())
+    ) as workers:
+        addresses = ",".join(worker.wait_until_ready().address for worker in workers)
+        expected, errors = alone.communicate()
+        assert alone.returncode == 0, errors
+        output = tmp_path / "divided"
+        lost = _started(output, f"--workers={addresses}")
+        while not (output / "metrics.csv").exists() or len(_metrics(output)) < 2:
+            assert lost.poll() is None, lost.communicate()[1]
+            time.sleep(0.05)
+        workers[1].kill()
+        _, errors = lost.communicate()
+        assert lost.returncode == 2
+        assert f"the TFF worker at {workers[1].address} was lost during the run" in errors
+        assert "Traceback" not in errors
+        assert 2 <= len(_metrics(output)) < 24
+        workers[1].start()
+        workers[1].wait_until_ready()
+        resumed = _started(output, f"--workers={addresses}")
+        found, errors = resumed.communicate()
+        assert resumed.returncode == 0, errors
+    one, other = (json.loads(printed) for printed in (expected, found))
+    # One of 252 test images is 0.4 points; sums of float32 in another order move none.
+    assert other["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=1e-6)
+    assert other["privacy"]["earned"] == one["privacy"]["earned"]
+    metrics, of_divided = (_metrics(tmp_path / name) for name in ("alone", "divided"))
+    assert len(metrics) == len(of_divided) == 24
+    for row, of_divided_row in zip(metrics, of_divided, strict=True):
+        assert of_divided_row == pytest.approx(row, rel=1e-4, abs=1e-6)

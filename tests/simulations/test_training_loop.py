@@ -1,5 +1,7 @@
 """Rounds in TFF: cohorts under timers, and runs that resume where they stopped."""
 
+import errno
+import os
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from simulations.device_populations import DeviceBehaviour, DevicePopulation, De
 from simulations.participation_ledger import LedgerError, ParticipationLedger
 from simulations.participation_timers import WallClockTimer
 from simulations.quiet import StopRequest
-from simulations.training_loop import FederatedRun
+from simulations.training_loop import FederatedRun, RoundRefusedError
 from tests.simulations import linear_run
 
 _NUM_ROUNDS = 6
@@ -93,6 +95,37 @@ def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
     (tmp_path / "cut" / "states" / "round_3_temp1234").mkdir()
     rest, resumed = _finish(_run(process), tmp_path / "cut")
     assert not list((tmp_path / "cut" / "states").glob("*temp*"))
+    np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
+    assert _cohorts(resumed) == _cohorts(whole)
+
+
+class _FullDisk:
+    """A process whose round cannot write: its error is the one of TFF's worker."""
+
+    def __init__(self, process: Any, round_index: int) -> None:
+        self._process = process
+        self._left = round_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def next(self, *arguments: Any) -> Any:
+        if self._left == 0:
+            reason = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'rows.npy.tmp'"
+            raise RuntimeError(f"UNKNOWN: Error evaluating call: OSError: {reason}")
+        self._left -= 1
+        return self._process.next(*arguments)
+
+
+def test_a_round_without_space_for_its_noise_is_refused_and_run_later(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    models, whole = _finish(_run(process), tmp_path / "whole")
+    with pytest.raises(RoundRefusedError, match=r"round 3 could not write .* Free space and run"):
+        _finish(_run(_FullDisk(process, 2)), tmp_path / "cut")
+    # The round is in no file, and the others stand.
+    assert ParticipationLedger.load(tmp_path / "cut" / "ledger.npz").num_rounds == 2
+    rest, resumed = _finish(_run(process), tmp_path / "cut")
     np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
     assert _cohorts(resumed) == _cohorts(whole)
 
