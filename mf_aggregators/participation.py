@@ -191,6 +191,22 @@ def check_population(
         )
 
 
+def smallest_population(
+    participation: Participation, num_rounds: int, clients_per_round: int
+) -> int:
+    """Returns the fewest clients that :func:`check_population` accepts.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      clients_per_round: The cohort size B.
+    """
+    most = check(participation).most_participations(num_rounds)
+    separation = 1 if isinstance(participation, SingleParticipation) else participation.separation
+    within_timers = min(separation, num_rounds) * clients_per_round
+    return max(within_timers, -(-num_rounds * clients_per_round // most))
+
+
 def to_dict(participation: Participation) -> dict[str, Any]:
     """Returns a JSON-able description: ``schema`` and the schema's attributes."""
     check(participation)

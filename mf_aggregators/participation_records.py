@@ -72,6 +72,11 @@ def _from_archive(file: pathlib.Path) -> ParticipationRecord:
     ordered = offsets.shape == (len(client_ids) + 1,) and np.all(np.diff(offsets) >= 0)
     if not ordered or offsets[0] != 0 or offsets[-1] != len(rounds):
         raise RecordError(f"{file} is broken: its rounds and clients do not fit together.")
+    if len(set(client_ids)) != len(client_ids):
+        raise RecordError(
+            f"{file} has two clients of the same name, whose rounds would not count as one "
+            "client's: give each client one name."
+        )
     return ParticipationRecord(
         client_ids, tuple(np.split(np.asarray(rounds, np.int64), offsets[1:-1])), num_rounds
     )

@@ -60,11 +60,14 @@ class Represented:
 
     Attributes:
       clients_per_round: Of the larger cohort.
+      num_clients: The smallest population that such cohorts can be drawn from, under the
+        schema of the guarantee.
       guarantee: That a run with so many clients, and the noise that this one scaled down,
         would have been planned for.
     """
 
     clients_per_round: int
+    num_clients: int
     guarantee: Guarantee
 
 
@@ -158,7 +161,8 @@ class PrivacyStatement:
                 f"{self.facts.clients_per_round} clients a round stood for {cohort}, with noise "
                 "scaled down in proportion, to estimate the accuracy of a run with that many. What "
                 "this run released has only the weaker guarantee that is stated here; the run that "
-                f"it stands for would be planned for {_pair(self.represented.guarantee)}."
+                f"it stands for would be planned for {_pair(self.represented.guarantee)}, and "
+                f"needs a population of at least {self.represented.num_clients} clients."
             )
         if self.keeps_plan is False and self.plan.sampling is None:
             found.append(
@@ -200,6 +204,7 @@ class PrivacyStatement:
                 if self.represented is None
                 else {
                     "clients_per_round": self.represented.clients_per_round,
+                    "num_clients": self.represented.num_clients,
                     "planned": self.represented.guarantee.to_dict(),
                 }
             ),

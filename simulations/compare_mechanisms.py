@@ -92,7 +92,9 @@ class FinishedRun:
     Attributes:
       test_accuracy: A fraction.
       rounds: The rounds that it trained.
-      epsilon: Of the guarantee that it earned; None if it is not private.
+      epsilon: Of the guarantee that it was planned for, or, if it broke its plan, of the
+        one that it earned; None if it is not private. (One that kept its plan may earn more,
+        which depends on who happened to be drawn, and has nothing to do with its noise.)
       delta: Likewise.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
     """
@@ -116,7 +118,7 @@ class Row:
         accuracies that are normally distributed over runs; None of a single run.
       test_accuracy_min: The smallest.
       test_accuracy_max: The largest.
-      epsilon: The largest that a run earned; None if one of them is not private.
+      epsilon: The largest of a run; None if one of them is not private.
       delta: Likewise.
       seconds_mean: The mean wall time of the runs that were never resumed; None if there
         is none.
@@ -202,14 +204,14 @@ def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
       runs: By mechanism its runs.
 
     Returns:
-      One sentence if the private runs earned epsilons that differ by more than 0.1 %, or
+      One sentence if the private runs have epsilons that differ by more than 0.1 %, or
       other deltas, or some run has another number of rounds; else None.
     """
     every = [run for of_mechanism in runs.values() for run in of_mechanism]
     epsilons = [run.epsilon for run in every if run.epsilon is not None]
     if epsilons and max(epsilons) > (1.0 + _EPSILON_TOLERANCE) * min(epsilons):
         return (
-            f"the private runs earned epsilons from {min(epsilons):.5g} to {max(epsilons):.5g}, "
+            f"the private runs have epsilons from {min(epsilons):.5g} to {max(epsilons):.5g}, "
             "and less noise is more accurate under any mechanism."
         )
     deltas = sorted({run.delta for run in every if run.delta is not None})
@@ -442,7 +444,8 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
     privacy = result["privacy"]
-    epsilon, delta = (privacy["earned"][name] for name in ("epsilon", "delta"))
+    kind = "earned" if privacy["keeps_plan"] is False else "planned"
+    epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
     is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
     return FinishedRun(
         test_accuracy=accuracy,

@@ -27,7 +27,6 @@ from simulations import (
     run_directory,
     run_flags,
     run_plans,
-    run_statements,
     sampled_runs,
     worker_addresses,
 )
@@ -35,6 +34,7 @@ from simulations.device_populations import DeviceBehaviour
 from simulations.federated_task import TaskCommand
 from simulations.run_directory import RunDirectory
 from simulations.run_plans import Plan
+from simulations.run_statements import RunStatements
 
 _PACKAGES = (
     "tensorflow-federated",
@@ -88,7 +88,6 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
         if old is not None:
             _check_same_run(old, options, directory)
         data = command.open_data(options)
-        fingerprint = data.fingerprint()
         # One factorization for all rounds of a run, whatever becomes of where it came from.
         own = directory.factorization if directory.factorization.exists() else None
         plan = run_plans.make(
@@ -105,18 +104,12 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
             noise_directory.open_directory(noise_path)
         if old is None:
             seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
-            directory.create(
-                _config(plan, seed, fingerprint), only_for_owner=plan.scheme is not None
-            )
+            directory.create(_config(plan, seed), only_for_owner=plan.scheme is not None)
         else:
             seed = old["cohort_seed"]
-            if old.get("dataset_sha256") != fingerprint:
-                raise CommandError(
-                    f"{data.name} has changed since the run in {directory.path} began, and no run "
-                    "can go on with other data under the same noise: start a new one."
-                )
             _say(command, f"resuming the run in {directory.path}")
         _fix_factorization(plan, directory, old, own)
+        directory.fix_data(data.fingerprint())
         status = _train(values, command, plan, behaviour, workers, directory, noise_path, seed)
     return status
 
@@ -148,23 +141,26 @@ def _train(
     quiet.end_workers_at_exit()
     if workers is not None:
         remote_workers.use(workers)
-    statement = run_statements.planned(plan, behaviour)
-    run_statements.write(directory, statement)
+    statements = RunStatements(plan, behaviour, directory, sampler)
     with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
-        outcome = federated_training.train(
-            plan,
-            plan.data.load(seed),
-            seed,
-            directory,
-            noise_path,
-            stop,
-            behaviour,
-            sampler,
-        )
+        try:
+            outcome = federated_training.train(
+                plan,
+                plan.data.load(seed),
+                seed,
+                directory,
+                noise_path,
+                stop,
+                behaviour,
+                statements,
+                sampler,
+            )
+        except BaseException:
+            statements.after_failure()
+            raise
     if outcome.num_rounds == options["num_rounds"]:
         directory.delete_noise_rows()
-    statement = run_statements.realised(plan, statement, outcome.ledger, sampler)
-    run_statements.write(directory, statement)
+    statement = statements.after(outcome.ledger)
     federated_training.draw_figure(plan, directory, statement.plan.epsilon)
     _print_outcome(values, command, directory, statement, outcome)
     if outcome.message:
@@ -225,26 +221,22 @@ def _fix_factorization(
             f"{directory.factorization} is not the matrix that the run in {directory.path} began "
             "with: restore it, or start a new run."
         )
-    if old is not None and not directory.ledger.exists() and directory.has_metrics():
+    if old is not None and not directory.ledger.exists() and directory.has_begun():
         raise CommandError(
-            f"{directory.path} has results of rounds and neither {run_directory.LEDGER_FILE} nor "
+            f"{directory.path} is of a run that began, and has no {run_directory.LEDGER_FILE} nor "
             "states to go on from: other noise for these rounds would be a second release. Restore "
             "both, or start a new run and account for both."
         )
 
 
-def _config(plan: Plan, cohort_seed: int, fingerprint: str) -> dict[str, Any]:
+def _config(plan: Plan, cohort_seed: int) -> dict[str, Any]:
     kept = _of_the_run(plan.options)
     noise = (
         "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
         "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
     )
     clients = "cohorts, devices, data order and initial weights: cohort_seed"
-    config: dict[str, Any] = {
-        "flags": kept,
-        "cohort_seed": cohort_seed,
-        "dataset_sha256": fingerprint,
-    }
+    config: dict[str, Any] = {"flags": kept, "cohort_seed": cohort_seed}
     if plan.scheme is not None:
         config["sampling"] = plan.scheme.to_dict()
         config["noise_multiplier"] = plan.noise_multiplier

@@ -31,6 +31,7 @@ from simulations.privacy_budget import PrivacyBudget
 from simulations.quiet import StopRequest
 from simulations.run_directory import MetricsLog, RunDirectory
 from simulations.run_plans import Plan
+from simulations.run_statements import RunStatements
 from simulations.state_store import StateStore
 from simulations.training_loop import FederatedRun, Round
 from simulations.worker_addresses import WorkerLostError
@@ -92,6 +93,7 @@ def train(
     noise_directory: str | os.PathLike[str],
     stop: StopRequest,
     behaviour: DeviceBehaviour,
+    statements: RunStatements,
     sampler: DataSampler | None = None,
 ) -> Outcome:
     """Runs the rounds that are left of a run, and evaluates the model.
@@ -104,6 +106,7 @@ def train(
       noise_directory: Where noise rows go, if they go to disk.
       stop: Checked between rounds.
       behaviour: Of the clients' devices.
+      statements: Written as the run begins, and after a round that broke the plan.
       sampler: What draws the clients of each round in place of timers.
 
     Returns:
@@ -133,6 +136,7 @@ def train(
     )
     store = StateStore(directory.states, directory.ledger)
     progress = training_loop.start(run, store)
+    statements.before(progress.ledger)
     state, number, ledger = progress.state, progress.num_rounds, progress.ledger
     describe = _row_of(plan, task, num_parameters)
     log = MetricsLog(directory, _COLUMNS, number)
@@ -145,6 +149,9 @@ def train(
         for finished in training_loop.rounds(run, store, progress, stop):
             state, number, ledger = finished.state, finished.index + 1, finished.ledger
             row = describe(finished)
+            broken = statements.after_round(ledger)
+            if broken is not None:
+                row["epsilon_spent"] = broken.earned.epsilon
             if number % options["evaluate_every"] == 0 or number == num_rounds:
                 values = task.evaluate(process.get_model_weights(state).trainable, HELDOUT)
                 row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])

@@ -1,6 +1,7 @@
 """The ledger of a run: who took part in which round, as it really happened."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -28,11 +29,22 @@ class ParticipationLedger:
       sampling: The scheme by which a data sampler drew the cohorts; None for cohorts of
         clients whose timers allowed it. Of a sampled run, whoever reads the cohorts sees
         no sampling, and no amplification holds towards them.
+
+    Raises:
+      LedgerError: If two clients have one name: participations of one of them would not
+        count as those of the other.
     """
 
     client_ids: tuple[str, ...]
     cohorts: tuple[np.ndarray, ...] = ()
     sampling: SamplingScheme | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.client_ids)) != len(self.client_ids):
+            raise LedgerError(
+                "two clients have the same name, and participations are counted by name: give "
+                "each client one of its own."
+            )
 
     @property
     def num_rounds(self) -> int:
@@ -46,6 +58,16 @@ class ParticipationLedger:
     def first_rounds(self, num_rounds: int) -> "ParticipationLedger":
         """Returns the ledger as it stood after its first ``num_rounds`` rounds."""
         return dataclasses.replace(self, cohorts=self.cohorts[:num_rounds])
+
+    def digest(self) -> str:
+        """Returns a SHA-256, in hexadecimal digits, of the population and all cohorts."""
+        digest = hashlib.sha256()
+        scheme = None if self.sampling is None else self.sampling.to_dict()
+        digest.update(json.dumps([self.client_ids, scheme], sort_keys=True).encode("utf-8"))
+        for cohort in self.cohorts:
+            # With its size, so that no client can move to the next round unseen.
+            digest.update(np.array([len(cohort), *np.sort(cohort)], "<i8").tobytes())
+        return digest.hexdigest()
 
     def timers(self) -> TimerState:
         """Returns what the devices remember after the rounds so far."""
@@ -104,7 +126,8 @@ class ParticipationLedger:
         try:
             with np.load(pathlib.Path(path), allow_pickle=False) as archive:
                 client_ids = tuple(str(client) for client in archive["client_ids"])
-                offsets, rounds = archive["offsets"], archive["rounds"]
+                offsets = np.asarray(archive["offsets"], np.int64)
+                rounds = np.asarray(archive["rounds"], np.int64)
                 num_rounds = int(archive["num_rounds"])
                 # Ledgers without it are of cohorts under timers.
                 sampling = (
@@ -115,9 +138,9 @@ class ParticipationLedger:
         except Exception as error:
             # NumPy's reader raises many types for a damaged archive.
             raise LedgerError(f"{path} cannot be read as a ledger: {error}.") from error
-        clients = np.repeat(np.arange(len(client_ids)), np.diff(offsets))
-        if len(clients) != len(rounds) or np.any((rounds < 0) | (rounds >= num_rounds)):
+        if not _fit_together(len(client_ids), offsets, rounds, num_rounds):
             raise LedgerError(f"{path} is broken: its rounds and clients do not fit together.")
+        clients = np.repeat(np.arange(len(client_ids)), np.diff(offsets))
         cohorts = tuple(
             np.sort(clients[rounds == round_index]) for round_index in range(num_rounds)
         )
@@ -130,3 +153,18 @@ class ParticipationLedger:
         order = np.lexsort((rounds, clients))
         counts = np.bincount(clients, minlength=len(self.client_ids))
         return np.concatenate([[0], np.cumsum(counts)]), rounds[order]
+
+
+def _fit_together(
+    num_clients: int, offsets: np.ndarray, rounds: np.ndarray, num_rounds: int
+) -> bool:
+    """Whether each client has increasing rounds among those that took place."""
+    if offsets.shape != (num_clients + 1,) or rounds.ndim != 1 or num_rounds < 0:
+        return False
+    if offsets[0] != 0 or offsets[-1] != len(rounds) or np.any(np.diff(offsets) < 0):
+        return False
+    if np.any((rounds < 0) | (rounds >= num_rounds)):
+        return False
+    is_first = np.zeros(len(rounds) + 1, dtype=bool)
+    is_first[offsets] = True
+    return bool(np.all((np.diff(rounds) > 0) | is_first[1:-1]))

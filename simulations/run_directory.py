@@ -25,6 +25,7 @@ NOISE_DIRECTORY = "noise"
 FACTORIZATION_DIRECTORY = "factorization"
 TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
+DATA_FILE = "dataset.json"
 LOCK_FILE = "run.lock"
 
 # What atomic_files writes here; a process that is killed may leave parts of them.
@@ -58,6 +59,11 @@ class RunDirectory:
         return self.states / SAMPLING_SEED_FILE
 
     @property
+    def data(self) -> pathlib.Path:
+        """What tells the run's data from others, as secret as they are: among the states."""
+        return self.states / DATA_FILE
+
+    @property
     def noise(self) -> pathlib.Path:
         """Where noise rows go unless another place is chosen: a cache, as secret as the states."""
         return self.path / NOISE_DIRECTORY
@@ -81,6 +87,45 @@ class RunDirectory:
         """Returns a fingerprint of the run's checkpoint, whose description has its arrays'."""
         description = self.factorization / "factorization.json"
         return hashlib.sha256(description.read_bytes()).hexdigest()
+
+    def fix_data(self, fingerprint: str) -> None:
+        """Keeps the fingerprint of a new run's data, or compares it with what was kept.
+
+        It is no part of the configuration, which may be shown: whoever has two candidates for
+        the data could tell from it which one was used.
+
+        Args:
+          fingerprint: What ``TaskData.fingerprint`` returned.
+
+        Raises:
+          RunDirectoryError: If the run began with other data, or nobody knows any more.
+          OSError: If it cannot be read or written.
+        """
+        if not self.data.exists():
+            if self.ledger.exists():
+                raise RunDirectoryError(
+                    f"{self.data} is missing: without it nobody knows whether the data are those "
+                    "that the run began with. Restore it, or start a new run and account for both."
+                )
+            self.states.mkdir(mode=0o700, exist_ok=True)
+            atomic_files.write_text(self.data, json.dumps({"fingerprint": fingerprint}) + "\n")
+            return
+        try:
+            kept = json.loads(self.data.read_text(encoding="utf-8"))["fingerprint"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(
+                f"{self.data} cannot be read ({error}): restore it, or start a new run and account "
+                "for both."
+            ) from error
+        if kept != fingerprint:
+            raise RunDirectoryError(
+                f"the data have changed since the run in {self.path} began, and no run can go on "
+                "with other data under the same noise: start a new one."
+            )
+
+    def has_begun(self) -> bool:
+        """Returns whether there are results or a statement, which follow the first state."""
+        return self.has_metrics() or (self.path / PRIVACY_FILE).exists()
 
     def delete_noise_rows(self) -> None:
         """Deletes the noise rows in the run's own directory, which a finished run needs no more."""
@@ -172,7 +217,7 @@ class RunDirectory:
             if self.path.exists() and not self._is_empty():
                 raise RunDirectoryError(
                     f"{self.path} exists and is not the directory of a run: choose another "
-                    "another --output_dir."
+                    "--output_dir."
                 )
             return None
         try:

@@ -1,8 +1,9 @@
 """The privacy statement of a run: what it planned, and what it earned."""
 
+import contextlib
 import dataclasses
 
-from mf_aggregators import guarantees
+from mf_aggregators import guarantees, participation
 from mf_aggregators.participation_records import ParticipationRecord
 from mf_aggregators.privacy_statement import (
     TIMERS_BY_ROUNDS,
@@ -16,6 +17,103 @@ from simulations.device_populations import DeviceBehaviour
 from simulations.participation_ledger import ParticipationLedger
 from simulations.run_directory import RunDirectory
 from simulations.run_plans import Plan
+
+
+class RunStatements:
+    """The statements of one run, written as it begins, breaks its plan, fails or ends.
+
+    ``privacy.json`` never says more than the rounds that were released allow, whatever ends
+    the process: a run that goes on begins with the statement of its earlier rounds, and a run
+    that breaks its plan says so after the round in which it did.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        behaviour: DeviceBehaviour,
+        directory: RunDirectory,
+        sampler: DataSampler | None,
+    ) -> None:
+        """Prepares them; nothing is written yet.
+
+        Args:
+          plan: What the run does.
+          behaviour: Of the clients' devices.
+          directory: Where they go.
+          sampler: What draws the clients; None for timers.
+        """
+        self._plan = plan
+        self._directory = directory
+        self._sampler = sampler
+        self._planned = planned(plan, behaviour)
+        self._can_break = behaviour.timer is not None or (
+            behaviour.history_loss_probability > 0.0
+            and behaviour.after_history_loss == device_populations.REJOIN
+        )
+        self._broken: PrivacyStatement | None = None
+        self._has_begun = False
+
+    def before(self, ledger: ParticipationLedger) -> None:
+        """Writes the statement of a run that is about to train, once its ledger was found right.
+
+        Args:
+          ledger: Of the rounds that were released already.
+        """
+        self._has_begun = True
+        if ledger.num_rounds:
+            self.after(ledger)
+        else:
+            write(self._directory, self._planned)
+
+    def after_round(self, ledger: ParticipationLedger) -> PrivacyStatement | None:
+        """Returns the statement of a run whose plan is broken, written if it is another one.
+
+        Args:
+          ledger: Of all released rounds.
+
+        Returns:
+          None if the plan is kept.
+        """
+        if not self._can_break:
+            return None
+        took_place = guarantees.realised_participation(
+            ledger.rounds_of_clients(), ledger.num_rounds
+        )
+        if guarantees.keeps_plan(self._planned.plan.participation, took_place):
+            return None
+        before = None if self._broken is None else self._broken.took_place
+        if (
+            self._broken is None
+            or before is None
+            or (before.separation, before.max_participations)
+            != (took_place.separation, took_place.max_participations)
+        ):
+            self._broken = self.after(ledger)
+        return self._broken
+
+    def after(self, ledger: ParticipationLedger) -> PrivacyStatement:
+        """Writes and returns the statement of a run that ended.
+
+        Args:
+          ledger: Of all released rounds.
+        """
+        statement = realised(self._plan, self._planned, ledger, self._sampler)
+        write(self._directory, statement)
+        return statement
+
+    def after_failure(self) -> None:
+        """Writes the statement of a run that an error ended, out of the ledger on disk.
+
+        That of a run that was refused before it began stays as it is. Where nothing can be
+        written or read, the one on disk stays, too: the error that ended the run is what
+        has to be seen.
+        """
+        if not self._has_begun:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            ledger = ParticipationLedger.load(self._directory.ledger)
+            if ledger.num_rounds:
+                self.after(ledger)
 
 
 def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
@@ -35,6 +133,9 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
         if plan.cohort_size != options["clients_per_round"]:
             represented = Represented(
                 clients_per_round=options["clients_per_round"],
+                num_clients=participation.smallest_population(
+                    plan.participation, options["num_rounds"], options["clients_per_round"]
+                ),
                 guarantee=guarantees.planned(
                     factorization, plan.participation, plan.noise_multiplier, delta
                 ),

@@ -32,6 +32,8 @@ _STATE_PREFIX = "round_"
 _STATE_NAME = re.compile(rf"{_STATE_PREFIX}(0|[1-9][0-9]*)")
 # Where a state is until it is complete. Its files hold the noise's seed as well.
 _UNFINISHED = "unfinished"
+# In each state: the digest of the ledger of its rounds.
+_LEDGER_DIGEST_FILE = "ledger.sha256"
 
 
 class StateNotSavedError(OSError):
@@ -90,7 +92,8 @@ class StateStore:
         """
         try:
             progress.ledger.save(self._ledger_path)
-            self._save_state(progress.state, progress.num_rounds)
+            rounds = progress.ledger.first_rounds(progress.num_rounds)
+            self._save_state(progress.state, progress.num_rounds, rounds.digest())
         except (OSError, tf.errors.OpError) as error:
             raise StateNotSavedError(self._refusal(progress.num_rounds, error)) from error
         finally:
@@ -99,11 +102,12 @@ class StateStore:
         for version in self._versions()[:-_STATES_KEPT]:
             shutil.rmtree(self._path(version), ignore_errors=True)
 
-    def _save_state(self, state: Any, version: int) -> None:
+    def _save_state(self, state: Any, version: int, ledger_digest: str) -> None:
         unfinished = self._directory / _UNFINISHED
         unfinished.mkdir(mode=0o700, exist_ok=True)
         asyncio.run(_manager(unfinished).save(state, version))
         written = unfinished / f"{_STATE_PREFIX}{version}"
+        (written / _LEDGER_DIGEST_FILE).write_text(ledger_digest + "\n", encoding="ascii")
         # On disk before it takes its name: a loss of power must not leave a name without contents.
         atomic_files.seal(written, _title(version))
         written.rename(self._path(version))
@@ -141,8 +145,8 @@ class StateStore:
 
         Raises:
           LedgerError: If no state can be read though rounds were released, or the
-            ledger is broken, shorter than the state, or of another population: who took
-            part cannot be known, and no further round is safe.
+            ledger is broken, or not the one that was saved with the state (it may only
+            have more rounds): who took part cannot be known, and no further round is safe.
         """
         self._remove_unfinished()
         versions = self._versions()
@@ -161,10 +165,15 @@ class StateStore:
                 "Restore the states, or start a new run and account for both."
             )
         state, version = self._newest_readable(versions, initial_state)
-        if ledger.client_ids != client_ids or ledger.num_rounds < version:
+        if (
+            ledger.client_ids != client_ids
+            or ledger.num_rounds < version
+            or ledger.first_rounds(version).digest() != self._ledger_digest(version)
+        ):
             raise LedgerError(
                 f"{self._ledger_path} does not belong to the saved state: the run cannot go on "
-                "without breaking its participation schema. Start a new run."
+                "without breaking its participation schema. Restore the ledger from a copy, or "
+                "start a new run and account for both."
             )
         return Progress(state, version, ledger)
 
@@ -205,6 +214,11 @@ class StateStore:
             raise DamagedDirectoryError(
                 f"{self._path(version)} cannot be loaded: {type(error).__name__}"
             ) from None
+
+    def _ledger_digest(self, version: int) -> str | None:
+        """Of the rounds of a state whose checksums were found right; None if it has none."""
+        path = self._path(version) / _LEDGER_DIGEST_FILE
+        return path.read_text(encoding="ascii").strip() if path.exists() else None
 
     def _remove_damaged(self, version: int) -> None:
         path = self._path(version)

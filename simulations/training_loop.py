@@ -68,8 +68,8 @@ class FederatedRun:
         lose nothing.
 
     Raises:
-      ValueError: If the sampler is for another population or other rounds, or is asked for
-        together with a behaviour of devices.
+      ValueError: If two clients have the same name, or the sampler is for another population
+        or other rounds, or is asked for together with a behaviour of devices.
     """
 
     process: tff.learning.templates.LearningProcess
@@ -84,6 +84,12 @@ class FederatedRun:
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
 
     def __post_init__(self) -> None:
+        # NumPy's texts, and so the ledger's, end at the first of the zeros that end a name.
+        if len({name.rstrip("\0") for name in self.client_ids}) != len(self.client_ids):
+            raise ValueError(
+                "two of client_ids are the same, and participations are counted by name: give "
+                "each client one of its own."
+            )
         if self.sampler is None:
             return
         if self.behaviour != DeviceBehaviour():

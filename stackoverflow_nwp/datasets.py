@@ -6,12 +6,15 @@ is TFF's download, and a path names any file in the same format (`make-text-data
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import tqdm
 
 from mf_aggregators import user_cache
 from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
@@ -21,7 +24,9 @@ _LOGGER = logging.getLogger(__name__)
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"
 _STACKOVERFLOW_FILE = "stackoverflow.sqlite"
-_FINGERPRINTED_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+# A second or less.
+_MAX_HASHED_EACH_TIME = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +46,43 @@ class FederatedText:
     cache_dir: pathlib.Path
 
     def fingerprint(self) -> str:
-        """Hashes what tells this file from another, or from itself after a change.
-
-        SQLite counts the changes of a file in its first page, so size and both ends are enough,
-        also for a file of many gigabytes.
+        """Hashes the whole file, once: what was found is kept while the file is not touched.
 
         Returns:
             A SHA-256 in hexadecimal digits.
 
         Raises:
             OSError: The file cannot be read.
+            ValueError: Another program has changes to the file that are not in it yet.
         """
-        size = self.path.stat().st_size
-        digest = hashlib.sha256(str(size).encode())
-        with self.path.open("rb") as file:
-            digest.update(file.read(_FINGERPRINTED_BYTES))
-            file.seek(max(0, size - _FINGERPRINTED_BYTES))
-            digest.update(file.read())
-        return digest.hexdigest()
+        waiting = self.path.with_name(f"{self.path.name}-wal")
+        if waiting.exists() and waiting.stat().st_size:
+            raise ValueError(
+                f"{self.path} has changes that are still in {waiting.name}: close the program that"
+                " makes them, and run the same command again."
+            )
+        status = self.path.stat()
+        if status.st_size <= _MAX_HASHED_EACH_TIME:
+            return _sha256(self.path)
+        # The system sets the last of them whenever the file is written.
+        identity = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        kept = self.path.with_name(f"{self.path.name}.sha256.json")
+        try:
+            contents = json.loads(kept.read_text(encoding="utf-8"))
+            if contents["identity"] == identity:
+                return str(contents["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
+            # Missing, broken, or of other contents: it is written anew.
+            pass
+        digest = _sha256(self.path, show_progress=True)
+        try:
+            with federated_text.replaced_file(kept) as temporary:
+                pathlib.Path(temporary).write_text(
+                    json.dumps({"identity": identity, "sha256": digest}), encoding="utf-8"
+                )
+        except OSError as error:
+            _LOGGER.warning("Could not keep the hash of %s in %s: %s", self.path, kept, error)
+        return digest
 
     def word_counts(self) -> dict[str, int]:
         """Counts the training clients that use each word, from a cache if there is one.
@@ -217,6 +241,24 @@ def build_docstrings(
         packages = docstrings.find_packages()
     federated_text.write(path, docstrings.examples(packages, counts, show_progress=show_progress))
     return counts
+
+
+def _sha256(path: pathlib.Path, show_progress: bool = False) -> str:
+    digest = hashlib.sha256()
+    with (
+        path.open("rb") as file,
+        tqdm.tqdm(
+            total=path.stat().st_size,
+            desc=f"Hashing {path.name}",
+            unit="B",
+            unit_scale=True,
+            disable=not show_progress,
+        ) as bar,
+    ):
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            bar.update(len(chunk))
+    return digest.hexdigest()
 
 
 def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Path:

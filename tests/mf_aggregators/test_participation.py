@@ -78,3 +78,23 @@ def test_solvers_refuse_more_participations_than_fit(
             participation.check_fits(schema, num_rounds)
     else:
         assert participation.check_fits(schema, num_rounds) == schema
+
+
+@given(
+    schema=st.builds(MinSeparation, st.integers(1, 9), st.none() | st.integers(1, 4))
+    | st.just(SingleParticipation()),
+    num_rounds=st.integers(1, 12),
+    clients_per_round=st.integers(1, 5),
+)
+def test_the_smallest_population_is_the_first_that_is_accepted(
+    schema: Participation, num_rounds: int, clients_per_round: int
+) -> None:
+    accepted = []
+    for population in range(1, 80):
+        try:
+            participation.check_population(schema, num_rounds, population, clients_per_round)
+        except ValueError:
+            continue
+        accepted.append(population)
+    smallest = participation.smallest_population(schema, num_rounds, clients_per_round)
+    assert accepted == list(range(smallest, 80))

@@ -69,3 +69,11 @@ def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
     )
     with pytest.raises(participation_records.RecordError, match="do not fit together"):
         participation_records.load(file, 6)
+
+
+def test_two_clients_of_one_name_are_refused(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "record.npz"
+    names, offsets, rounds = np.array(["a", "b", "a"]), np.arange(4), np.array([0, 1, 1])
+    np.savez(file, client_ids=names, offsets=offsets, rounds=rounds, num_rounds=np.array(2))
+    with pytest.raises(participation_records.RecordError, match="two clients of the same name"):
+        participation_records.load(file, 2)

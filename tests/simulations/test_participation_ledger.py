@@ -167,3 +167,56 @@ def test_ledgers_of_unknown_sampling_are_refused(tmp_path: pathlib.Path, descrip
     np.savez(path, client_ids=["a"], offsets=[0, 1], rounds=[0], num_rounds=1, sampling=description)
     with pytest.raises(LedgerError, match=r"p\.npz cannot be read"):
         ParticipationLedger.load(path)
+
+
+@given(_COHORTS, _COHORTS)
+@settings(deadline=None)
+def test_digests_are_of_the_cohorts_and_nothing_else(
+    one: list[list[int]], other: list[list[int]]
+) -> None:
+    ledger = _ledger(one)
+    same = [sorted(cohort) for cohort in one] == [sorted(cohort) for cohort in other]
+    assert (_ledger(other).digest() == ledger.digest()) == same
+    renamed = ParticipationLedger(("ann", "bob", "c", "dan", "eve"), ledger.cohorts)
+    assert renamed.digest() != ledger.digest()
+    shuffled = ParticipationLedger(
+        ledger.client_ids, tuple(cohort[::-1] for cohort in ledger.cohorts)
+    )
+    assert shuffled.digest() == ledger.digest()
+    sampled = ParticipationLedger(ledger.client_ids, ledger.cohorts, PoissonSampling(5, 2, 8, 4))
+    assert sampled.digest() != ledger.digest()
+
+
+def test_two_clients_of_one_name_are_refused() -> None:
+    with pytest.raises(LedgerError, match="two clients have the same name"):
+        ParticipationLedger(("ann", "bob", "ann"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offsets": [0, 2, 1, 2, 2, 2]},
+        {"offsets": [1, 1, 2, 2, 2, 2]},
+        {"offsets": [0, 1, 2]},
+        {"offsets": [0, 1, 1, 1, 1, 1]},
+        {"rounds": [0, 2]},
+        {"rounds": [0, -1]},
+        # Twice in one round, and in a round before the one before.
+        {"offsets": [0, 2, 2, 2, 2, 2], "rounds": [1, 1]},
+        {"offsets": [0, 2, 2, 2, 2, 2], "rounds": [1, 0]},
+        {"num_rounds": -1},
+        {"client_ids": ["ann", "bob", "ann", "dan", "eve"]},
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(
+    tmp_path: pathlib.Path, changes: dict[str, object]
+) -> None:
+    path = tmp_path / "participation.npz"
+    _ledger([[0], [1]]).save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez(path, **arrays)
+    assert ParticipationLedger.load(path).num_rounds == 2
+    np.savez(path, **{**arrays, **{name: np.array(value) for name, value in changes.items()}})
+    with pytest.raises(LedgerError):
+        ParticipationLedger.load(path)

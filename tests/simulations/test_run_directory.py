@@ -455,3 +455,33 @@ def test_locks_leave_no_open_files(tmp_path: pathlib.Path) -> None:
     with directory.locked(), contextlib.suppress(RunDirectoryError), directory.locked():
         pass
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_run_goes_on_with_its_own_data_alone(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create({"flags": {}})
+    directory.fix_data("one")
+    assert directory.states.stat().st_mode & 0o077 == 0
+    directory.fix_data("one")
+    with pytest.raises(RunDirectoryError, match="the data have changed since the run"):
+        directory.fix_data("other")
+    # No other file tells which data they were.
+    others = [path for path in directory.path.rglob("*") if path.is_file()]
+    assert [path for path in others if "one" in path.read_text()] == [directory.data]
+    directory.data.write_text("{}")
+    with pytest.raises(RunDirectoryError, match=r"cannot be read .* restore it"):
+        directory.fix_data("one")
+    directory.data.unlink()
+    directory.fix_data("other")
+    directory.data.unlink()
+    directory.ledger.touch()
+    with pytest.raises(RunDirectoryError, match="is missing: without it nobody knows"):
+        directory.fix_data("one")
+
+
+def test_a_run_has_begun_with_its_statement_or_its_metrics(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create({"flags": {}})
+    assert not directory.has_begun()
+    directory.write_json("privacy.json", {})
+    assert directory.has_begun()

@@ -1,8 +1,10 @@
 """Statements of runs say what the flags made of the guarantee."""
 
 import json
+import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 from absl import flags
 
@@ -10,6 +12,7 @@ import mf_aggregators as mfa
 from digit_classification.run_digits import COMMAND
 from simulations import device_flags, run_flags, run_plans, run_statements
 from simulations.participation_ledger import ParticipationLedger
+from simulations.run_directory import RunDirectory
 
 
 def _values(*arguments: str) -> flags.FlagValues:
@@ -42,6 +45,11 @@ def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     assert contents["earned"]["epsilon"] > 4 * contents["represents"]["planned"]["epsilon"]
     (warning,) = statement.warnings
     assert "5 clients a round stood for 20" in warning
+    # One cohort of 20 a round, and twelve different ones for the separation that fits.
+    assert isinstance(plan.participation, mfa.participation.MinSeparation)
+    needed = min(12, plan.participation.separation) * 20
+    assert f"needs a population of at least {needed} clients" in warning
+    assert contents["represents"]["num_clients"] == needed
     assert warning in statement.to_markdown()
 
 
@@ -85,6 +93,82 @@ def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
     )
     assert broken.keeps_plan is False
     assert broken.earned.epsilon > statement.plan.epsilon
+
+
+def _statements(
+    directory: pathlib.Path, *arguments: str
+) -> tuple[run_statements.RunStatements, RunDirectory]:
+    values = _values("--clients_per_round=1", "--separation=4", "--target_epsilon=4", *arguments)
+    behaviour = device_flags.behaviour(values)
+    directory.mkdir(exist_ok=True)
+    run = RunDirectory(directory)
+    return run_statements.RunStatements(_plan(values), behaviour, run, None), run
+
+
+def _stated(run: RunDirectory) -> dict[str, Any]:
+    contents: dict[str, Any] = json.loads((run.path / "privacy.json").read_text())
+    return contents
+
+
+def _ledger(*clients: int) -> ParticipationLedger:
+    names = tuple(map(str, range(143)))
+    return ParticipationLedger(names, tuple(np.array([client]) for client in clients))
+
+
+_BREAKS = [
+    "--mechanism=banded",
+    "--num_bands=3",
+    "--history_loss_probability=0.2",
+    "--after_history_loss=rejoin",
+]
+
+
+def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
+    tmp_path: pathlib.Path,
+) -> None:
+    statements, run = _statements(tmp_path, *_BREAKS)
+    statements.before(_ledger())
+    assert _stated(run)["status"] == "running"
+    assert _stated(run)["earned"]["epsilon"] == pytest.approx(4.0, rel=1e-6)
+    assert statements.after_round(_ledger(0, 1)) is None
+    broken = statements.after_round(_ledger(0, 1, 0))
+    assert broken is not None
+    assert broken.earned.epsilon > 4.1
+    assert _stated(run)["earned"] == broken.earned.to_dict()
+    assert _stated(run)["keeps_plan"] is False
+    # A further round that breaks nothing more changes nothing.
+    assert statements.after_round(_ledger(0, 1, 0, 2)) is broken
+    worse = statements.after_round(_ledger(0, 1, 0, 2, 2))
+    assert worse is not None
+    assert worse.earned.epsilon > 1.02 * broken.earned.epsilon
+    # Killed here, and started again.
+    again, _ = _statements(tmp_path, *_BREAKS)
+    assert _stated(run)["earned"] == worse.earned.to_dict()
+    again.before(_ledger(0, 1, 0, 2, 2))
+    assert _stated(run)["earned"] == worse.earned.to_dict()
+
+
+def test_timers_by_rounds_break_no_plan(tmp_path: pathlib.Path) -> None:
+    statements, _ = _statements(tmp_path)
+    # It is not even looked at: every round would cost as much as the ledger is long.
+    assert statements.after_round(_ledger(0, 0)) is None
+
+
+def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> None:
+    statements, run = _statements(tmp_path)
+    # Refused before it began: whatever is stated stays.
+    _ledger(0, 0).save(run.ledger)
+    run.write_json("privacy.json", {"status": "of before"})
+    statements.after_failure()
+    assert _stated(run) == {"status": "of before"}
+    statements.before(_ledger(0))
+    statements.after_failure()
+    assert _stated(run)["status"] == "interrupted"
+    assert _stated(run)["keeps_plan"] is False
+    # An error of its own would hide the one that ended the run.
+    run.ledger.write_bytes(b"broken")
+    statements.after_failure()
+    assert _stated(run)["keeps_plan"] is False
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,29 @@ def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
     assert _cohorts(ParticipationLedger.load(tmp_path / "ledger.npz")) == _cohorts(ledger)
 
 
+@pytest.mark.parametrize("num_rounds", [3, 4])
+def test_the_ledger_of_another_run_is_refused(
+    process: Any, tmp_path: pathlib.Path, num_rounds: int
+) -> None:
+    """It may be of the same population, and as long or longer."""
+    _finish(_run(process), tmp_path / "run", at_most=3)
+    _, other = _finish(_run(process, seed=2), tmp_path / "other")
+    own = ParticipationLedger.load(tmp_path / "run" / "ledger.npz")
+    assert _cohorts(own) != _cohorts(other.first_rounds(3))
+    other.first_rounds(num_rounds).save(tmp_path / "run" / "ledger.npz")
+    with pytest.raises(LedgerError, match="does not belong to the saved state"):
+        _finish(_run(process), tmp_path / "run")
+    own.save(tmp_path / "run" / "ledger.npz")
+    _finish(_run(process), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["client_0", "client_0\0"])
+def test_clients_of_one_name_are_refused(process: Any, name: str) -> None:
+    clients = (*linear_run.CLIENTS[:-1], name)
+    with pytest.raises(ValueError, match="two of client_ids are the same"):
+        _run(process, client_ids=clients)
+
+
 def test_a_later_cohort_that_was_altered_stops_the_run(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -208,10 +231,10 @@ def test_a_ledger_that_does_not_fit_stops_the_run(process: Any, tmp_path: pathli
     _finish(_run(process), tmp_path, at_most=2)
     ledger = ParticipationLedger.load(tmp_path / "ledger.npz")
     ledger.first_rounds(1).save(tmp_path / "ledger.npz")
-    with pytest.raises(LedgerError, match="Start a new run"):
+    with pytest.raises(LedgerError, match="start a new run and account for both"):
         _finish(_run(process), tmp_path)
     ledger.save(tmp_path / "ledger.npz")
-    with pytest.raises(LedgerError, match="Start a new run"):
+    with pytest.raises(LedgerError, match="start a new run and account for both"):
         _finish(_run(process, client_ids=(*linear_run.CLIENTS, "another")), tmp_path)
 
 

@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import hashlib
+import os
 import pathlib
 import sqlite3
 from typing import Any
@@ -166,3 +168,62 @@ def test_a_fingerprint_tells_files_and_their_changes_apart(tmp_path: pathlib.Pat
     with contextlib.closing(sqlite3.connect(second)) as connection, connection:
         connection.execute("UPDATE examples SET client_id = client_id WHERE rowid = 1")
     assert of_first.fingerprint() != datasets.load(str(second), tmp_path).fingerprint()
+
+
+@pytest.mark.parametrize("hashed_each_time", [0, 10**9])
+def test_a_fingerprint_is_of_every_byte(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, hashed_each_time: int
+) -> None:
+    monkeypatch.setattr(datasets, "_MAX_HASHED_EACH_TIME", hashed_each_time)
+    path = tmp_path / "text.sqlite"
+    federated_text.write(path, small_examples())
+    text = datasets.load(str(path), tmp_path)
+    original, status = path.read_bytes(), path.stat()
+    first = text.fingerprint()
+    assert first == hashlib.sha256(original).hexdigest()
+    changed = bytearray(original)
+    changed[len(changed) // 2] ^= 1
+    path.write_bytes(changed)
+    # As old as before, for all who look at that.
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert text.fingerprint() == hashlib.sha256(changed).hexdigest()
+    path.write_bytes(original)
+    assert text.fingerprint() == first
+
+
+def test_the_hash_of_a_large_file_is_computed_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "_MAX_HASHED_EACH_TIME", 0)
+    path = tmp_path / "text.sqlite"
+    federated_text.write(path, small_examples())
+    text = datasets.load(str(path), tmp_path)
+    first = text.fingerprint()
+    calls = []
+    sha256 = datasets._sha256
+
+    def counted(path: pathlib.Path, show_progress: bool = False) -> str:
+        calls.append(path)
+        return sha256(path, show_progress)
+
+    monkeypatch.setattr(datasets, "_sha256", counted)
+    assert text.fingerprint() == first
+    assert not calls
+    (kept,) = tmp_path.glob("*.sha256.json")
+    for broken in ("", "[]", '{"identity": 1}'):
+        kept.write_text(broken)
+        assert text.fingerprint() == first
+    assert len(calls) == 3
+
+
+def test_changes_that_are_not_in_the_file_yet_are_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "text.sqlite"
+    federated_text.write(path, small_examples())
+    text = datasets.load(str(path), tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            connection.execute("DELETE FROM examples WHERE rowid = 1")
+        with pytest.raises(ValueError, match=r"still in text.sqlite-wal: close the program"):
+            text.fingerprint()
+    text.fingerprint()

@@ -539,10 +539,11 @@ def test_a_run_does_not_go_on_with_other_data(
     config = {
         "flags": kept,
         "cohort_seed": 1,
-        "dataset_sha256": "of other data",
         "versions": federated_runs.versions(),
     }
     (output / "config.json").write_text(json.dumps(config))
+    (output / "checkpoints").mkdir()
+    (output / "checkpoints" / "dataset.json").write_text('{"fingerprint": "of other data"}')
     status = _run(arguments)
     assert status == 2
-    assert "has changed since the run" in capsys.readouterr().err
+    assert "the data have changed since the run" in capsys.readouterr().err
