@@ -418,9 +418,9 @@ _VERIFIED_TIMERS = """\
 
 _VERIFIED_SAMPLING = """\
 `participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
-   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, of
-   which `metrics.csv` shows those that are empty: towards whoever knows who was drawn nothing is
-   amplified."""
+   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, which
+   the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who was drawn
+   nothing is amplified."""
 
 _MARKDOWN = """\
 # Privacy statement
@@ -432,11 +432,13 @@ _MARKDOWN = """\
 2. **What the definition is applied to.**
    - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
      clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
-     hyperparameters, of the vocabulary and of the checkpoint to use, counts of words, other runs on
-     the same clients, and the metrics of `metrics.csv` and TensorBoard (training loss and accuracy
-     are sums over clients without noise, for the simulation's own use). `checkpoints/` holds the
-     noise seed and `noise/` noise rows and numbers of each round's sum without noise: whoever has
-     one of them can remove the noise.
+     hyperparameters and of the checkpoint to use; what was made of the data before or beside the
+     rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, in
+     `metrics.csv`, in TensorBoard and in what the command prints (losses, accuracies, norms and
+     fractions are statistics of clients without noise, for the simulation's own use).
+     `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
+     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
+     tell which data were used.
    - *Released output.* Every round's noisy average update, and with it every intermediate and
      the final model.
    - *Unit of privacy.* {unit}

@@ -430,13 +430,19 @@ def _archive_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.nda
     except Exception as error:
         # NumPy's reader raises many types for a damaged archive.
         raise TraceError(
-            f"{file} cannot be read as a trace with arrays {', '.join(_TRACE_ARRAYS)}: {error}."
+            f"{file} cannot be read as a trace with arrays {', '.join(_TRACE_ARRAYS)}: "
+            f"{_reason(error)}."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).rstrip(".")
 
 
 def _text_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     try:
-        with file.open(encoding="utf-8") as lines:
+        # Spreadsheets begin a file with a mark of its encoding.
+        with file.open(encoding="utf-8-sig") as lines:
             first = lines.readline()
         if not first.strip():
             raise TraceError(f"{file} holds no span: its first line is empty.")
@@ -450,7 +456,7 @@ def _text_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarra
                 ndmin=2,
                 skiprows=int(is_heading),
                 comments=None,
-                encoding="utf-8",
+                encoding="utf-8-sig",
             )
     except OSError:
         raise
@@ -458,7 +464,7 @@ def _text_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarra
         raise
     except ValueError as error:
         raise TraceError(
-            f"{file} cannot be read as {','.join(_TRACE_ARRAYS)} lines: {error}."
+            f"{file} cannot be read as {','.join(_TRACE_ARRAYS)} lines: {_reason(error)}."
         ) from error
     if not table.size:
         raise TraceError(f"{file} holds no span.")

@@ -199,6 +199,8 @@ class DevicePopulation:
         self._seed = validation.integer_at_least(seed, 0, "seed")
         self._round_index = 0
         self._seconds = 0.0
+        # Whose timers have not run out as a round begins.
+        self._waiting_before = 0
         if behaviour.timer is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)
         elif isinstance(participation, FixedEpochOrder):
@@ -211,12 +213,8 @@ class DevicePopulation:
                 num_devices, behaviour.timer.seconds, limit_of(participation)
             )
         trace = behaviour.availability
-        if isinstance(trace, Trace) and trace.largest_device >= num_devices:
-            raise ValueError(
-                f"the trace names device {trace.largest_device}, and the {num_devices} devices of "
-                f"the population are 0 to {num_devices - 1}: use a larger population or another "
-                "trace."
-            )
+        if isinstance(trace, Trace):
+            check_trace(trace, num_devices)
 
     @property
     def num_rounds(self) -> int:
@@ -262,6 +260,8 @@ class DevicePopulation:
             return self._undisturbed_round()
         index, behaviour = self._round_index, self._behaviour
         self._lose_histories()
+        self._timers.advance(self._now(self._seconds))
+        self._waiting_before = self._num_devices - self._timers.num_eligible
         selected, dropped_out, lost, discarded = 0, 0, 0, 0
         selection = _Selection(np.empty(0, np.int64), 0, True)
         for attempt in range(behaviour.max_attempts):
@@ -412,9 +412,20 @@ class DevicePopulation:
     def _too_few(self, num_eligible: int) -> str:
         return (
             f"round {self._round_index + 1} needs {self._clients_per_round} clients, and the "
-            f"participation timers allow {num_eligible} of {self._num_devices}: use fewer clients "
-            "per round, a smaller separation, more participations per client, fewer losses of "
-            "uploads and histories, or fewer rounds."
+            f"participation timers allow {num_eligible} of {self._num_devices}.{self._used_up()} "
+            "Use fewer clients per round, a smaller separation, more participations per client, "
+            "fewer losses of uploads and histories, or fewer rounds."
+        )
+
+    def _used_up(self) -> str:
+        """What attempts of this round that failed have to do with its failure."""
+        used = self._num_devices - self._timers.num_eligible - self._waiting_before
+        # Timers by rounds stand still between the attempts of one round.
+        if self._behaviour.timer is not None or used <= 0:
+            return ""
+        return (
+            f" Attempts that failed set the timers of {used} clients, which cannot run out before "
+            "a later round: a larger over-selection makes fewer attempts fail."
         )
 
     def _no_attempt_succeeded(self, last: _Selection) -> str:
@@ -432,12 +443,26 @@ class DevicePopulation:
         if last.num_available < self._clients_per_round:
             return (
                 f"{beginning}: of {num_eligible} clients whose timers allowed it, "
-                f"{last.num_available} were available at the last. Use fewer clients per round, "
-                "more or later attempts, or devices that are available more often."
+                f"{last.num_available} were available at the last.{self._used_up()} Use fewer "
+                "clients per round, more or later attempts, or devices that are available more often."
             )
         return (
             f"{beginning}: of the devices selected, too many dropped out or lost their uploads. "
             "Use a larger over-selection, or fewer clients per round."
+        )
+
+
+def check_trace(trace: Trace, num_devices: int) -> None:
+    """Checks that a trace is of the devices of a population.
+
+    Raises:
+      ValueError: If it names a device that the population does not have.
+    """
+    if trace.largest_device >= num_devices:
+        raise ValueError(
+            f"the trace names device {trace.largest_device}, and the {num_devices} devices of "
+            f"the population are 0 to {num_devices - 1}: use a larger population or another "
+            "trace."
         )
 
 

@@ -23,6 +23,7 @@ from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.privacy_statement import PrivacyStatement
 from simulations import (
     device_flags,
+    device_populations,
     quiet,
     run_directory,
     run_flags,
@@ -30,6 +31,7 @@ from simulations import (
     sampled_runs,
     worker_addresses,
 )
+from simulations.availability import Trace
 from simulations.device_populations import DeviceBehaviour
 from simulations.federated_task import TaskCommand
 from simulations.run_directory import RunDirectory
@@ -86,8 +88,10 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     with directory.locked():
         old = directory.read_config()
         if old is not None:
-            _check_same_run(old, options, directory)
+            _check_same_run(old, options, directory, command)
         data = command.open_data(options)
+        if isinstance(behaviour.availability, Trace):
+            device_populations.check_trace(behaviour.availability, data.num_clients)
         # One factorization for all rounds of a run, whatever becomes of where it came from.
         own = directory.factorization if directory.factorization.exists() else None
         plan = run_plans.make(
@@ -104,7 +108,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
             noise_directory.open_directory(noise_path)
         if old is None:
             seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
-            directory.create(_config(plan, seed), only_for_owner=plan.scheme is not None)
+            directory.create(_config(command, plan, seed), only_for_owner=plan.scheme is not None)
         else:
             seed = old["cohort_seed"]
             _say(command, f"resuming the run in {directory.path}")
@@ -183,7 +187,14 @@ def _check_behaviour(options: dict[str, Any], behaviour: DeviceBehaviour) -> Non
     )
 
 
-def _check_same_run(old: dict[str, Any], options: dict[str, Any], directory: RunDirectory) -> None:
+def _check_same_run(
+    old: dict[str, Any], options: dict[str, Any], directory: RunDirectory, command: TaskCommand
+) -> None:
+    if old.get("command", command.name) != command.name:
+        raise CommandError(
+            f"{directory.path} holds a run of {old['command']}: resume it with that command, or "
+            "choose another --output_dir."
+        )
     if old.get("versions") != versions():
         raise CommandError(
             f"{directory.path} holds a run of other versions of its packages (see "
@@ -229,14 +240,18 @@ def _fix_factorization(
         )
 
 
-def _config(plan: Plan, cohort_seed: int) -> dict[str, Any]:
+def _config(command: TaskCommand, plan: Plan, cohort_seed: int) -> dict[str, Any]:
     kept = _of_the_run(plan.options)
     noise = (
         "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
         "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
     )
     clients = "cohorts, devices, data order and initial weights: cohort_seed"
-    config: dict[str, Any] = {"flags": kept, "cohort_seed": cohort_seed}
+    config: dict[str, Any] = {
+        "command": command.name,
+        "flags": kept,
+        "cohort_seed": cohort_seed,
+    }
     if plan.scheme is not None:
         config["sampling"] = plan.scheme.to_dict()
         config["noise_multiplier"] = plan.noise_multiplier

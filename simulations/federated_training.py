@@ -118,9 +118,21 @@ def train(
     """
     options = plan.options
     num_rounds = options["num_rounds"]
+    if len(task.client_ids) != plan.data.num_clients:
+        raise ValueError(
+            f"the task has {len(task.client_ids)} clients, and its data said that there are "
+            f"{plan.data.num_clients}, with which separation and delta were planned: make "
+            "num_clients the number of training clients."
+        )
     num_parameters = sum(int(weight.size) for weight in task.initial_weights)
     untrained = task.evaluate(task.initial_weights, TEST)
+    if missing := {"loss", "accuracy"} - set(untrained):
+        raise ValueError(
+            f"the task's evaluate must return loss and accuracy: {', '.join(sorted(missing))} is "
+            "missing."
+        )
     process = learning_process(plan, task, noise_directory)
+    _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
     run = FederatedRun(
         process=process,
@@ -183,6 +195,17 @@ def train(
         num_parameters=num_parameters,
         facts=task.facts,
     )
+
+
+def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: str) -> None:
+    metrics = process.next.type_signature.result["metrics"].member["client_work"]["train"]
+    names = tff.structure.name_list(metrics)
+    if missing := {"loss", accuracy} - set(names):
+        raise ValueError(
+            f"the model's metrics of a round are {', '.join(names)}, without "
+            f"{' and '.join(sorted(missing))}: model_fn must have a loss, and a metric by the name "
+            "that the task calls its accuracy."
+        )
 
 
 def learning_process(

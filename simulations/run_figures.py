@@ -210,7 +210,16 @@ def _draw_panel(axes: Any, panel: _Panel, rows: Sequence[Row]) -> None:
         right.set(ylabel="of the updates, %", ylim=(-2.0, 102.0))
         more_handles, more_labels = right.get_legend_handles_labels()
         handles, labels = handles + more_handles, labels + more_labels
-    topmost.legend(handles, labels, fontsize="small")
+    # Above the panel, where it covers no curve.
+    topmost.legend(
+        handles,
+        labels,
+        fontsize="small",
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=2,
+        frameon=False,
+    )
 
 
 def _draw_lines(axes: Any, lines: Sequence[_Line], rows: Sequence[Row], first_color: int) -> None:
@@ -358,7 +367,8 @@ def comparison_figure(
         title += f"mean and its {100 * confidence:g} % interval over seeds"
     axes.set(xlabel="round", ylabel=label, title=title)
     axes.grid(alpha=0.3)
-    axes.legend()
+    # Accuracies rise.
+    axes.legend(loc="lower right")
     return figure
 
 

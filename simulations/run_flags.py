@@ -38,6 +38,20 @@ _OPTIONAL_COUNTS = (
     "num_buffers",
     "simulated_clients",
 )
+# What only a task can know.
+_NEED_DEFAULTS = {
+    *_COUNTS,
+    "client_optimizer",
+    "client_learning_rate",
+    "server_learning_rate",
+    "server_momentum",
+    "server_warmup",
+    "server_cooldown",
+    "clip_norm",
+    "target_epsilon",
+    "delta",
+    "max_bands",
+}
 # Flags that change nothing about a run, and may differ when it is resumed.
 NOT_OF_THE_RUN = ("format", "output_dir", "cache_dir", "noise_directory", "workers")
 
@@ -184,12 +198,17 @@ def options_of(values: flags.FlagValues, command: TaskCommand) -> dict[str, Any]
 
     Raises:
       CommandError: If flags exclude each other.
+      TypeError: If the command has no default for a flag that needs one.
       ValueError: If a flag is out of its range.
     """
     options: dict[str, Any] = {
         name: values[name].value for name in values if not name.startswith("flagfile")
     }
     defaults = command.defaults(values)
+    if missing := _NEED_DEFAULTS - set(defaults):
+        raise TypeError(
+            f"the defaults of {command.name} must have {', '.join(sorted(missing))} as well."
+        )
     for name, default in defaults.items():
         if name in options and options[name] is None and name != "target_epsilon":
             options[name] = default

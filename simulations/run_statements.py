@@ -18,6 +18,10 @@ from simulations.participation_ledger import ParticipationLedger
 from simulations.run_directory import RunDirectory
 from simulations.run_plans import Plan
 
+_DRAWN_BATCHES = (
+    "The server draws every batch itself and keeps secret who was drawn; there are no timers."
+)
+
 
 class RunStatements:
     """The statements of one run, written as it begins, breaks its plan, fails or ends.
@@ -154,7 +158,7 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
             clients_per_round=plan.cohort_size,
             clip_norm=options["clip_norm"],
             noise_seed_is_fixed=options["seed"] is not None,
-            enforcement=_enforcement(behaviour),
+            enforcement=_enforcement(behaviour) if plan.scheme is None else _DRAWN_BATCHES,
         ),
         plan=dataclasses.replace(guarantee, num_rounds=options["num_rounds"]),
         represented=represented,

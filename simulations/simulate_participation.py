@@ -13,6 +13,7 @@ Examples:
 
 import dataclasses
 import math
+import pathlib
 import sys
 import time
 from typing import Any
@@ -134,12 +135,22 @@ def main(values: flags.FlagValues) -> int | None:
     start = time.monotonic()
     for name in ("population", "clients_per_round"):
         command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
+        validation.positive_integer(getattr(values, name), f"--{name}")
     command_line.check_choice(
         values.output is None or values.population <= _MOST_IN_LEDGER,
         f"--output names every client, and {values.population} are too many: use at most "
         f"{_MOST_IN_LEDGER}, or leave it out.",
     )
+    command_line.check_choice(
+        values.output is None or pathlib.Path(values.output).absolute().parent.is_dir(),
+        f"--output={values.output} is in no directory that exists: make it, or choose another.",
+    )
     multiplier = mechanism_flags.noise_multiplier(values)
+    command_line.check_choice(
+        multiplier is None or values.delta < 1.0 / values.population,
+        f"--delta={values.delta:g} is not below 1 / {values.population}: a mechanism that "
+        "publishes one device's data whole would satisfy it. Use a smaller one.",
+    )
     factorization, schema = _planned(values)
     command_line.check_choice(
         factorization is None or multiplier is not None,
@@ -328,7 +339,8 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
         )
     if "noise_multiplier" not in fields:
         return (
-            f"{found}\n--checkpoint with --noise_multiplier or --target_epsilon adds the guarantee."
+            f"{found}\n--noise_multiplier or --target_epsilon adds the guarantee that is planned, "
+            "and --checkpoint what follows from what took place."
         )
     delta = fields["delta"]
     if not math.isfinite(fields["planned_epsilon"]):

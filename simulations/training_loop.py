@@ -244,8 +244,8 @@ def _population(
             raise LedgerError(
                 f"round {index + 1} took place with other clients than are drawn for it now, so "
                 "that nobody knows what the devices remember of it: the run cannot go on without "
-                "breaking its participation schema. Use the flags and the seed of its first "
-                "rounds, or start a new run and account for both."
+                "breaking its participation schema. Use the flags, the seed and, if there is one, "
+                "the trace of its first rounds, or start a new run and account for both."
             )
     return population
 

@@ -1,6 +1,7 @@
 """The command: its defaults, its flags, and whole runs in both settings."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 from absl import flags
 
 from digit_classification import data, run_digits
-from simulations import run_flags
+from mf_aggregators.commands import command_line
+from simulations import federated_runs, run_flags, run_plans, run_statements
+from simulations.device_populations import DeviceBehaviour
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
 
@@ -138,3 +141,60 @@ def test_a_run_on_two_workers_equals_the_one_without(tmp_path: pathlib.Path) -> 
     assert len(metrics) == len(of_divided) == 24
     for row, of_divided_row in zip(metrics, of_divided, strict=True):
         assert of_divided_row == pytest.approx(row, rel=1e-4, abs=1e-6)
+
+
+def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = command_line.run(
+        "",
+        lambda values: run_flags.define_flags(values, run_digits.COMMAND),
+        lambda values: federated_runs.main(values, run_digits.COMMAND),
+        ["run-digits", *arguments],
+    )
+    return status, capsys.readouterr().err
+
+
+def test_a_directory_of_another_command_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    config = {"command": "run-stackoverflow", "flags": {}, "versions": federated_runs.versions()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    status, err = _call(capsys, f"--output_dir={tmp_path}")
+    assert status == 2
+    assert "holds a run of run-stackoverflow: resume it with that command" in err
+
+
+def test_a_trace_of_other_devices_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    trace, output = tmp_path / "trace.csv", tmp_path / "run"
+    trace.write_text("0,0,1000\n999,0,1000\n")
+    status, err = _call(
+        capsys, f"--output_dir={output}", "--availability=trace", f"--trace={trace}"
+    )
+    assert status == 2
+    assert "the trace names device 999, and the 143 devices" in err
+    assert not output.exists()
+
+
+def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
+    def defaults(values: flags.FlagValues) -> dict[str, Any]:
+        every = dict(run_digits.COMMAND.defaults(values))
+        del every["server_momentum"]
+        return every
+
+    command = dataclasses.replace(run_digits.COMMAND, defaults=defaults)
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values, command)
+    values(["run-digits"])
+    with pytest.raises(TypeError, match="defaults of run-digits must have server_momentum"):
+        run_flags.options_of(values, command)
+
+
+def test_a_data_centre_states_no_timers() -> None:
+    options = _options("--examples_per_client=1", "--sampling=poisson", "--num_bands=2")
+    data_of_run = run_digits.COMMAND.open_data(options)
+    plan = run_plans.make(options, data_of_run, 64, None, None)
+    statement = run_statements.planned(plan, DeviceBehaviour())
+    assert "there are no timers" in statement.to_dict()["enforcement"]
+    assert "A timer on each client" not in statement.to_markdown()

@@ -272,14 +272,16 @@ def test_a_trace_that_is_not_repeated_ends() -> None:
     assert Trace(np.array([0]), np.array([0]), np.array([5]), 6.0).is_possible(5.0)
 
 
-@pytest.mark.parametrize("kind", ["text", "heading", "archive"])
+@pytest.mark.parametrize("kind", ["text", "heading", "marked", "archive"])
 def test_traces_are_read(tmp_path: pathlib.Path, kind: str) -> None:
     path = tmp_path / ("trace.npz" if kind == "archive" else "trace.csv")
     if kind == "archive":
         np.savez(path, device=[2, 0], start_seconds=[1.5, 0.0], end_seconds=[3.0, 2.0])
     else:
         heading = "device,start_seconds,end_seconds\n" if kind == "heading" else ""
-        path.write_text(f"{heading}2,1.5,3\n0,0,2\n")
+        # As a spreadsheet saves it, with a mark in front.
+        encoding = "utf-8-sig" if kind == "marked" else "utf-8"
+        path.write_text(f"{heading}2,1.5,3\n0,0,2\n", encoding=encoding)
     trace = Trace.load(path)
     assert trace.largest_device == 2
     assert list(trace.available(np.arange(3), 1.5, 0, 0)) == [True, False, True]

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -424,7 +425,7 @@ def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
     behaviour = DeviceBehaviour(dropout_probability=0.01, over_selection=1.1)
     population = DevicePopulation(25, MinSeparation(9), 10, behaviour, 1)
     assert len(_rounds(population, 5)) == 2
-    with pytest.raises(TooFewEligibleClientsError, match=r"round 3 .* timers allow \d of 25: use"):
+    with pytest.raises(TooFewEligibleClientsError, match=r"round 3 .* timers allow \d of 25. Use"):
         population.next_round()
     by_clock = DeviceBehaviour(timer=WallClockTimer(1e6), max_attempts=3)
     population = DevicePopulation(25, MinSeparation(9), 10, by_clock, 1)
@@ -485,3 +486,17 @@ def test_bad_populations_are_refused() -> None:
     trace = Trace(np.array([10]), np.array([0.0]), np.array([1.0]))
     with pytest.raises(ValueError, match=r"names device 10, and the 10 devices .* 0 to 9"):
         DevicePopulation(10, MinSeparation(1), 2, DeviceBehaviour(trace))
+
+
+@pytest.mark.parametrize("availability", [Always(), Independent(0.4)])
+def test_attempts_that_failed_are_named_where_they_have_used_up_the_population(
+    availability: Any,
+) -> None:
+    behaviour = DeviceBehaviour(availability=availability, dropout_probability=0.7)
+    population = DevicePopulation(60, MinSeparation(3), 10, behaviour, seed=1)
+    with pytest.raises(TooFewEligibleClientsError, match="a larger over-selection") as caught:
+        population.next_round()
+    used = int(re.findall(r"set the timers of (\d+) clients", str(caught.value))[0])
+    # By timers alone, or of those that may still join too few are available.
+    counts = re.findall(r"timers allow (\d+) of 60|of (\d+) clients whose", str(caught.value))
+    assert used == 60 - int("".join(counts[0])) > 0

@@ -350,3 +350,22 @@ def test_the_command_needs_no_tensorflow() -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 4
     assert "100%" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--population=0", "--population must be at least 1, found 0"),
+        ("--delta=0.5", "--delta=0.5 is not below 1 / "),
+        ("--output=/nowhere/ledger.npz", "is in no directory that exists"),
+    ],
+)
+def test_mistakes_are_found_before_the_rounds(
+    capsys: pytest.CaptureFixture[str], flag: str, message: str
+) -> None:
+    status, out, err = _call(
+        capsys, *_SETTING, "--separation=2", "--noise_multiplier=1", "--delta=1e-9", flag
+    )
+    assert (status, out) == (2, "")
+    assert message in err
+    assert "round/s" not in err

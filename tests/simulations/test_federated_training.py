@@ -1,0 +1,94 @@
+"""A task that does not do what it says is refused before a round is released."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+from digit_classification.run_digits import COMMAND, DigitsData
+from simulations import federated_training, quiet, run_flags, run_plans
+from simulations.device_populations import DeviceBehaviour
+from simulations.federated_task import FederatedTask
+from simulations.quiet import StopRequest
+from simulations.run_directory import RunDirectory
+from simulations.run_statements import RunStatements
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+@pytest.fixture(scope="module")
+def plan() -> run_plans.Plan:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values, COMMAND)
+    values(["run-digits", "--num_rounds=2", "--mechanism=identity"])
+    options = run_flags.options_of(values, COMMAND)
+    return run_plans.make(options, COMMAND.open_data(options), 64, None, None)
+
+
+@pytest.fixture(scope="module")
+def task(plan: run_plans.Plan) -> FederatedTask:
+    return plan.data.load(1)
+
+
+def _train(plan: run_plans.Plan, task: FederatedTask, path: pathlib.Path) -> Any:
+    directory = RunDirectory(path)
+    statements = RunStatements(plan, DeviceBehaviour(), directory, None)
+    return federated_training.train(
+        plan, task, 1, directory, path / "noise", StopRequest(), DeviceBehaviour(), statements
+    )
+
+
+def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
+    return {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client_ids": ("0", "1")}, "the task has 2 clients, and its data said .* 143"),
+        ({"evaluate": _loss_alone}, "must return loss and accuracy: accuracy is missing"),
+        ({"accuracy": "hits"}, "metrics of a round are .*accuracy.*, without hits"),
+    ],
+)
+def test_a_task_that_is_not_what_it_says_is_refused(
+    plan: run_plans.Plan,
+    task: FederatedTask,
+    tmp_path: pathlib.Path,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _train(plan, dataclasses.replace(task, **changes), tmp_path)
+    assert not (tmp_path / "privacy.json").exists()
+    assert not (tmp_path / "participation.npz").exists()
+
+
+def test_the_number_of_clients_is_that_of_the_plan(
+    plan: run_plans.Plan, task: FederatedTask, tmp_path: pathlib.Path
+) -> None:
+    class More(DigitsData):
+        @property
+        def num_clients(self) -> int:
+            return 144
+
+    assert isinstance(plan.data, DigitsData)
+    fields = {field.name: getattr(plan.data, field.name) for field in dataclasses.fields(plan.data)}
+    with pytest.raises(ValueError, match="143 clients, and its data said that there are 144"):
+        _train(dataclasses.replace(plan, data=More(**fields)), task, tmp_path)
+
+
+def test_the_task_as_it_is_trains(
+    plan: run_plans.Plan, task: FederatedTask, tmp_path: pathlib.Path
+) -> None:
+    outcome = _train(plan, task, tmp_path)
+    assert outcome.num_rounds == 2
+    assert (tmp_path / "privacy.json").exists()
