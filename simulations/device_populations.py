@@ -444,7 +444,8 @@ class DevicePopulation:
             return (
                 f"{beginning}: of {num_eligible} clients whose timers allowed it, "
                 f"{last.num_available} were available at the last.{self._used_up()} Use fewer "
-                "clients per round, more or later attempts, or devices that are available more often."
+                "clients per round, more or later attempts, or devices that are available more "
+                "often."
             )
         return (
             f"{beginning}: of the devices selected, too many dropped out or lost their uploads. "
