@@ -367,6 +367,9 @@ def comparison_figure(
         title += f"mean and its {100 * confidence:g} % interval over seeds"
     axes.set(xlabel="round", ylabel=label, title=title)
     axes.grid(alpha=0.3)
+    if axes.get_ylim()[0] < 0.0 <= min(np.min(curve.mean) for curve in curves.values()):
+        # Intervals of few runs reach to where no metric is.
+        axes.set_ylim(bottom=0.0)
     # Accuracies rise.
     axes.legend(loc="lower right")
     return figure

@@ -291,3 +291,14 @@ def test_no_state_of_pyplot_is_used() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules; assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_cut"), [([[0.0, 0.2], [0.3, 0.2]], True), ([[-3.0], [-1.0]], False)]
+)
+def test_intervals_are_not_drawn_below_zero_where_no_mean_is(
+    values: list[list[float]], is_cut: bool
+) -> None:
+    runs = _runs(values, list(range(1, len(values[0]) + 1)))
+    (axes,) = run_figures.comparison_figure({"blt": runs}).axes
+    assert (axes.get_ylim()[0] == 0.0) == is_cut
