@@ -142,13 +142,14 @@ def summarise(runs: Mapping[str, Sequence[FinishedRun]]) -> tuple[Row, ...]:
       runs: By mechanism its runs, at least one.
 
     Returns:
-      A row for each mechanism, the highest mean test accuracy first.
+      A row for each mechanism: those that are not private first, for what privacy is compared
+      with, and then the highest mean test accuracy first.
 
     Raises:
       ValueError: If a mechanism has no run.
     """
     rows = [_row(mechanism, finished) for mechanism, finished in runs.items()]
-    return tuple(sorted(rows, key=lambda row: row.test_accuracy_mean, reverse=True))
+    return tuple(sorted(rows, key=lambda row: (row.epsilon is not None, -row.test_accuracy_mean)))
 
 
 def _row(mechanism: str, runs: Sequence[FinishedRun]) -> Row:
@@ -179,21 +180,25 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Returns the pairs of adjacent rows whose intervals do not overlap.
+    """Returns the pairs of rows whose intervals do not overlap.
 
     Args:
-      rows: As :func:`summarise` orders them.
+      rows: The rows, in any order.
 
     Returns:
-      Pairs of mechanisms, the higher first. Single runs have no interval, and are in none.
+      Pairs of mechanisms, the higher first, in the order of their means. Single runs have no
+      interval, and are in none.
     """
+    intervals = [
+        (row.test_accuracy_mean, row.test_accuracy_half_width, row.mechanism)
+        for row in sorted(rows, key=lambda row: -row.test_accuracy_mean)
+    ]
     return [
-        (higher.mechanism, lower.mechanism)
-        for higher, lower in itertools.pairwise(rows)
-        if higher.test_accuracy_half_width is not None
-        and lower.test_accuracy_half_width is not None
-        and higher.test_accuracy_mean - higher.test_accuracy_half_width
-        > lower.test_accuracy_mean + lower.test_accuracy_half_width
+        (higher, lower)
+        for (mean, width, higher), (lower_mean, lower_width, lower) in itertools.combinations(
+            intervals, 2
+        )
+        if width is not None and lower_width is not None and mean - width > lower_mean + lower_width
     ]
 
 
@@ -630,9 +635,9 @@ def _separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why:
     if any(row.test_accuracy_half_width is None for row in rows):
         return "Single runs have no interval, and no order is claimed."
     if not pairs:
-        return "Above the next one with non-overlapping intervals: none."
+        return "Intervals of all mechanisms overlap, and no order is claimed."
     listed = ", ".join(f"{higher} above {lower}" for higher, lower in pairs)
-    return f"Above the next one with non-overlapping intervals: {listed}."
+    return f"With non-overlapping intervals: {listed}."
 
 
 def _markdown(rows: Sequence[Row]) -> str:

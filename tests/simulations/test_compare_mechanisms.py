@@ -4,6 +4,7 @@ The runs are those of a small program in the place of the next-word command, whi
 was handed and waits where a test asks it to.
 """
 
+import itertools
 import json
 import math
 import os
@@ -516,23 +517,35 @@ def test_rows_state_the_weakest_guarantee() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 20)), max_size=6))
-def test_separated_rows_are_adjacent_and_have_disjoint_intervals(
-    numbers: list[tuple[int, int | None]],
-) -> None:
-    numbers = sorted(numbers, key=lambda pair: -pair[0])
+def test_separated_rows_have_disjoint_intervals(numbers: list[tuple[int, int | None]]) -> None:
     rows = [
         Row(str(place), 2, mean, width, mean, mean, None, None, None)
         for place, (mean, width) in enumerate(numbers)
     ]
-    expected = []
-    for place in range(1, len(numbers)):
-        (mean, width), (lower_mean, lower_width) = numbers[place - 1 : place + 1]
-        if width is None or lower_width is None:
-            continue
-        points = set(range(mean - width, mean + width + 1))
-        if points.isdisjoint(range(lower_mean - lower_width, lower_mean + lower_width + 1)):
-            expected.append((str(place - 1), str(place)))
-    assert compare_mechanisms.separated(rows) == expected
+    points = {
+        str(place): set(range(mean - width, mean + width + 1))
+        for place, (mean, width) in enumerate(numbers)
+        if width is not None
+    }
+    expected = {
+        (one, other)
+        for one, other in itertools.permutations(points, 2)
+        if points[one].isdisjoint(points[other]) and max(points[one]) > max(points[other])
+    }
+    found = compare_mechanisms.separated(rows)
+    assert len(found) == len(expected)
+    assert set(found) == expected
+
+
+def test_runs_without_privacy_are_on_top() -> None:
+    rows = compare_mechanisms.summarise(
+        {
+            "tree": [_finished(0.1, 8.0)],
+            "blt": [_finished(0.3, 8.0)],
+            "none": [_finished(0.2, None)],
+        }
+    )
+    assert [row.mechanism for row in rows] == ["none", "blt", "tree"]
 
 
 @pytest.mark.parametrize(

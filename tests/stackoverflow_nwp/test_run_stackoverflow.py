@@ -542,6 +542,7 @@ def test_a_run_does_not_go_on_with_other_data(
         "versions": federated_runs.versions(),
     }
     (output / "config.json").write_text(json.dumps(config))
+    mfa.checkpoints.save(mfa.factorizations.identity(6), output / "factorization")
     (output / "checkpoints").mkdir()
     (output / "checkpoints" / "dataset.json").write_text('{"fingerprint": "of other data"}')
     status = _run(arguments)
