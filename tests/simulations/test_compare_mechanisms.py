@@ -198,8 +198,8 @@ def test_the_comparison_of_three_mechanisms(
         assert row["seconds_mean"] > 0.0
         private = row["mechanism"] != "none"
         assert (row["epsilon"], row["delta"]) == ((8.0, 1e-4) if private else (None, None))
-    # 12.7 times 0.001 and 0.003: only the first two are apart.
-    assert fields["separated"] == [["none", "banded"]]
+    # 12.7 times 0.001 and 0.003: the private ones are not apart.
+    assert fields["separated"] == [["none", "banded"], ["none", "identity"]]
     assert fields["is_fair"] is True
     assert fields["seconds"] > sum(row["seconds_mean"] for row in rows)
 
@@ -234,7 +234,7 @@ def test_the_comparison_of_three_mechanisms(
         ["banded", "40.10 %", "± 1.27 %", "40.00 %", "40.20 %", "8.000", "0.0001", "2"],
         ["identity", "39.30 %", "± 3.81 %", "39.00 %", "39.60 %", "8.000", "0.0001", "2"],
     ]
-    assert "non-overlapping intervals: none above banded.\n" in markdown
+    assert "non-overlapping intervals: none above banded, none above identity.\n" in markdown
     assert "resumed" not in markdown
     assert (workplace.output / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "6/6" in err
