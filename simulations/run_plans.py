@@ -9,7 +9,7 @@ from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from mf_aggregators.sampling_schemes import SamplingScheme
-from simulations import cohorts, run_flags, sampled_runs
+from simulations import cohorts, learning_rate_schedules, run_flags, sampled_runs
 from simulations.federated_task import TaskData
 from simulations.learning_rate_schedules import Schedule
 
@@ -89,10 +89,11 @@ def server_schedule(options: dict[str, Any]) -> Schedule:
     Args:
       options: Every flag by name, checked.
     """
-    return Schedule(
+    name = "decay" if options["cooldown"] == learning_rate_schedules.DROP else "cooldown"
+    return dataclasses.replace(
+        learning_rate_schedules.by_name(name),
         warmup_share=options["server_warmup"],
         cooldown_share=options["server_cooldown"],
-        cooldown=options["cooldown"],
     )
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from simulations import learning_rate_schedules
+from simulations import learning_rate_schedules, run_plans
 from simulations.learning_rate_schedules import Schedule
 
 _BANDMF_ROUNDS = 2052
@@ -245,3 +245,15 @@ def test_a_mechanism_for_the_workload_beats_one_for_prefix_sums() -> None:
     inside = mfa.factorizations.optimal(workload).rmse(workload, schema)
     prefix = mfa.factorizations.optimal(mfa.workloads.prefix_sum(num_rounds))
     assert inside < 0.99 * prefix.rmse(workload, schema)
+
+
+@pytest.mark.parametrize(("cooldown", "last"), [("linear", 0.05), ("drop", 0.15)])
+def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last: float) -> None:
+    """Denisov et al. Sec. 5: linearly to 0.05, or at once to 0.15, over 512 of 2048 rounds."""
+    options = {"server_warmup": 0.0, "server_cooldown": 0.25, "cooldown": cooldown}
+    rates = run_plans.server_schedule(options).rates(2048, 2.0)
+    assert np.all(rates[:1536] == 2.0)
+    assert np.all(rates[1536:] < 2.0)
+    assert rates[-1] == pytest.approx(2.0 * last)
+    if cooldown == "drop":
+        assert np.all(rates[1536:] == rates[-1])

@@ -1,0 +1,389 @@
+"""Runs of a training command, each in a process of its own: several variants, several times.
+
+Every run draws its own secret noise, cohorts and initial weights. Finished runs keep their
+results; what was cut off is resumed; a stop leaves as many runs of each variant.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tqdm
+
+from mf_aggregators.commands import command_line
+from mf_aggregators.commands.command_line import CommandError, check_choice
+from simulations import atomic_files, quiet, run_directory
+
+# Commands by module, which are started and never imported: they import this package.
+MODULES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
+        "run-digits": "digit_classification.run_digits",
+    }
+)
+
+_POLL_SECONDS = 0.1
+_SECONDS_TO_END = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """What a comparison needs to know of a finished run.
+
+    Attributes:
+      test_accuracy: A fraction.
+      rounds: The rounds that it trained.
+      epsilon: Of the guarantee that it was planned for, or, if it broke its plan, of the
+        one that it earned; None if it is not private. (One that kept its plan may earn more,
+        which depends on who happened to be drawn, and has nothing to do with its noise.)
+      delta: Likewise.
+      seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
+    """
+
+    test_accuracy: float
+    rounds: int
+    epsilon: float | None
+    delta: float | None
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What is run several times.
+
+    Attributes:
+      name: Of its directories, files and rows.
+      mechanism: As ``--mechanism`` takes it.
+      flags: The other flags of the command.
+    """
+
+    name: str
+    mechanism: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RepeatedRun:
+    """One run of a variant and its files.
+
+    Attributes:
+      root: Where runs of all variants are.
+      command: A key of ``MODULES``.
+      variant: What it runs.
+      repetition: 1, 2, ...
+    """
+
+    root: pathlib.Path
+    command: str
+    variant: Variant
+    repetition: int
+
+    @property
+    def name(self) -> str:
+        """Of its directory and files."""
+        return f"{self.variant.name}_{self.repetition}"
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The run's own directory."""
+        return self.root / self.name
+
+    @property
+    def log(self) -> pathlib.Path:
+        """What it prints on standard error."""
+        return self.root / f"{self.name}.log"
+
+    @property
+    def result(self) -> pathlib.Path:
+        """What it has found, once it has finished."""
+        return self.root / f"{self.name}.json"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a result to stand for this run."""
+        return {
+            "command": self.command,
+            "mechanism": self.variant.mechanism,
+            "flags": list(self.variant.flags),
+        }
+
+    def arguments(self, directory: pathlib.Path) -> list[str]:
+        """Returns the command line of a process that trains into a directory."""
+        return [
+            sys.executable,
+            "-m",
+            MODULES[self.command],
+            f"--output_dir={directory}",
+            f"--mechanism={self.variant.mechanism}",
+            "--format=json",
+            *self.variant.flags,
+        ]
+
+
+def planned(
+    root: pathlib.Path, command: str, variants: Sequence[Variant], repetitions: int
+) -> list[RepeatedRun]:
+    """Returns all runs, repetition by repetition, so that a stop leaves as many of each.
+
+    Args:
+      root: Where they go.
+      command: A key of ``MODULES``.
+      variants: The variants, of different names.
+      repetitions: How often each is run.
+    """
+    return [
+        RepeatedRun(root, command, variant, repetition)
+        for repetition in range(1, repetitions + 1)
+        for variant in variants
+    ]
+
+
+def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, FinishedRun] | None:
+    """Runs what is left to be run.
+
+    Args:
+      program: The command's name, for messages.
+      runs: As :func:`planned` orders them, at least one.
+
+    Returns:
+      All results; None if it was interrupted, after a message.
+
+    Raises:
+      CommandError: If the command refuses the flags of a variant, a run fails, a result is
+        damaged or of other flags, or another process is at work in the directory.
+      OSError: If the directory cannot be written.
+    """
+    root = runs[0].root
+    check_choice(
+        root.is_dir() or not root.exists(),
+        f"{root} is no directory: choose another --output_dir.",
+    )
+    root.mkdir(parents=True, exist_ok=True)
+    with (
+        _locked(root) as lock,
+        quiet.stop_requests(
+            "stopping the run after its round; Ctrl-C again stops it at once"
+        ) as stop,
+    ):
+        finished = {run: _read_result(run) for run in runs if run.result.exists()}
+        begun = {run.variant for run in runs if run in finished or run.directory.exists()}
+        for run in {run.variant: run for run in runs if run.variant not in begun}.values():
+            print(f"{program}: checking the flags of {run.variant.name}", file=sys.stderr)
+            if not _check(run, stop):
+                _say_interrupted(program, finished, runs)
+                return None
+        with tqdm.tqdm(
+            total=len(runs), initial=len(finished), unit="run", file=sys.stderr
+        ) as progress:
+            for run in runs:
+                if run in finished:
+                    continue
+                progress.set_description(run.name)
+                found = None if stop.is_set else _train(run, lock, stop)
+                if found is not None:
+                    finished[run] = found
+                    progress.update()
+                if found is None or stop.is_set:
+                    _say_interrupted(program, finished, runs)
+                    return None
+    return finished
+
+
+@contextlib.contextmanager
+def _locked(root: pathlib.Path) -> Iterator[int]:
+    """Keeps other comparisons out of a directory; yields the descriptor that does.
+
+    Runs inherit it: one that outlives a killed comparison keeps the directory until it ends.
+    """
+    with (root / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CommandError(
+                f"another comparison, or a run that one has left behind, is at work in {root}: "
+                "wait until it has ended, or end it."
+            ) from error
+        yield file.fileno()
+
+
+def _read_result(run: RepeatedRun) -> FinishedRun:
+    """Reads the result of a run that finished before."""
+    try:
+        contents = json.loads(run.result.read_text(encoding="utf-8"))
+        identity = {name: contents[name] for name in run.identity}
+        was = shlex.join([identity["command"], *identity["flags"]])
+        finished = _finished(contents["result"], contents["seconds"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CommandError(
+            f"{run.result} cannot be read ({error!r}): delete it, and the run gives it again."
+        ) from error
+    if identity != run.identity:
+        raise CommandError(
+            f"{run.result} is the result of a run with other flags ({was}): repeat them, or choose "
+            "another --output_dir."
+        )
+    return finished
+
+
+def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
+    accuracy = float(result["test_accuracy"])
+    if not math.isfinite(accuracy):
+        raise ValueError(f"its test_accuracy is {accuracy}")
+    privacy = result["privacy"]
+    kind = "earned" if privacy["keeps_plan"] is False else "planned"
+    epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
+    is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
+    return FinishedRun(
+        test_accuracy=accuracy,
+        rounds=int(result["rounds"]),
+        epsilon=float(epsilon) if is_private else None,
+        delta=float(delta) if is_private else None,
+        seconds=None if seconds is None else float(seconds),
+    )
+
+
+def _check(run: RepeatedRun, stop: quiet.StopRequest) -> bool:
+    """Lets a command check its flags, and ends it once it has begun to run.
+
+    A mistake in the flags of the last mechanism is found before the first one has trained
+    for hours.
+
+    Returns:
+      False if a stop was requested.
+
+    Raises:
+      CommandError: If the command refuses its flags.
+    """
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix=".flags-", dir=run.root))
+    try:
+        # By a pipe: should this process be killed, the other one cannot go on unseen.
+        with _process(run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE) as child:
+            # The configuration is written when all flags were found good.
+            while not (scratch / "run" / run_directory.CONFIG_FILE).exists():
+                if stop.is_set:
+                    return False
+                try:
+                    _, errors = child.communicate(timeout=_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+                if child.returncode:
+                    message = _last_line(errors.decode("utf-8", "replace"))
+                    raise CommandError(f"{_flags_of(run.variant)} is refused: {message}")
+                return True
+        return True
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _train(run: RepeatedRun, lock: int, stop: quiet.StopRequest) -> FinishedRun | None:
+    """Runs or resumes a run and keeps its result; returns None if it was interrupted."""
+    atomic_files.remove_unfinished(run.result)
+    is_new = not run.directory.exists()
+    start = time.monotonic()
+    with run.log.open("ab") as log, tempfile.TemporaryFile() as output:
+        log_start = log.tell()
+        with _process(run.arguments(run.directory), output, log, lock) as child:
+            status = _wait(child, stop)
+        output.seek(0)
+        printed = output.read().decode("utf-8", "replace")
+    if status == command_line.DONE:
+        seconds = time.monotonic() - start if is_new else None
+        try:
+            result = json.loads(printed)
+            finished = _finished(result, seconds)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CommandError(
+                f"{run.name} printed no result that can be compared ({error!r}); its log is "
+                f"{run.log}."
+            ) from error
+        contents = {**run.identity, "seconds": seconds, "result": result}
+        atomic_files.write_text(run.result, json.dumps(contents, indent=2) + "\n")
+        return finished
+    if stop.is_set or status == command_line.INTERRUPTED:
+        return None
+    with run.log.open("rb") as log:
+        log.seek(log_start)
+        message = _last_line(log.read().decode("utf-8", "replace"))
+    raise CommandError(
+        f"{run.name} ended with status {status}; the last line of its log {run.log}: {message}"
+    )
+
+
+@contextlib.contextmanager
+def _process(
+    arguments: Sequence[str], output: Any, errors: Any, lock: int | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Starts a process; none is left behind, and no worker of it."""
+    child = subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        pass_fds=() if lock is None else (lock,),
+        # A terminal's Ctrl-C reaches this process alone, which passes it on once.
+        start_new_session=True,
+    )
+    try:
+        with child:
+            try:
+                yield child
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+    finally:
+        # Its workers, should it have had no time to end them.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def _wait(child: "subprocess.Popen[bytes]", stop: quiet.StopRequest) -> int:
+    """Waits for a run, and passes a request to stop on to it."""
+    passed_on = False
+    try:
+        while True:
+            if stop.is_set and not passed_on:
+                passed_on = True
+                child.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_SECONDS_TO_END)
+        raise
+
+
+def _last_line(text: str) -> str:
+    # Progress bars end their lines by returning to the first column.
+    lines = [line.strip() for line in re.split(r"[\r\n]", text)]
+    return next((line for line in reversed(lines) if line), "(nothing)")
+
+
+def _flags_of(variant: Variant) -> str:
+    named = "" if variant.name == variant.mechanism else f" ({variant.name})"
+    return f"--mechanism={variant.mechanism}{named}"
+
+
+def _say_interrupted(
+    program: str, finished: Mapping[RepeatedRun, FinishedRun], runs: Sequence[RepeatedRun]
+) -> None:
+    print(
+        f"{program}: interrupted; {len(finished)} of {len(runs)} runs are finished, and "
+        "the same command goes on with the others.",
+        file=sys.stderr,
+    )
