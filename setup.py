@@ -19,6 +19,7 @@ def _version() -> str:
 _MATHEMATICS = [
     "absl-py>=1.0",
     "dp-accounting>=0.4.3",
+    "markdown>=3.4",
     "matplotlib>=3.7",
     "numpy>=1.25",
     "protobuf>=3.20.3",
@@ -62,6 +63,7 @@ setuptools.setup(
         include=[
             "digit_classification*",
             "mf_aggregators*",
+            "reproduction*",
             "simulations*",
             "stackoverflow_nwp*",
         ]
@@ -78,6 +80,7 @@ setuptools.setup(
             "mf-factorize=mf_aggregators.commands.factorize:run",
             "mf-plan=mf_aggregators.commands.plan:run",
             "mf-report=mf_aggregators.commands.report:run",
+            "reproduce-paper=reproduction.reproduce_paper:run",
             "run-digits=digit_classification.run_digits:run",
             "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
             "simulate-participation=simulations.simulate_participation:run",

@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = (
     "digit_classification",
     "mf_aggregators",
+    "reproduction",
     "simulations",
     "stackoverflow_nwp",
     "tests",

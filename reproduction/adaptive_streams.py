@@ -1,0 +1,286 @@
+"""Denisov et al., Improved DP for SGD via Optimal Private Linear Operators on Adaptive Streams."""
+
+import functools
+import math
+
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from mf_aggregators import accounting, factorizations, workloads
+from mf_aggregators.participation import SingleParticipation
+from reproduction import figures, matrices, solver_race
+from reproduction.experiment import Experiment, Outcome, Row, Workspace
+
+_PAPER = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
+_SINGLE = SingleParticipation()
+# Fig. 1 does not print its momentum legibly: the largest of the paper's grid (Table 3).
+_MOMENTUM = 0.95
+# Tables 3 and 4: the grid's noise multipliers, and the epsilons at delta 1e-6.
+_EPSILONS = {"0.341": "18.9", "0.682": "8.2", "1.364": "3.7", "2.728": "1.7", "5.456": "0.8"}
+_DELTA = 1e-6
+# Closer to the optimum than the eye sees in a figure of losses.
+_CLOSE = 1e-2
+_CLOSEST = 1e-6
+
+
+def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
+    """Computes the squared error of each round, for prefix sums and for momentum SGD.
+
+    Args:
+      name: The experiment's name.
+      num_rounds: n.
+      workspace: Where factorizations are kept.
+
+    Returns:
+      The total errors, and the figure.
+    """
+    best = matrices.optimum(workspace, workloads.prefix_sum(num_rounds))
+    of_momentum = matrices.optimum(workspace, workloads.momentum_sgd(num_rounds, _MOMENTUM))
+    of_sums = {
+        "Honaker, online": factorizations.tree_aggregation(num_rounds, "online"),
+        "Honaker, full": factorizations.tree_aggregation(num_rounds, "full"),
+        "optimal for prefix sums": best,
+    }
+    figure, ((left, right),) = figures.panels(1, 2, (5.4, 3.8))
+    places = np.arange(1, num_rounds + 1)
+    rows = []
+    for axes, workload, found, title in (
+        (left, workloads.prefix_sum(num_rounds), of_sums, "Prefix sums"),
+        (
+            right,
+            workloads.momentum_sgd(num_rounds, _MOMENTUM),
+            {**of_sums, "optimal for momentum SGD": of_momentum},
+            f"Iterates of SGD with momentum {_MOMENTUM:g}",
+        ),
+    ):
+        curves = {
+            mechanism: (places, factorization.per_round_variance(workload, _SINGLE))
+            for mechanism, factorization in found.items()
+        }
+        least = min(float(np.sum(values)) for _, values in curves.values())
+        rows += [
+            Row(
+                name,
+                f"{title}, n = {num_rounds}: {mechanism}",
+                "total squared error over the least in the panel",
+                None,
+                float(np.sum(values)) / least,
+                "drawn, not printed",
+            )
+            for mechanism, (_, values) in curves.items()
+        ]
+        figures.lines(
+            axes,
+            curves,
+            title=f"{title}, n = {num_rounds}",
+            x="round",
+            y="squared error at sensitivity 1",
+        )
+    note = (
+        f"The momentum of the right panel cannot be read in the paper's text; it is {_MOMENTUM:g} "
+        "here, the largest of its grid."
+    )
+    return Outcome(tuple(rows), figure, (note,))
+
+
+def losses_by_time(
+    name: str, num_rounds: int, most_seconds: float, workspace: Workspace
+) -> Outcome:
+    """Runs three methods for the optimum of the prefix sum.
+
+    Args:
+      name: The experiment's name.
+      num_rounds: n.
+      most_seconds: How long each may take.
+      workspace: Where the optimum is kept.
+
+    Returns:
+      How long each took to come within 1 % of the least loss, and how far it came.
+    """
+    workload = workloads.prefix_sum(num_rounds)
+    best = matrices.optimum(workspace, workload)
+    assert best.optimality_gap is not None
+    # A lower bound of every loss.
+    least = best.total_error(workload, _SINGLE) ** 2 / (1.0 + best.optimality_gap)
+    courses = {
+        method: solver_race.run(workload, method, least * (1.0 + 10.0 * _CLOSEST), most_seconds)
+        for method in solver_race.METHODS
+    }
+    rows = []
+    for method, course in courses.items():
+        where = f"{method}, n = {num_rounds}"
+        rows += [
+            Row(
+                name,
+                where,
+                "seconds until the loss is within 1 % of the least (inf: not in its time)",
+                None,
+                course.seconds_until(least * (1.0 + _CLOSE)),
+                "drawn, not printed",
+            ),
+            Row(
+                name,
+                where,
+                "loss above the least in the end, as a fraction",
+                None,
+                float(course.losses[-1] / least - 1.0),
+                f"after {course.seconds[-1]:.0f} s and {len(course.losses) - 1} steps",
+            ),
+        ]
+    figure, ((axes,),) = figures.panels(1, 1, (7.0, 4.2))
+    figures.lines(
+        axes,
+        {
+            method: (course.seconds, course.losses / least - 1.0)
+            for method, course in courses.items()
+        },
+        title=f"Loss of Eq. 2 above the least, prefix sum, n = {num_rounds}",
+        x="seconds",
+        y="loss / least loss - 1",
+        marker=".",
+        logarithmic="y",
+    )
+    notes = (
+        "All three start from the same matrix (Eq. 6 at v = 1). Seconds depend on the machine and "
+        "on what else it does; the order does not.",
+    )
+    return Outcome(tuple(rows), figure, notes)
+
+
+def entries(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
+    """Shows the entries of B and C of the optimum for the prefix sum.
+
+    Args:
+      name: The experiment's name.
+      num_rounds: n.
+      workspace: Where the optimum is kept.
+
+    Returns:
+      The largest entry, and the figure: entries, their ranks, and their histogram.
+    """
+    best = matrices.optimum(workspace, workloads.prefix_sum(num_rounds))
+    strategy = best.strategy_matrix()
+    decoder = best.decoder_matrix(workloads.prefix_sum(num_rounds))
+    largest = float(max(np.max(strategy), np.max(decoder)))
+    row = Row(
+        name,
+        f"n = {num_rounds}",
+        "largest entry of B or C, at sensitivity 1",
+        "2.36" if num_rounds == 512 else None,
+        largest,
+        "the paper divides by this number to bring all entries to at most one: ours, rounded up",
+    )
+    figure, axes = figures.panels(3, 2, (4.0, 3.2))
+    for column, (label, matrix) in enumerate((("B", decoder), ("C", strategy))):
+        figures.heat_map(
+            figure,
+            axes[0, column],
+            matrix,
+            title=f"{label}: entries over {largest:.2f}",
+            limit=largest,
+        )
+        figures.heat_map(
+            figure,
+            axes[1, column],
+            _ranks(matrix),
+            title=f"{label}: ranks of magnitudes",
+            limit=1.0,
+        )
+        below = np.abs(matrix[np.tril_indices(num_rounds)])
+        axes[2, column].hist(np.log10(below[below > 0.0]), bins=60)
+        axes[2, column].set(
+            title=f"{label}: magnitudes", xlabel="log10 of the magnitude", ylabel="entries"
+        )
+    return Outcome((row,), figure)
+
+
+def _ranks(matrix: np.ndarray) -> np.ndarray:
+    """Magnitudes of the lower triangle by their ranks in it, (0, 1]; zero above it."""
+    lower = np.tril_indices(len(matrix))
+    order = np.argsort(np.argsort(np.abs(matrix[lower])))
+    ranks = np.zeros_like(matrix)
+    ranks[lower] = (order + 1.0) / len(order)
+    return ranks
+
+
+def epsilons(name: str, workspace: Workspace) -> Outcome:
+    """Computes the epsilons of the grid of noise multipliers, by two accountants.
+
+    Args:
+      name: The experiment's name.
+      workspace: Not needed.
+
+    Returns:
+      The printed epsilons by Renyi accounting at integer orders, and the exact ones.
+    """
+    del workspace
+    rows = []
+    exact = []
+    for multiplier, printed in _EPSILONS.items():
+        event = accounting.event(float(multiplier))
+        renyi = rdp_privacy_accountant.RdpAccountant(orders=range(2, 257)).compose(event)
+        exact.append(accounting.epsilon(float(multiplier), _DELTA))
+        where = f"noise multiplier {multiplier}"
+        rows += [
+            Row(
+                name,
+                where,
+                "epsilon at delta 1e-6, Renyi accounting at integer orders",
+                printed,
+                float(renyi.get_epsilon(_DELTA)),
+            ),
+            Row(
+                name,
+                where,
+                "epsilon at delta 1e-6, exact (privacy loss distribution)",
+                None,
+                exact[-1],
+                f"the same noise; the printed {printed} is of a looser accountant",
+            ),
+        ]
+    figure, ((axes,),) = figures.panels(1, 1)
+    multipliers = [float(multiplier) for multiplier in _EPSILONS]
+    figures.lines(
+        axes,
+        {
+            "printed": (multipliers, [float(printed) for printed in _EPSILONS.values()]),
+            "exact": (multipliers, exact),
+        },
+        title="Epsilon at delta 1e-6 (Tables 3 and 4)",
+        x="noise multiplier",
+        y="epsilon",
+        marker="o",
+        logarithmic="xy",
+    )
+    assert all(math.isfinite(epsilon) for epsilon in exact)
+    return Outcome(tuple(rows), figure)
+
+
+def experiments() -> tuple[Experiment, ...]:
+    """Returns the paper's experiments on numbers, but for the table that is printed twice."""
+    return (
+        Experiment(
+            "denisov-figure-1",
+            f"{_PAPER}, Fig. 1",
+            "Squared error of each round: prefix sums and momentum SGD, n = 512",
+            functools.partial(per_round_errors, "denisov-figure-1", 512),
+        ),
+        Experiment(
+            "denisov-figure-4",
+            f"{_PAPER}, Fig. 4",
+            "Loss by time: gradient descent, Newton directions and the fixed point, n = 2048",
+            functools.partial(losses_by_time, "denisov-figure-4", 2048, 150.0),
+        ),
+        Experiment(
+            "denisov-figure-5",
+            f"{_PAPER}, Fig. 5",
+            "Entries of the optimal factorization, n = 512",
+            functools.partial(entries, "denisov-figure-5", 512),
+        ),
+        Experiment(
+            "denisov-epsilons",
+            f"{_PAPER}, Tables 3 and 4",
+            "Epsilons of the noise multipliers",
+            functools.partial(epsilons, "denisov-epsilons"),
+        ),
+    )

@@ -1,0 +1,339 @@
+"""Arms of training comparisons: a mechanism at a privacy target, as flags of a run.
+
+Every arm can be trained at the papers' size, and at one that fits a small machine.
+"""
+
+import dataclasses
+import pathlib
+import types
+from collections.abc import Callable, Mapping
+
+from mf_aggregators import (
+    accounting,
+    band_choice,
+    checkpoints,
+    factorizations,
+    planning,
+    workloads,
+)
+from mf_aggregators.band_choice import BandChoice
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from reproduction import matrices
+from reproduction.experiment import TrainingPlace, Workspace, prefix_sum
+from simulations.repeated_runs import Variant
+
+DOCSTRINGS = "docstrings"
+STACKOVERFLOW = "stackoverflow"
+DATASETS = (DOCSTRINGS, STACKOVERFLOW)
+
+# The mechanisms of the papers, by what makes their matrices.
+IDENTITY = "identity"
+TREE_ONLINE = "tree_online"
+TREE_FULL = "tree_full"
+SINGLE_EPOCH = "single_epoch"
+TRAINING_OPTIMUM = "training_optimum"
+MULTI_EPOCH = "multi_epoch"
+BANDED = "banded"
+AMPLIFIED_IDENTITY = "amplified_identity"
+AMPLIFIED_BANDED = "amplified_banded"
+
+_AMPLIFIED = (AMPLIFIED_IDENTITY, AMPLIFIED_BANDED)
+_SINGLE_PASS = (SINGLE_EPOCH, TRAINING_OPTIMUM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The task and its size.
+
+    Attributes:
+      dataset: As ``--dataset`` takes it.
+      num_rounds: n.
+      population: Clients.
+      clients_per_round: Of a round.
+      separation: b of runs in which clients come back; n for a single pass.
+      clients_of_single_pass: Per round, of mechanisms for which no client comes back.
+      delta: Of all guarantees.
+      learning_rate: The server's for BandMF at epsilon 8: the paper's, or what is good here.
+      momentum: The server's.
+      flags: What all runs share.
+    """
+
+    dataset: str
+    num_rounds: int
+    population: int
+    clients_per_round: int
+    separation: int
+    clients_of_single_pass: int
+    delta: float
+    learning_rate: float
+    momentum: float
+    flags: tuple[str, ...]
+
+    @property
+    def schema(self) -> MinSeparation:
+        """How clients come back."""
+        return MinSeparation(self.separation)
+
+
+# BandMF: six epochs of StackOverflow, or four of the docstrings.
+RETURNING: Mapping[str, Setting] = types.MappingProxyType(
+    {
+        DOCSTRINGS: Setting(
+            dataset=DOCSTRINGS,
+            num_rounds=100,
+            population=2511,
+            clients_per_round=100,
+            separation=25,
+            clients_of_single_pass=25,
+            delta=1e-4,
+            learning_rate=1.5,
+            momentum=0.8,
+            flags=("--sentences_per_client=32",),
+        ),
+        STACKOVERFLOW: Setting(
+            dataset=STACKOVERFLOW,
+            num_rounds=2052,
+            population=342_477,
+            clients_per_round=1000,
+            separation=342,
+            # 167 of them for 2,052 rounds would be more than there are.
+            clients_of_single_pass=166,
+            delta=1e-6,
+            learning_rate=1.0,
+            momentum=0.95,
+            flags=("--simulated_clients=100",),
+        ),
+    }
+)
+# Denisov et al.: a single pass, at constant learning rates unless an arm says otherwise.
+SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
+    {
+        DOCSTRINGS: Setting(
+            dataset=DOCSTRINGS,
+            num_rounds=100,
+            population=2511,
+            clients_per_round=25,
+            separation=100,
+            clients_of_single_pass=25,
+            delta=1e-4,
+            learning_rate=1.5,
+            momentum=0.8,
+            flags=("--server_cooldown=0",),
+        ),
+        STACKOVERFLOW: Setting(
+            dataset=STACKOVERFLOW,
+            num_rounds=2048,
+            population=342_477,
+            clients_per_round=100,
+            separation=2048,
+            clients_of_single_pass=100,
+            delta=1e-6,
+            learning_rate=1.0,
+            momentum=0.95,
+            flags=("--server_warmup=0", "--server_cooldown=0"),
+        ),
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One mechanism at one privacy target.
+
+    Attributes:
+      label: The paper's name of it, in rows and legends.
+      kind: What makes its matrix: one of this module's constants.
+      epsilon: The target, at the setting's delta.
+      paper_rate: The server learning rate that the paper found for it.
+      printed: The paper's test accuracy in percent; None where none is printed.
+      flags: More flags, at any size.
+      paper_flags: More flags at the papers' size.
+      rate_factor: What the learning rate is multiplied by.
+    """
+
+    label: str
+    kind: str
+    epsilon: float
+    paper_rate: float
+    printed: str | None = None
+    flags: tuple[str, ...] = ()
+    paper_flags: tuple[str, ...] = ()
+    rate_factor: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Of its directories and files."""
+        words = "".join(letter if letter.isalnum() else " " for letter in self.label.lower())
+        factor = "" if self.rate_factor == 1.0 else f"_rate_{self.rate_factor:.3g}"
+        return f"{'_'.join(words.split())}_epsilon_{self.epsilon:g}{factor}"
+
+
+def num_bands(arm: Arm, setting: Setting, workspace: Workspace) -> BandChoice:
+    """Returns the number of bands of an amplified arm, with its error (BandMF Sec. 5).
+
+    Args:
+      arm: The arm.
+      setting: The task and its size.
+      workspace: Where matrices and noise multipliers are kept.
+
+    Returns:
+      For BandMF the number of bands of least error, of powers of two up to the separation;
+      one band for DP-SGD.
+    """
+    powers = band_choice.powers_of_two(setting.separation)
+    return band_choice.best(
+        band_choice.compare(
+            arm.epsilon,
+            setting.delta,
+            num_rounds=setting.num_rounds,
+            population=setting.population,
+            clients_per_round=setting.clients_per_round,
+            candidates=[1] if arm.kind == AMPLIFIED_IDENTITY else powers,
+            cache_directory=workspace.cache_directory,
+        )
+    )
+
+
+def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization:
+    """Returns the matrix of an arm.
+
+    Args:
+      arm: The arm.
+      setting: The task and its size.
+      workspace: Where matrices are kept.
+
+    Returns:
+      The factorization.
+    """
+    n = setting.num_rounds
+    epochs = FixedEpochOrder(setting.schema.most_participations(n), setting.separation)
+    compute: dict[str, Callable[[], Factorization]] = {
+        IDENTITY: lambda: factorizations.identity(n),
+        TREE_ONLINE: lambda: factorizations.tree_aggregation(n, "online"),
+        TREE_FULL: lambda: factorizations.tree_aggregation(n, "full"),
+        SINGLE_EPOCH: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
+        # Near enough for a learning rate; the run computes its own.
+        TRAINING_OPTIMUM: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
+        MULTI_EPOCH: lambda: matrices.optimum(
+            workspace, workloads.prefix_sum(n), epochs, equal_column_norms=True
+        ),
+        BANDED: lambda: matrices.banded(workspace, n, setting.separation, epochs),
+        AMPLIFIED_IDENTITY: lambda: factorizations.identity(n),
+        AMPLIFIED_BANDED: lambda: band_choice.banded_matrix(
+            n, num_bands(arm, setting, workspace).num_bands, workspace.cache_directory
+        ),
+    }
+    return compute[arm.kind]()
+
+
+def effective_rmse(arm: Arm, setting: Setting, workspace: Workspace) -> float:
+    """Returns BandMF Eq. 11 for an arm: RMSE times noise multiplier over clients per round.
+
+    Args:
+      arm: The arm.
+      setting: The task and its size.
+      workspace: Where matrices are kept.
+    """
+    if arm.kind in _AMPLIFIED:
+        return num_bands(arm, setting, workspace).effective_rmse
+    schema: Participation = setting.schema
+    clients = setting.clients_per_round
+    if arm.kind in _SINGLE_PASS:
+        schema, clients = SingleParticipation(), setting.clients_of_single_pass
+    multiplier = accounting.noise_multiplier(arm.epsilon, setting.delta)
+    rmse = matrix_of(arm, setting, workspace).rmse(prefix_sum(setting.num_rounds), schema)
+    return rmse * multiplier / clients
+
+
+def learning_rate(arm: Arm, setting: Setting, workspace: Workspace) -> float:
+    """Returns the server learning rate of an arm.
+
+    At the papers' size that is the paper's. Elsewhere it follows from the rate that is good
+    for BandMF at epsilon 8 by the rule that BandMF App. I fits, in which the logarithm of the
+    rate falls in proportion to that of the effective RMSE; at most that rate.
+
+    Args:
+      arm: The arm.
+      setting: The task and its size.
+      workspace: Where matrices are kept.
+    """
+    if setting.dataset == STACKOVERFLOW:
+        return arm.rate_factor * arm.paper_rate
+    reference = Arm("BandMF", BANDED, 8.0, 1.0)
+    of_reference = effective_rmse(reference, RETURNING[setting.dataset], workspace)
+    ratio = planning.server_learning_rate(
+        effective_rmse(arm, setting, workspace)
+    ) / planning.server_learning_rate(of_reference)
+    return arm.rate_factor * setting.learning_rate * min(1.0, ratio)
+
+
+def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Workspace) -> Variant:
+    """Returns what is run for an arm, its matrix saved as a checkpoint.
+
+    Args:
+      arm: The arm.
+      setting: The task and its size.
+      place: Where runs go.
+      workspace: Where matrices are kept.
+
+    Returns:
+      The flags of a run.
+
+    Raises:
+      OSError: If the checkpoint cannot be written.
+    """
+    is_single_pass = arm.kind in _SINGLE_PASS
+    clients = setting.clients_of_single_pass if is_single_pass else setting.clients_per_round
+    flags = [
+        f"--dataset={setting.dataset}",
+        f"--num_rounds={setting.num_rounds}",
+        f"--clients_per_round={clients}",
+        f"--target_epsilon={arm.epsilon:g}",
+        f"--delta={setting.delta:g}",
+        f"--server_momentum={setting.momentum:g}",
+        f"--server_learning_rate={learning_rate(arm, setting, workspace):.4g}",
+    ]
+    if arm.kind in _AMPLIFIED:
+        flags.append("--sampling=poisson")
+    else:
+        flags.append(f"--separation={setting.num_rounds if is_single_pass else setting.separation}")
+    if arm.kind == TRAINING_OPTIMUM:
+        flags.append("--workload=training")
+    else:
+        flags.append(f"--checkpoint={_checkpoint(arm, setting, place, workspace)}")
+    flags += [*setting.flags, *arm.flags]
+    if setting.dataset == STACKOVERFLOW:
+        flags += arm.paper_flags
+    if place.workers:
+        flags.append(f"--workers={place.workers}")
+    mechanism = "optimal" if arm.kind == TRAINING_OPTIMUM else "banded"
+    return Variant(arm.name, mechanism, tuple(flags))
+
+
+def _checkpoint(
+    arm: Arm, setting: Setting, place: TrainingPlace, workspace: Workspace
+) -> pathlib.Path:
+    """Where the arm's matrix is, for runs in any current directory."""
+    name = f"{arm.kind}_{setting.num_rounds}"
+    if arm.kind == AMPLIFIED_BANDED:
+        name += f"_{num_bands(arm, setting, workspace).num_bands}"
+    path = (place.directory / "matrices" / name).resolve()
+    if not _is_saved(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        matrix = matrix_of(arm, setting, workspace)
+        checkpoints.save(matrix, path, participation=matrix.participation)
+    return path
+
+
+def _is_saved(path: pathlib.Path) -> bool:
+    try:
+        checkpoints.load(path)
+    except checkpoints.CheckpointError:
+        return False
+    return True

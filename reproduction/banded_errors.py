@@ -1,0 +1,211 @@
+"""BandMF (Choquette-Choo et al.): Table 2, and the matrices of Figs. 6 and 7."""
+
+import functools
+
+import numpy as np
+
+from mf_aggregators import factorizations, workloads
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from reproduction import figures, matrices
+from reproduction.experiment import Experiment, Outcome, Row, Workspace, prefix_sum
+
+PAPER = "Choquette-Choo et al.: (Amplified) Banded Matrix Factorization"
+
+_SINGLE = SingleParticipation()
+_NUM_ROUNDS = 2052
+_EPOCHS = FixedEpochOrder(6, 342)
+_APART = MinSeparation(342, 6)
+# By row: sensitivities for one participation, (6, 342) and at least 342 apart, over that for
+# (6, 342); errors (A) and (B) over the least.
+_TABLE = {
+    "tree, full": ("0.32", "1.00", "1.00", "1.53", "1.53"),
+    "identity (DP-SGD)": ("0.41", "1.00", "1.00", "9.63", "9.63"),
+    "banded 128": ("0.52", "1.00", "1.04", "1.23", "1.29"),
+    "banded 128, equal norms": ("0.41", "1.00", "1.00", "1.27", "1.27"),
+    "banded 342": ("0.52", "1.00", "1.04", "1.04", "1.08"),
+    "banded 342, equal norms": ("0.41", "1.00", "1.00", "1.05", "1.05"),
+    "multi-epoch": ("0.50", "1.00", "<=1.15", "1.00", "1.15"),
+    "multi-epoch, equal norms": ("0.41", "1.00", "<=1.13", "1.01", "1.14"),
+}
+_QUANTITIES = (
+    "sensitivity, one participation",
+    "sensitivity, (6, 342)",
+    "sensitivity, at least 342 apart",
+    "(A) RMSE under (6, 342) over the least",
+    "(B) RMSE at least 342 apart over the least of (A)",
+)
+
+
+def multi_epoch(workspace: Workspace, equal_column_norms: bool) -> Factorization:
+    """Returns multi-epoch MF of Table 2: the optimum for six participations 342 rounds apart.
+
+    Args:
+      workspace: Where it is kept.
+      equal_column_norms: Whether the columns of C have to have equal norms.
+
+    Returns:
+      The factorization.
+    """
+    workload = workloads.prefix_sum(_NUM_ROUNDS)
+    return matrices.optimum(workspace, workload, _EPOCHS, equal_column_norms)
+
+
+def table(name: str, workspace: Workspace) -> Outcome:
+    """Computes Table 2.
+
+    Args:
+      name: The experiment's name.
+      workspace: Where factorizations are kept.
+
+    Returns:
+      Five numbers for each of its rows.
+    """
+    found: dict[str, Factorization] = {
+        "tree, full": factorizations.tree_aggregation(_NUM_ROUNDS, "full"),
+        "identity (DP-SGD)": factorizations.identity(_NUM_ROUNDS),
+    }
+    for num_bands in (128, 342):
+        for equal, label in ((False, ""), (True, ", equal norms")):
+            found[f"banded {num_bands}{label}"] = matrices.banded(
+                workspace, _NUM_ROUNDS, num_bands, _EPOCHS, equal
+            )
+    found["multi-epoch"] = multi_epoch(workspace, False)
+    found["multi-epoch, equal norms"] = multi_epoch(workspace, True)
+    workload = prefix_sum(_NUM_ROUNDS)
+    least = found["multi-epoch"].rmse(workload, _EPOCHS)
+    rows = []
+    errors = []
+    for label, factorization in found.items():
+        by_epochs = factorization.sensitivity(_EPOCHS).value
+        ours = (
+            factorization.sensitivity(_SINGLE).value / by_epochs,
+            1.0,
+            factorization.sensitivity(_APART).value / by_epochs,
+            factorization.rmse(workload, _EPOCHS) / least,
+            factorization.rmse(workload, _APART) / least,
+        )
+        errors.append(ours[3:])
+        rows += [
+            Row(name, label, quantity, printed, number)
+            for quantity, printed, number in zip(_QUANTITIES, _TABLE[label], ours, strict=True)
+        ]
+    figure, ((axes,),) = figures.panels(1, 1, (8.0, 4.0))
+    places = np.arange(len(found))
+    for offset, column, label in ((-0.2, 0, "(A) under (6, 342)"), (0.2, 1, "(B) at least 342")):
+        axes.bar(places + offset, [error[column] for error in errors], 0.38, label=label)
+    axes.set_xticks(places, list(found), rotation=25, ha="right")
+    axes.set(title=f"RMSE over the least, n = {_NUM_ROUNDS}", ylabel="RMSE / least", yscale="log")
+    axes.legend()
+    return Outcome(tuple(rows), figure, (f"The least RMSE of (A) is {least:.4f}.",))
+
+
+def matrices_of_64_rounds(name: str, workspace: Workspace) -> Outcome:
+    """Shows C and its inverse for eight factorizations of 64 rounds (Fig. 6).
+
+    Args:
+      name: The experiment's name.
+      workspace: Where factorizations are kept.
+
+    Returns:
+      The lag of the most negative diagonal of C for multi-epoch MF, and the figure.
+    """
+    n = 64
+    workload = workloads.prefix_sum(n)
+    four, eight = FixedEpochOrder(4, 16), FixedEpochOrder(8, 8)
+    found: dict[str, Factorization] = {
+        "single-epoch": matrices.optimum(workspace, workload),
+        "SGD": factorizations.identity(n),
+        "(k = 8) multi-epoch": matrices.optimum(workspace, workload, eight),
+        "(k = 4) multi-epoch": matrices.optimum(workspace, workload, four),
+    }
+    for num_bands in (8, 16):
+        for equal, label in ((True, "EN-"), (False, "")):
+            found[f"{label}banded {num_bands}, k = 4"] = matrices.banded(
+                workspace, n, num_bands, four, equal
+            )
+    rows = []
+    for label, separation in (("(k = 8) multi-epoch", 8), ("(k = 4) multi-epoch", 16)):
+        strategy = found[label].strategy_matrix()
+        means = [float(np.mean(np.diagonal(strategy, -lag))) for lag in range(1, n // 2)]
+        rows.append(
+            Row(
+                name,
+                label,
+                "lag of the most negative of the first 31 diagonals of C",
+                str(separation),
+                float(np.argmin(means) + 1),
+                "the caption: diagonals of negative entries separated by b steps",
+            )
+        )
+    figure, axes = figures.panels(4, 4, (2.6, 2.6))
+    for place, (label, factorization) in enumerate(found.items()):
+        row, column = place // 2, 2 * (place % 2)
+        for offset, (title, matrix) in enumerate(
+            (
+                (f"{label}: C", factorization.strategy_matrix()),
+                ("its inverse", factorization.noising_matrix()),
+            )
+        ):
+            figures.heat_map(figure, axes[row, column + offset], matrix, title=title, bar=False)
+            axes[row, column + offset].title.set_fontsize("small")
+    return Outcome(tuple(rows), figure)
+
+
+def tree(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
+    """Shows the tree's strategy matrix and its pseudo-inverse (Fig. 7).
+
+    Args:
+      name: The experiment's name.
+      num_rounds: n.
+      workspace: Not needed.
+
+    Returns:
+      How far the full decoder is from NumPy's pseudo-inverse, and the figure.
+    """
+    del workspace
+    factorization = factorizations.tree_aggregation(num_rounds, "full")
+    strategy = factorization.strategy_matrix()
+    workload = workloads.prefix_sum(num_rounds)
+    by_numpy = workload @ np.linalg.pinv(strategy)
+    # The recursion has the law of the pseudo-inverse's noise, in n columns instead of 2 n - 1.
+    covariance = factorization.noising_matrix() @ factorization.noising_matrix().T
+    difference = np.max(np.abs(workload @ covariance @ workload.T - by_numpy @ by_numpy.T))
+    row = Row(
+        name,
+        f"n = {num_rounds}",
+        "largest difference of a covariance of prefix sums from that of NumPy's pseudo-inverse",
+        None,
+        float(difference),
+        "drawn, not printed",
+    )
+    figure, axes = figures.panels(1, 2, (6.0, 3.4))
+    for column, (title, matrix) in enumerate(
+        (("C transposed", strategy.T), ("pseudo-inverse of C", np.linalg.pinv(strategy)))
+    ):
+        figures.heat_map(figure, axes[0, column], matrix, title=f"{title}, n = {num_rounds}")
+    return Outcome((row,), figure)
+
+
+def experiments() -> tuple[Experiment, ...]:
+    """Returns the experiments of this module."""
+    return (
+        Experiment(
+            "bandmf-table-2",
+            f"{PAPER}, Table 2",
+            "Sensitivities and errors, n = 2052, (6, 342)",
+            functools.partial(table, "bandmf-table-2"),
+        ),
+        Experiment(
+            "bandmf-figure-6",
+            f"{PAPER}, Fig. 6",
+            "Strategy matrices and their inverses, n = 64",
+            functools.partial(matrices_of_64_rounds, "bandmf-figure-6"),
+        ),
+        Experiment(
+            "bandmf-figure-7",
+            f"{PAPER}, Fig. 7",
+            "The tree's strategy matrix and its pseudo-inverse",
+            functools.partial(tree, "bandmf-figure-7", 32),
+        ),
+    )

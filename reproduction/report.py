@@ -1,0 +1,151 @@
+"""The report: all results in one Markdown file and one HTML page."""
+
+import collections
+import html
+import pathlib
+from collections.abc import Sequence
+
+import markdown
+
+from reproduction import experiment as kinds
+from reproduction.experiment import Row
+from reproduction.results import Result
+from simulations import atomic_files
+
+MARKDOWN_FILE = "report.md"
+HTML_FILE = "report.html"
+
+_TITLE = "The papers, recomputed"
+_STYLE = """
+body { font-family: sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; font-size: 90%; }
+th, td { border: 1px solid #bbb; padding: 0.2em 0.6em; text-align: left; }
+img { max-width: 100%; }
+""".strip()
+
+
+def write(results: Sequence[Result], missing: Sequence[str], directory: pathlib.Path) -> None:
+    """Writes the report beside the results.
+
+    Args:
+      results: In the order of the report.
+      missing: Names of experiments that have no result yet.
+      directory: Where the results' figures are.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    text = to_markdown(results, missing)
+    atomic_files.write_text(directory / MARKDOWN_FILE, text)
+    body = markdown.markdown(text, extensions=["tables", "toc"])
+    page = (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{html.escape(_TITLE)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+    atomic_files.write_text(directory / HTML_FILE, page)
+
+
+def to_markdown(results: Sequence[Result], missing: Sequence[str] = ()) -> str:
+    """Returns the report as Markdown.
+
+    Args:
+      results: In the order of the report.
+      missing: Names of experiments that have no result yet.
+
+    Returns:
+      A title, a summary with a line for each experiment, and a section for each.
+    """
+    lines = [f"# {_TITLE}", "", *_summary(results), ""]
+    if missing:
+        lines += [f"Not computed yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
+    for result in results:
+        lines += _section(result)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Returns one line that says how many numbers agree, and by how much others differ.
+
+    Args:
+      rows: The rows of an experiment.
+
+    Returns:
+      ``agreed: ...``, ``differs: ...`` or that nothing was printed.
+    """
+    counts = collections.Counter(row.verdict for row in rows)
+    printed = counts[kinds.AGREES] + counts[kinds.DIFFERS]
+    if not printed:
+        return f"nothing printed to compare with ({len(rows)} numbers of ours)"
+    if not counts[kinds.DIFFERS]:
+        return f"agreed: all {printed} printed numbers, to their printed digits"
+    differences = [
+        abs(row.relative_difference)
+        for row in rows
+        if row.verdict == kinds.DIFFERS and row.relative_difference is not None
+    ]
+    return (
+        f"differs: {counts[kinds.DIFFERS]} of {printed} printed numbers, by at most "
+        f"{100.0 * max(differences):.3g} %; {counts[kinds.AGREES]} agree"
+    )
+
+
+def _summary(results: Sequence[Result]) -> list[str]:
+    lines = ["| experiment | what | verdict | seconds |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| [{result.name}](#{result.name}) | {_cell(result.source)} | "
+        f"{_cell(verdict(result.rows))} | {result.seconds:.0f} |"
+        for result in results
+    ]
+    total = sum(result.seconds for result in results)
+    versions = {", ".join(f"{k} {v}" for k, v in result.versions.items()) for result in results}
+    processors = ", ".join(str(number) for number in sorted({r.processors for r in results}))
+    lines += [
+        "",
+        f"All together {total / 60.0:.0f} minutes, on machines of {processors} processors. A "
+        "number agrees if it rounds to the printed digits (or keeps the printed bound); every one "
+        "that differs has the reason beside it. Errors are at sensitivity 1 and noise multiplier "
+        "1.",
+        "",
+        *(f"Versions: {version}." for version in sorted(versions)),
+    ]
+    return lines
+
+
+def _section(result: Result) -> list[str]:
+    lines = [
+        f"## {result.name}",
+        "",
+        f"{result.source}. {result.title}.",
+        "",
+        f"`{result.command}` ({result.seconds:.0f} s): {verdict(result.rows)}.",
+        "",
+        f"![{result.title}]({result.figure_file})",
+        "",
+        "| where | quantity | paper | ours | verdict |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {_cell(row.row)} | {_cell(row.quantity)} | {_cell(row.printed or '-')} | "
+        f"{row.ours:.6g} | {_cell(_verdict_of(row))} |"
+        for row in result.rows
+    ]
+    for note in result.notes:
+        lines += ["", note]
+    return [*lines, ""]
+
+
+def _verdict_of(row: Row) -> str:
+    if row.verdict == kinds.AGREES:
+        return kinds.AGREES
+    words = [row.verdict]
+    if row.verdict == kinds.DIFFERS and row.relative_difference is not None:
+        words.append(f"by {100.0 * row.relative_difference:+.3g} %")
+    if row.reason:
+        words.append(f"({row.reason})")
+    return " ".join(words)
+
+
+def _cell(text: str) -> str:
+    # Comparison signs are no markup here, and bars would end the cell.
+    return html.escape(text, quote=False).replace("|", "\\|")

@@ -1,0 +1,172 @@
+"""reproduce-paper: the papers' tables and figures, recomputed beside what was printed.
+
+Each experiment writes its numbers and a figure into --output_dir, where a report of all that
+are there (report.md, report.html) is written anew. Factorizations and noise multipliers are
+kept between runs in --cache_dir.
+
+Examples:
+  reproduce-paper --list
+  reproduce-paper --only=prefix-sums-table-1,denisov-figure-1 --output_dir=runs/reproduction
+  reproduce-paper --output_dir=runs/reproduction
+  reproduce-paper --only=training --repetitions=5 --output_dir=runs/reproduction
+  reproduce-paper --only=bandmf-figure-5a --dataset=stackoverflow --workers=10.0.0.5:8000
+"""
+
+import os
+import pathlib
+import sys
+import time
+import warnings
+
+from absl import flags
+
+from mf_aggregators import factorization_cache, validation
+from mf_aggregators.commands import command_line
+from reproduction import arms, catalogue, report, results
+from reproduction.experiment import Experiment, Row, TrainingPlace, Workspace
+from reproduction.results import Result
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the command's flags."""
+    flags.DEFINE_bool("list", False, "Print the experiments and end.", flag_values=values)
+    flags.DEFINE_list(
+        "only",
+        [catalogue.NUMBERS],
+        f"The experiments: names that --list prints; '{catalogue.NUMBERS}' for all that need no "
+        f"training, within the hour, '{catalogue.TRAINING}' for those that train, for many hours.",
+        flag_values=values,
+    )
+    flags.DEFINE_string("output_dir", "runs/reproduction", "Where results go.", flag_values=values)
+    flags.DEFINE_string(
+        "cache_dir",
+        None,
+        "Where factorizations are kept; default: the user's cache directory.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "dataset",
+        arms.DOCSTRINGS,
+        list(arms.DATASETS),
+        "What trains: scaled down, on text that is here, or at the papers' size (a download, and "
+        "days of many machines).",
+        flag_values=values,
+    )
+    flags.DEFINE_integer("repetitions", 3, "Runs of each arm that trains.", flag_values=values)
+    flags.DEFINE_string(
+        "workers",
+        None,
+        "host:port,... of TFF worker processes for runs (start-tff-worker starts one).",
+        flag_values=values,
+    )
+
+
+def main(values: flags.FlagValues) -> None:
+    """Runs the chosen experiments."""
+    if values.list:
+        _print_list(values)
+        return
+    chosen = catalogue.chosen(values.only)
+    validation.positive_integer(values.repetitions, "--repetitions")
+    directory = pathlib.Path(values.output_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    cache = factorization_cache.default_directory()
+    workspace = Workspace(
+        pathlib.Path(values.cache_dir) if values.cache_dir else cache,
+        show_progress=True,
+        training=TrainingPlace(
+            directory / f"runs_{values.dataset}",
+            values.dataset,
+            values.repetitions,
+            values.workers,
+        ),
+    )
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", factorization_cache.FactorizationCacheWarning)
+        warnings.showwarning = _show_warning
+        for place, experiment in enumerate(chosen, start=1):
+            _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")
+            found.append(_run(experiment, workspace, directory))
+            _say(f"{experiment.name}: {report.verdict(found[-1].rows)}")
+    _write_report(directory)
+    rows = [row for result in found for row in result.rows]
+    fields = {
+        "output_dir": str(directory),
+        "rows": [_json_able(row) for row in rows],
+        "seconds": {result.name: result.seconds for result in found},
+    }
+    command_line.print_result(values, fields, _as_text(found, directory))
+
+
+def _run(experiment: Experiment, workspace: Workspace, directory: pathlib.Path) -> Result:
+    start = time.monotonic()
+    outcome = experiment.run(workspace)
+    seconds = time.monotonic() - start
+    return results.save(experiment, outcome, seconds, os.cpu_count() or 1, directory)
+
+
+def _write_report(directory: pathlib.Path) -> None:
+    """Writes the report of all results that are there; damaged ones count as missing."""
+    found, missing = [], []
+    for experiment in catalogue.experiments().values():
+        try:
+            result = results.load(experiment, directory)
+        except results.DamagedResultError as error:
+            _say(f"{error} It is not in the report: compute it again.")
+            result = None
+        if result is None:
+            missing.append(experiment.name)
+        else:
+            found.append(result)
+    report.write(found, missing, directory)
+
+
+def _print_list(values: flags.FlagValues) -> None:
+    every = catalogue.experiments().values()
+    fields = {
+        "experiments": [
+            {"name": each.name, "source": each.source, "title": each.title} for each in every
+        ]
+    }
+    text = command_line.table([(each.name, f"{each.source}: {each.title}") for each in every])
+    command_line.print_result(values, fields, text)
+
+
+def _as_text(found: list[Result], directory: pathlib.Path) -> str:
+    lines = []
+    for result in found:
+        lines.append(f"{result.name}: {report.verdict(result.rows)} ({result.seconds:.0f} s)")
+        lines += [
+            f"  {row.row}, {row.quantity}: paper {row.printed or '-'}, ours {row.ours:.6g}, "
+            f"{row.verdict}"
+            + (f" ({row.reason})" if row.verdict == "differs" and row.reason else "")
+            for row in result.rows
+        ]
+    lines.append(f"Report: {directory / report.HTML_FILE}")
+    return "\n".join(lines)
+
+
+def _json_able(row: Row) -> dict[str, object]:
+    fields = row.to_dict()
+    number = fields["ours"]
+    # JSON has no infinity.
+    return {**fields, "ours": number if abs(number) != float("inf") else None}
+
+
+def _show_warning(message: Warning | str, *arguments: object, **keywords: object) -> None:
+    del arguments, keywords
+    _say(str(message))
+
+
+def _say(text: str) -> None:
+    print(f"reproduce-paper: {text}", file=sys.stderr, flush=True)
+
+
+def run() -> None:
+    """Runs the command; the console script's entry point."""
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+if __name__ == "__main__":
+    run()

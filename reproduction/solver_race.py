@@ -1,0 +1,182 @@
+"""Three ways to the optimal factorization, with their losses by time (Denisov et al. App. E.4).
+
+The problem is Eq. 4: minimise tr(A^T A X^-1) over positive definite X with diagonal one. All
+methods start from X(v) of Eq. 6 at v = 1, its diagonal scaled to one.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import scipy.linalg
+
+# Armijo's rule: a step is taken if it brings this share of what its slope promises.
+_SUFFICIENT = 0.1
+_SHORTER = 0.5
+_MOST_HALVINGS = 40
+# Of conjugate gradients in the search for each Newton direction.
+_MOST_DIRECTION_STEPS = 5
+_DIRECTION_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Course:
+    """The losses of a method.
+
+    Attributes:
+      seconds: (steps + 1,) float64, since its start.
+      losses: (steps + 1,) float64: tr(A^T A X^-1) of the best feasible X so far.
+    """
+
+    seconds: np.ndarray
+    losses: np.ndarray
+
+    def seconds_until(self, loss: float) -> float:
+        """Returns when the loss was reached; infinity if it was not."""
+        reached = np.flatnonzero(self.losses <= loss)
+        return float(self.seconds[reached[0]]) if len(reached) else float("inf")
+
+
+def run(
+    workload: np.ndarray, method: str, target: float, most_seconds: float, most_steps: int = 10_000
+) -> Course:
+    """Runs one method.
+
+    Args:
+      workload: A, (n, n) float64 lower triangular of full rank.
+      method: ``fixed point`` (iterates of phi, Thm 3.2), ``gradient descent`` or ``Newton
+        direction`` (directions by conjugate gradients), both with an Armijo search.
+      target: The loss at which it ends.
+      most_seconds: The time after which it ends, after a whole step.
+      most_steps: The steps after which it ends.
+
+    Returns:
+      Its course.
+    """
+    gram = workload.T @ workload
+    steps = _METHODS[method](gram)
+    start = time.perf_counter()
+    seconds: list[float] = []
+    losses: list[float] = []
+    for loss in steps:
+        seconds.append(time.perf_counter() - start)
+        losses.append(min(loss, losses[-1]) if losses else loss)
+        if losses[-1] <= target or seconds[-1] > most_seconds or len(losses) > most_steps:
+            break
+    return Course(np.array(seconds), np.array(losses))
+
+
+def _fixed_point(gram: np.ndarray) -> Iterator[float]:
+    v = np.ones(len(gram))
+    while True:
+        phi, _ = _phi(gram, v)
+        # tr(A^T A X(v)^-1) is the sum of phi, and the diagonal of X(v) is phi / v.
+        yield float(np.sum(phi) * np.max(phi / v))
+        v = phi
+
+
+def _phi(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """phi(v), and T = (V^1/2 A^T A V^1/2)^1/2."""
+    root_v = np.sqrt(v)
+    eigenvalues, vectors = np.linalg.eigh(gram * root_v * root_v[:, np.newaxis])
+    half = vectors * np.maximum(eigenvalues, 0.0) ** 0.25
+    root = half @ half.T
+    return np.diagonal(root).copy(), root
+
+
+def _start(gram: np.ndarray) -> np.ndarray:
+    diagonal, root = _phi(gram, np.ones(len(gram)))
+    scale = 1.0 / np.sqrt(diagonal)
+    return root * scale * scale[:, np.newaxis]
+
+
+def _inverse(x: np.ndarray) -> np.ndarray | None:
+    """X^-1, or None unless X is positive definite."""
+    factor, failed = scipy.linalg.lapack.dpotrf(x, lower=1)
+    if failed:
+        return None
+    inverse, failed = scipy.linalg.lapack.dpotri(factor, lower=1)
+    if failed:
+        return None
+    lower = np.tril(inverse)
+    symmetric: np.ndarray = lower + np.tril(lower, -1).T
+    return symmetric
+
+
+def _descend(
+    gram: np.ndarray, direction_of: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+) -> Iterator[float]:
+    """Descends along directions of zero diagonal, which keep the diagonal of X."""
+    x = _start(gram)
+    inverse = _inverse(x)
+    assert inverse is not None
+    loss = float(np.sum(gram * inverse))
+    yield loss
+    step = 1.0
+    while True:
+        middle = inverse @ gram @ inverse
+        slope = _without_diagonal(-middle)
+        direction = direction_of(slope, inverse, middle)
+        promised = float(np.sum(slope * direction))
+        # The last accepted step, doubled: neither method has to shrink it anew each time.
+        step = min(1.0, 2.0 * step) if direction_of is _newton else 2.0 * step
+        for _ in range(_MOST_HALVINGS):
+            candidate = x + step * direction
+            new_inverse = _inverse(candidate)
+            if new_inverse is not None:
+                new_loss = float(np.sum(gram * new_inverse))
+                if new_loss <= loss + _SUFFICIENT * step * promised:
+                    break
+            step *= _SHORTER
+        else:
+            return
+        x, inverse, loss = candidate, new_inverse, new_loss
+        yield loss
+
+
+def _steepest(slope: np.ndarray, inverse: np.ndarray, middle: np.ndarray) -> np.ndarray:
+    del inverse, middle
+    return -slope
+
+
+def _newton(slope: np.ndarray, inverse: np.ndarray, middle: np.ndarray) -> np.ndarray:
+    """Solves H[D] = -slope for D of zero diagonal, H[D] = X^-1 D M + M D X^-1, a few steps."""
+    direction = np.zeros_like(slope)
+    residual = -slope
+    search = residual
+    squared = first = float(np.sum(np.square(residual)))
+    for _ in range(_MOST_DIRECTION_STEPS):
+        product = inverse @ search @ middle
+        product = _without_diagonal(product + product.T)
+        length = squared / float(np.sum(search * product))
+        direction = direction + length * search
+        residual = residual - length * product
+        remaining = float(np.sum(np.square(residual)))
+        if remaining <= _DIRECTION_TOLERANCE**2 * first:
+            break
+        search = residual + remaining / squared * search
+        squared = remaining
+    return direction
+
+
+def _without_diagonal(matrix: np.ndarray) -> np.ndarray:
+    matrix = matrix.copy()
+    np.fill_diagonal(matrix, 0.0)
+    return matrix
+
+
+def _gradient_descent(gram: np.ndarray) -> Iterator[float]:
+    return _descend(gram, _steepest)
+
+
+def _newton_direction(gram: np.ndarray) -> Iterator[float]:
+    return _descend(gram, _newton)
+
+
+_METHODS: dict[str, Callable[[np.ndarray], Iterator[float]]] = {
+    "fixed point": _fixed_point,
+    "Newton direction": _newton_direction,
+    "gradient descent": _gradient_descent,
+}
+METHODS = tuple(_METHODS)

@@ -1,0 +1,114 @@
+"""Experiments at sizes that take seconds, against print and against independent computation."""
+
+import numpy as np
+import pytest
+
+from mf_aggregators import factorizations
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import MinSeparation
+from reproduction import (
+    adaptive_streams,
+    banded_amplification,
+    banded_guarantees,
+    library_comparison,
+    prefix_sums,
+)
+from reproduction.experiment import Outcome, Row, Workspace
+
+_WORKSPACE = Workspace()
+
+
+def _value(outcome: Outcome, where: str, quantity: str) -> float:
+    (row,) = [row for row in outcome.rows if row.row.startswith(where) and quantity in row.quantity]
+    return row.ours
+
+
+def test_the_table_of_total_errors_as_printed() -> None:
+    """Tree and optimum; the structured matrix may be better than the printed one."""
+    outcome = prefix_sums.table("table", (256, 512), _WORKSPACE)
+    for row in outcome.rows:
+        if "structured" not in row.quantity:
+            assert row.verdict == "agrees"
+        else:
+            assert row.paper is not None
+            assert row.ours <= row.paper * (1.0 + 1e-3)
+
+
+def test_variances_of_the_tree_jump_and_those_of_the_optimum_do_not() -> None:
+    outcome = prefix_sums.variances("figure", 64, _WORKSPACE)
+    assert _value(outcome, "n = 64", "tree, online: largest") > 0.5
+    # After the first rounds, whose variances are small and grow.
+    assert _value(outcome, "n = 64", "total error of the online tree") > 1.5
+
+
+def test_errors_of_rounds_are_ordered_as_in_the_figure() -> None:
+    outcome = adaptive_streams.per_round_errors("figure", 32, _WORKSPACE)
+    by_row = {row.row: row.ours for row in outcome.rows}
+    sums = [value for where, value in by_row.items() if where.startswith("Prefix sums")]
+    assert sums == sorted(sums, reverse=True)
+    momentum = [value for where, value in by_row.items() if where.startswith("Iterates")]
+    assert momentum == sorted(momentum, reverse=True)
+    assert sums[-1] == momentum[-1] == 1.0
+
+
+def test_losses_by_time() -> None:
+    outcome = adaptive_streams.losses_by_time("figure", 24, 20.0, _WORKSPACE)
+    for method in ("fixed point", "Newton direction", "gradient descent"):
+        assert _value(outcome, method, "as a fraction") <= 1.1e-5
+        assert np.isfinite(_value(outcome, method, "seconds until"))
+
+
+def test_the_best_number_of_bands_of_small_cells() -> None:
+    """A cell by brute force over its candidates, and DP-SGD among them."""
+    (cell,) = banded_amplification.cells(_WORKSPACE, (2.0,), (4,), 32)
+    assert [choice.num_bands for choice in cell.choices] == [1, 2, 4, 8]
+    errors = {choice.num_bands: choice.noise_multiplier * choice.rmse for choice in cell.choices}
+    assert cell.best.num_bands == min(errors, key=errors.__getitem__)
+    assert cell.independent_noise == pytest.approx(errors[1])
+    # RMSE of prefix sums with independent noise of variance one: the root of (n + 1) / 2.
+    assert cell.choices[0].rmse == pytest.approx(np.sqrt(33.0 / 2.0))
+
+
+def test_verdicts() -> None:
+    row = Row("table", "here", "error", "1.50", 1.504, "a reason")
+    assert (row.verdict, row.to_dict()["reason"]) == ("agrees", None)
+    row = Row("table", "here", "error", "1.50", 1.51, "a reason")
+    assert (row.verdict, row.to_dict()["reason"]) == ("differs", "a reason")
+    assert row.relative_difference == pytest.approx(0.01 / 1.5)
+    assert Row("table", "here", "error", None, 1.51).verdict == "not printed"
+
+
+def test_the_production_run() -> None:
+    outcome = banded_guarantees.production("production", _WORKSPACE)
+    verdicts = {row.row + row.quantity[:5]: row.verdict for row in outcome.rows}
+    assert list(verdicts.values()).count("differs") == 1
+
+
+def test_every_mechanism_beside_the_floor() -> None:
+    outcome = library_comparison.table("library", 48, 8, 1000, _WORKSPACE)
+    mechanisms = {row.row.split(" ")[0].strip(",") for row in outcome.rows}
+    # Every mechanism that the library has.
+    assert mechanisms == {
+        "identity",
+        "tree",
+        "optimal",
+        "banded",
+        "toeplitz",
+        "blt",
+        "banded_inverse",
+        "structured",
+    }
+    by_row = {(row.row, row.quantity): row.ours for row in outcome.rows}
+    for (where, quantity), value in by_row.items():
+        if quantity == "RMSE over the floor":
+            assert value >= 1.0
+        if quantity == "max error":
+            assert value >= by_row[where, "RMSE"]
+    assert by_row["identity", "noise kept between rounds, GB"] == 0.0
+    # Seven rows of noise of 1,000 single-precision numbers.
+    assert by_row["banded 8", "noise kept between rounds, GB"] == pytest.approx(7 * 4e-6)
+    schema = MinSeparation(8)
+    identity: Factorization = factorizations.identity(48)
+    # Six participations, and prefix sums of i independent terms.
+    assert by_row["identity", "RMSE"] == pytest.approx(np.sqrt(6.0 * 49.0 / 2.0))
+    assert by_row["identity", "RMSE"] == identity.rmse(np.tri(48), schema)

@@ -1,0 +1,162 @@
+"""The command: its list, rows, report, and what it does about broken files."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from mf_aggregators.commands import command_line
+from reproduction import catalogue, reproduce_paper, results
+
+_QUICK = "denisov-epsilons,bandmf-production,bandmf-figure-6"
+
+
+def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        "", reproduce_paper.define_flags, reproduce_paper.main, ["reproduce-paper", *arguments]
+    )
+    return status, *capfd.readouterr()
+
+
+def _arguments(tmp_path: pathlib.Path, only: str = _QUICK) -> list[str]:
+    return [
+        f"--only={only}",
+        f"--output_dir={tmp_path / 'out'}",
+        f"--cache_dir={tmp_path / 'cache'}",
+    ]
+
+
+def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = _call(capfd, "--list", "--format=json")
+    assert status == 0
+    names = [each["name"] for each in json.loads(out)["experiments"]]
+    assert names == list(catalogue.experiments())
+    status, out, _ = _call(capfd, "--list")
+    assert [line.split()[0] for line in out.splitlines()] == names
+    # What the papers print or draw without private data.
+    for printed in (
+        *("prefix-sums-table-1", "prefix-sums-figure-1"),
+        *("denisov-figure-1", "denisov-table-2", "denisov-figure-4", "denisov-figure-5"),
+        *("denisov-epsilons", "bandmf-table-2", "bandmf-table-3", "bandmf-figure-4a"),
+        *("bandmf-figure-4b", "bandmf-figure-4c", "bandmf-figure-6", "bandmf-figure-7"),
+        *("bandmf-figure-9", "bandmf-table-4-noise", "bandmf-table-5-noise"),
+        *("bandmf-production", "library-2052"),
+    ):
+        assert printed in names
+
+
+def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = _call(capfd, *_arguments(tmp_path), "--format=json")
+    assert status == 0, err
+    fields = json.loads(out)
+    rows = fields["rows"]
+    assert {row["experiment"] for row in rows} == set(_QUICK.split(","))
+    assert all({"experiment", "row", "quantity", "paper", "ours"} <= set(row) for row in rows)
+    by_verdict: dict[str, int] = {}
+    for row in rows:
+        by_verdict[row["verdict"]] = by_verdict.get(row["verdict"], 0) + 1
+        assert (row["paper"] is None) == (row["verdict"] == "not printed")
+    # Five epsilons by Renyi accounting, five of six of the production run, two lags.
+    assert by_verdict == {"agrees": 12, "differs": 1, "not printed": 5}
+    (differs,) = [row for row in rows if row["verdict"] == "differs"]
+    assert (differs["paper"], round(differs["ours"], 2)) == (4.35, 4.39)
+    assert "two digits" in differs["reason"]
+    assert "denisov-epsilons: agreed: all 5 printed numbers" in err
+    assert "bandmf-production: differs: 1 of 6 printed numbers, by at most 1.02 %" in err
+
+    directory = tmp_path / "out"
+    report = (directory / "report.md").read_text()
+    page = (directory / "report.html").read_text()
+    for name in _QUICK.split(","):
+        figure = directory / f"{name}.png"
+        assert figure.read_bytes().startswith(b"\x89PNG")
+        assert figure.stat().st_size < 300_000
+        assert f"({name}.png)" in report
+        assert f'src="{name}.png"' in page
+        assert f'id="{name}"' in page
+    assert "Not computed yet: `prefix-sums-table-1`" in report
+    assert re.search(r"<td>4\.35</td>\s*<td>4\.39448</td>", page)
+    assert page.count("<table>") == 4
+
+    # Another experiment joins the report; the others stay.
+    status, out, err = _call(capfd, *_arguments(tmp_path, "bandmf-figure-7"))
+    assert status == 0, err
+    assert "bandmf-figure-7: nothing printed to compare with" in out
+    assert (directory / "report.html").read_text().count("<table>") == 5
+
+
+def test_broken_caches_and_results_are_noticed(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = _arguments(tmp_path, "bandmf-figure-6")
+    status, first, err = _call(capfd, *arguments, "--format=json")
+    assert status == 0, err
+    assert "computed again" not in err
+    status, second, err = _call(capfd, *arguments, "--format=json")
+    assert "computed again" not in err
+    entries = sorted((tmp_path / "cache").iterdir())
+    assert len(entries) == 7
+    # Half-written, empty, and altered in one byte.
+    half = entries[0] / "arrays.npz"
+    half.write_bytes(half.read_bytes()[: half.stat().st_size // 2])
+    (entries[1] / "factorization.json").write_text("")
+    altered = bytearray((entries[2] / "arrays.npz").read_bytes())
+    altered[len(altered) // 2] ^= 1
+    (entries[2] / "arrays.npz").write_bytes(altered)
+    status, third, err = _call(capfd, *arguments, "--format=json")
+    assert status == 0
+    assert err.count("It is computed again.") == 3
+    assert json.loads(first)["rows"] == json.loads(second)["rows"] == json.loads(third)["rows"]
+    status, _, err = _call(capfd, *arguments)
+    assert "computed again" not in err
+
+    # A result that was cut or altered is not reported.
+    experiment = catalogue.experiments()["bandmf-figure-6"]
+    path = tmp_path / "out" / "bandmf-figure-6.json"
+    whole = path.read_text()
+    assert results.load(experiment, tmp_path / "out") is not None
+    for broken in (whole[: len(whole) // 2], whole.replace('"8"', '"9"'), "[]", ""):
+        assert broken != whole
+        path.write_text(broken)
+        with pytest.raises(results.DamagedResultError, match="bandmf-figure-6"):
+            results.load(experiment, tmp_path / "out")
+    status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
+    assert status == 0
+    assert "compute it again" in err
+    assert "`bandmf-figure-6`" in (tmp_path / "out" / "report.md").read_text()
+    path.write_text(whole)
+    (tmp_path / "out" / "bandmf-figure-6.png").unlink()
+    with pytest.raises(results.DamagedResultError, match="is missing"):
+        results.load(experiment, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only=bandmf-table-99"], "no experiment 'bandmf-table-99'; --list prints the names"),
+        (["--only="], "--only names no experiment"),
+        (["--lists"], "--help lists the flags"),
+    ],
+)
+def test_bad_flags(
+    arguments: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    status, out, err = _call(capfd, *arguments, f"--output_dir={tmp_path / 'out'}")
+    assert status == 2
+    assert not out
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_directory_that_is_a_file(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("")
+    status, _, err = _call(capfd, *_arguments(tmp_path))
+    assert status == 2
+    assert str(tmp_path / "out") in err

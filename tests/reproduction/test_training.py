@@ -1,0 +1,210 @@
+"""Training comparisons: what is handed to runs, and what is said of their results.
+
+The runs are those of a small program in the place of the next-word command.
+"""
+
+import json
+import pathlib
+import statistics
+
+import pytest
+
+import mf_aggregators as mfa
+from mf_aggregators.commands import command_line
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from reproduction import arms, reproduce_paper, training
+from reproduction.experiment import TrainingPlace, Workspace
+
+_RUN = """
+import json, os, pathlib, sys, time
+
+flags = dict(flag[2:].partition("=")[::2] for flag in sys.argv[1:])
+directory = pathlib.Path(flags["output_dir"])
+directory.mkdir(parents=True, exist_ok=True)
+(directory / "config.json").write_text("{}")
+if directory.name == "run":
+    time.sleep(60)
+with (directory.parent / "started.jsonl").open("a") as file:
+    file.write(json.dumps([directory.name, flags]) + "\\n")
+if (directory.parent / "interrupt").exists():
+    sys.exit(130)
+arm, _, repetition = directory.name.rpartition("_")
+order = ["dp_sgd", "single_epoch_mf", "optimal_treeagg", "multi_epoch_mf", "bandmf"]
+accuracy = 0.1 + 0.02 * order.index(arm.partition("_epsilon")[0]) + 0.001 * int(repetition)
+accuracy += 0.01 * float(flags["target_epsilon"])
+(directory / "metrics.csv").write_text(f"round,heldout_accuracy\\n1,0.01\\n2,{accuracy}\\n")
+guarantee = {"epsilon": float(flags["target_epsilon"]), "delta": float(flags["delta"])}
+print(json.dumps({
+    "rounds": int(flags["num_rounds"]),
+    "test_accuracy": accuracy,
+    "privacy": {"is_private": True, "keeps_plan": True, "planned": guarantee, "earned": guarantee},
+}))
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    package = tmp_path / "stackoverflow_nwp"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "run_stackoverflow.py").write_text(_RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        "",
+        reproduce_paper.define_flags,
+        reproduce_paper.main,
+        ["reproduce-paper", "--only=bandmf-figure-5a", "--output_dir=out", *arguments],
+    )
+    return status, *capfd.readouterr()
+
+
+def _started(directory: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
+    lines = (directory / "started.jsonl").read_text().splitlines()
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def test_a_comparison_of_five_mechanisms(
+    workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = workplace / "out" / "runs_docstrings"
+    status, out, err = _call(capfd, "--repetitions=2", "--cache_dir=cache", "--format=json")
+    assert status == 0, err
+    rows = json.loads(out)["rows"]
+    assert len(rows) == 10
+    by_row = {row["row"]: row for row in rows}
+    best = by_row["epsilon 8, BandMF"]
+    assert best["ours"] == pytest.approx(100.0 * statistics.fmean([0.261, 0.262]))
+    # Printed numbers are of another data set.
+    assert best["paper"] is None
+    assert "the paper, on StackOverflow: 24.88" in best["reason"]
+    report = (workplace / "out" / "report.md").read_text()
+    # Of two runs, 12.7 times half of their difference: 0.6 %, and arms are 2 % apart.
+    assert "With non-overlapping intervals: BandMF above Multi-epoch MF, BandMF above" in report
+    assert "Single-epoch MF above DP-SGD." in report
+
+    started = _started(runs)
+    assert len(started) == 20
+    # Repetition by repetition, so that a stop leaves as many of each.
+    assert [name.rpartition("_")[2] for name, _ in started] == ["1"] * 10 + ["2"] * 10
+    flags = dict(started)
+    banded, single = flags["bandmf_epsilon_8_1"], flags["single_epoch_mf_epsilon_8_1"]
+    assert (banded["clients_per_round"], banded["separation"]) == ("100", "25")
+    assert (single["clients_per_round"], single["separation"]) == ("25", "100")
+    # Where runs find their matrices, whatever their current directory.
+    matrices = {
+        name: mfa.checkpoints.load(of_name["checkpoint"]) for name, of_name in flags.items()
+    }
+    assert all(pathlib.Path(of_name["checkpoint"]).is_absolute() for of_name in flags.values())
+    assert matrices["dp_sgd_epsilon_2_1"].mechanism == "identity"
+    assert matrices["optimal_treeagg_epsilon_2_1"].mechanism == "tree"
+    assert matrices["bandmf_epsilon_2_1"].strategy_bands() == 25
+    assert matrices["single_epoch_mf_epsilon_2_1"].participation == SingleParticipation()
+    multi_epoch = matrices["multi_epoch_mf_epsilon_2_1"]
+    assert multi_epoch.participation == FixedEpochOrder(4, 25)
+    # More noise, a smaller rate: DP-SGD has the largest error of those in which clients return.
+    rates = {name: float(of_name["server_learning_rate"]) for name, of_name in flags.items()}
+    assert rates["bandmf_epsilon_8_1"] == 1.5
+    assert rates["dp_sgd_epsilon_8_1"] < rates["optimal_treeagg_epsilon_8_1"] <= 1.5
+    assert rates["dp_sgd_epsilon_2_1"] < rates["dp_sgd_epsilon_8_1"]
+
+    # Once more: nothing is run.
+    status, again, err = _call(capfd, "--repetitions=2", "--cache_dir=cache", "--format=json")
+    assert status == 0, err
+    assert json.loads(again)["rows"] == rows
+    assert len(_started(runs)) == 20
+
+
+def test_an_interrupted_comparison_goes_on(
+    workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = workplace / "out" / "runs_docstrings"
+    runs.mkdir(parents=True)
+    (runs / "interrupt").touch()
+    status, out, err = _call(capfd, "--repetitions=1", "--cache_dir=cache")
+    assert status == command_line.INTERRUPTED
+    assert not out
+    assert "interrupted; 0 of 10 runs are finished" in err
+    (runs / "interrupt").unlink()
+    status, _, err = _call(capfd, "--repetitions=1", "--cache_dir=cache")
+    assert status == 0, err
+    # Single runs have no intervals.
+    assert "no order is claimed" in (workplace / "out" / "report.md").read_text()
+
+
+def test_the_papers_size() -> None:
+    """Five targets with the paper's rates, printed accuracies, and populations that suffice."""
+    for settings in (arms.RETURNING, arms.SINGLE_PASS):
+        for setting in settings.values():
+            most = setting.separation * setting.clients_per_round
+            assert setting.population >= min(most, setting.num_rounds * setting.clients_per_round)
+            assert setting.population >= setting.num_rounds * setting.clients_of_single_pass
+    found = {
+        definition: definition("stackoverflow")
+        for definition in (
+            training.arms_of_figure_5a,
+            training.arms_of_figure_1b,
+            training.arms_of_figure_11,
+            training.arms_of_denisov_2,
+            training.arms_of_denisov_3,
+        )
+    }
+    assert [len(of_figure) for of_figure in found.values()] == [25, 15, 45, 20, 14]
+    for of_figure in found.values():
+        assert len({arm.name for arm in of_figure}) == len(of_figure)
+    setting = arms.RETURNING["stackoverflow"]
+    by_name = {arm.name: arm for arm in found[training.arms_of_figure_5a]}
+    assert by_name["multi_epoch_mf_epsilon_8"].printed is None
+    for name, rate, printed in (
+        ("dp_sgd_epsilon_1", 0.0244, "16.69"),
+        ("bandmf_epsilon_16", 1.7, "25.41"),
+        ("optimal_treeagg_epsilon_4", 0.5882, "23.62"),
+    ):
+        assert arms.learning_rate(by_name[name], setting, Workspace()) == rate
+        assert by_name[name].printed == printed
+
+
+def test_arms_of_a_single_pass(tmp_path: pathlib.Path) -> None:
+    place = TrainingPlace(tmp_path)
+    setting = arms.SINGLE_PASS["docstrings"]
+    for arm in training.arms_of_denisov_3("docstrings"):
+        variant = arms.variant_of(arm, setting, place, Workspace())
+        flags = dict(flag[2:].split("=", 1) for flag in variant.flags)
+        assert flags["separation"] == flags["num_rounds"] == "100"
+        assert flags["clients_per_round"] == "25"
+        # The last of a flag counts.
+        has_schedule = "constant" not in arm.label
+        assert float(flags["server_cooldown"]) == (0.25 if has_schedule else 0.0)
+        if arm.kind == arms.TRAINING_OPTIMUM:
+            assert (variant.mechanism, flags["workload"]) == ("optimal", "training")
+            assert "checkpoint" not in flags
+        else:
+            assert mfa.checkpoints.load(flags["checkpoint"]).num_rounds == 100
+        assert "noise_multiplier" not in flags
+
+
+def test_sampled_arms_have_the_bands_of_least_error(tmp_path: pathlib.Path) -> None:
+    place, setting = TrainingPlace(tmp_path), arms.RETURNING["docstrings"]
+    by_name = {arm.name: arm for arm in training.arms_of_figure_1b("docstrings")}
+    banded = by_name["bandmf_amplified_epsilon_2"]
+    choice = arms.num_bands(banded, setting, Workspace())
+    alone = arms.num_bands(by_name["dp_sgd_amplified_epsilon_2"], setting, Workspace())
+    assert 1 == alone.num_bands < choice.num_bands <= 25
+    assert choice.effective_rmse < alone.effective_rmse
+    variant = arms.variant_of(banded, setting, place, Workspace())
+    flags = dict(flag[2:].split("=", 1) for flag in variant.flags)
+    assert flags["sampling"] == "poisson"
+    assert "separation" not in flags
+    assert mfa.checkpoints.load(flags["checkpoint"]).strategy_bands() == choice.num_bands
+
+
+def test_effective_errors_are_those_of_the_definition() -> None:
+    setting = arms.RETURNING["docstrings"]
+    arm = arms.Arm("DP-SGD", arms.IDENTITY, 4.0, 1.0)
+    # Four participations, and prefix sums of i independent terms.
+    expected = (4.0 * 101.0 / 2.0) ** 0.5 * mfa.accounting.noise_multiplier(4.0, 1e-4) / 100.0
+    assert arms.effective_rmse(arm, setting, Workspace()) == pytest.approx(expected)
+    assert MinSeparation(25).most_participations(100) == 4
