@@ -175,9 +175,9 @@ def entries(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
         figures.heat_map(
             figure,
             axes[0, column],
-            matrix,
+            matrix / largest,
             title=f"{label}: entries over {largest:.2f}",
-            limit=largest,
+            limit=1.0,
         )
         figures.heat_map(
             figure,
@@ -269,7 +269,7 @@ def experiments() -> tuple[Experiment, ...]:
             "denisov-figure-4",
             f"{_PAPER}, Fig. 4",
             "Loss by time: gradient descent, Newton directions and the fixed point, n = 2048",
-            functools.partial(losses_by_time, "denisov-figure-4", 2048, 150.0),
+            functools.partial(losses_by_time, "denisov-figure-4", 2048, 75.0),
         ),
         Experiment(
             "denisov-figure-5",

@@ -83,23 +83,28 @@ def heat_map(
     values: np.ndarray,
     *,
     title: str,
-    colors: str = "RdBu_r",
     limit: float | None = None,
     bar: bool = True,
 ) -> None:
-    """Draws a matrix into a panel, its colours symmetric around zero.
+    """Draws a matrix into a panel: from white for zero to red, and to blue for below zero.
 
     Args:
       figure: The figure.
       axes: The panel.
       values: (rows, columns) floats.
       title: Above the panel.
-      colors: matplotlib's colour map.
       limit: The magnitude of the darkest colours; the largest one by default.
       bar: Whether to draw a colour bar.
     """
     largest = float(np.max(np.abs(values))) if limit is None else limit
-    image = axes.imshow(values, cmap=colors, vmin=-largest, vmax=largest, interpolation="nearest")
+    is_signed = bool(np.min(values) < 0.0)
+    image = axes.imshow(
+        values,
+        cmap="RdBu_r" if is_signed else "Reds",
+        vmin=-largest if is_signed else 0.0,
+        vmax=largest,
+        interpolation="nearest",
+    )
     axes.set_title(title, fontsize="medium")
     axes.set(xticks=[], yticks=[])
     if bar:

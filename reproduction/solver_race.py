@@ -70,25 +70,28 @@ def run(
 def _fixed_point(gram: np.ndarray) -> Iterator[float]:
     v = np.ones(len(gram))
     while True:
-        phi, _ = _phi(gram, v)
-        # tr(A^T A X(v)^-1) is the sum of phi, and the diagonal of X(v) is phi / v.
-        yield float(np.sum(phi) * np.max(phi / v))
+        eigenvalues, vectors = _eigenpairs(gram, v)
+        phi = np.square(vectors) @ np.sqrt(eigenvalues)
+        # X(v) = V^-1/2 T V^-1/2 has the diagonal phi / v, which is scaled to one.
+        half = vectors / eigenvalues**0.25 * np.sqrt(phi)[:, np.newaxis]
+        yield float(np.sum(gram * (half @ half.T)))
         v = phi
 
 
-def _phi(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """phi(v), and T = (V^1/2 A^T A V^1/2)^1/2."""
+def _eigenpairs(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of V^1/2 A^T A V^1/2, whose root is T and has the diagonal phi(v)."""
     root_v = np.sqrt(v)
     eigenvalues, vectors = np.linalg.eigh(gram * root_v * root_v[:, np.newaxis])
-    half = vectors * np.maximum(eigenvalues, 0.0) ** 0.25
-    root = half @ half.T
-    return np.diagonal(root).copy(), root
+    return np.maximum(eigenvalues, np.finfo(np.float64).eps * eigenvalues[-1]), vectors
 
 
 def _start(gram: np.ndarray) -> np.ndarray:
-    diagonal, root = _phi(gram, np.ones(len(gram)))
-    scale = 1.0 / np.sqrt(diagonal)
-    return root * scale * scale[:, np.newaxis]
+    eigenvalues, vectors = _eigenpairs(gram, np.ones(len(gram)))
+    half = vectors * eigenvalues**0.25
+    root = half @ half.T
+    scale = 1.0 / np.sqrt(np.diagonal(root))
+    matrix: np.ndarray = root * scale * scale[:, np.newaxis]
+    return matrix
 
 
 def _inverse(x: np.ndarray) -> np.ndarray | None:
