@@ -63,6 +63,8 @@ class Setting:
       learning_rate: The server's for BandMF at epsilon 8: the paper's, or what is good here.
       momentum: The server's.
       flags: What all runs share.
+      simulated_clients: How many stand for the clients of a round; None for all of them, and
+        for sampled batches, which cannot be stood for.
       command: What trains.
       reference: The setting in which that learning rate is good; None for this one.
       reference_kind: Whose learning rate it is: BandMF's, amplified or not.
@@ -78,7 +80,8 @@ class Setting:
     delta: float
     learning_rate: float
     momentum: float
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    simulated_clients: int | None = None
     command: str = "run-stackoverflow"
     reference: "Setting | None" = None
     reference_kind: str = BANDED
@@ -117,7 +120,7 @@ RETURNING: Mapping[str, Setting] = types.MappingProxyType(
             delta=1e-6,
             learning_rate=1.0,
             momentum=0.95,
-            flags=("--simulated_clients=100",),
+            simulated_clients=100,
         ),
     }
 )
@@ -187,6 +190,8 @@ class Arm:
       printed: The paper's test accuracy in percent; None where none is printed.
       flags: More flags, at any size.
       paper_flags: More flags at the papers' size.
+      paper_noise_multiplier: What fixes the noise at the papers' size, where their epsilon is
+        of a looser accountant; None if epsilon does.
       rate_factor: What the learning rate is multiplied by.
     """
 
@@ -197,6 +202,7 @@ class Arm:
     printed: str | None = None
     flags: tuple[str, ...] = ()
     paper_flags: tuple[str, ...] = ()
+    paper_noise_multiplier: float | None = None
     rate_factor: float = 1.0
 
     @property
@@ -327,7 +333,7 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
         *([f"--dataset={setting.dataset}"] if setting.command == "run-stackoverflow" else []),
         f"--num_rounds={setting.num_rounds}",
         f"--clients_per_round={clients}",
-        f"--target_epsilon={arm.epsilon:g}",
+        _noise_flag(arm, setting),
         f"--delta={setting.delta:g}",
         f"--server_momentum={setting.momentum:g}",
         f"--server_learning_rate={learning_rate(arm, setting, workspace):.4g}",
@@ -336,6 +342,8 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
         flags.append("--sampling=poisson")
     else:
         flags.append(f"--separation={setting.num_rounds if is_single_pass else setting.separation}")
+        if setting.simulated_clients is not None:
+            flags.append(f"--simulated_clients={setting.simulated_clients}")
     if arm.kind == TRAINING_OPTIMUM:
         flags.append("--workload=training")
     else:
@@ -347,6 +355,12 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
         flags.append(f"--workers={place.workers}")
     mechanism = "optimal" if arm.kind == TRAINING_OPTIMUM else "banded"
     return Variant(arm.name, mechanism, tuple(flags))
+
+
+def _noise_flag(arm: Arm, setting: Setting) -> str:
+    if setting.dataset == STACKOVERFLOW and arm.paper_noise_multiplier is not None:
+        return f"--noise_multiplier={arm.paper_noise_multiplier:g}"
+    return f"--target_epsilon={arm.epsilon:g}"
 
 
 def _checkpoint(

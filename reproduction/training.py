@@ -200,16 +200,11 @@ def arms_of_denisov_2(dataset: str) -> tuple[Arm, ...]:
                     paper_flags=(
                         f"--client_learning_rate={client:g}",
                         f"--server_momentum={momentum:g}",
-                        *_noise_of(place),
                     ),
+                    paper_noise_multiplier=_NOISE_MULTIPLIERS[place],
                 )
             )
     return tuple(found)
-
-
-def _noise_of(place: int) -> tuple[str, ...]:
-    # Their epsilons are of a looser accountant: the noise is what was the same.
-    return (f"--noise_multiplier={_NOISE_MULTIPLIERS[place]:g}",)
 
 
 def arms_of_denisov_3(dataset: str) -> tuple[Arm, ...]:
@@ -218,34 +213,38 @@ def arms_of_denisov_3(dataset: str) -> tuple[Arm, ...]:
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
     """
-    del dataset
-    shared = ("--client_learning_rate=1", "--server_momentum=0.95", *_noise_of(0))
+    shared = ("--client_learning_rate=1", "--server_momentum=0.95")
     schedules = {
         "decay": ("--server_cooldown=0.25", "--cooldown=drop"),
         "cool-down": ("--server_cooldown=0.25", "--cooldown=linear"),
     }
-    found = [arm for arm in arms_of_denisov_2(kinds.STACKOVERFLOW) if arm.epsilon == 18.9]
-    found = [dataclasses.replace(arm, label=f"{arm.label}, constant") for arm in found]
-    for schedule, flags in schedules.items():
-        for (label, kind), _ in _DENISOV_2.items():
-            found.append(
-                Arm(f"{label}, {schedule}", kind, 18.9, 0.5, flags=flags, paper_flags=shared)
-            )
-    more_clients = ("--clients_per_round=167", *shared)
-    for label, kind in (
-        ("Opt Prefix Sum", kinds.SINGLE_EPOCH),
-        ("Optimal M = BC", kinds.TRAINING_OPTIMUM),
-    ):
+    found = [
+        dataclasses.replace(arm, label=f"{arm.label}, constant")
+        for arm in arms_of_denisov_2(dataset)
+        if arm.epsilon == _EPSILONS_OF_DENISOV[0]
+    ]
+
+    def add(label: str, kind: str, schedule: str, more: tuple[str, ...] = ()) -> None:
         found.append(
             Arm(
-                f"{label}, cool-down, 167 clients",
+                label,
                 kind,
-                18.9,
+                _EPSILONS_OF_DENISOV[0],
                 0.5,
-                flags=schedules["cool-down"],
-                paper_flags=more_clients,
+                flags=schedules[schedule],
+                paper_flags=(*shared, *more),
+                paper_noise_multiplier=_NOISE_MULTIPLIERS[0],
             )
         )
+
+    for schedule in schedules:
+        for label, kind in _DENISOV_2:
+            add(f"{label}, {schedule}", kind, schedule)
+    if dataset == kinds.STACKOVERFLOW:
+        # As many clients as there are for one pass.
+        for label, kind in list(_DENISOV_2)[2:]:
+            more = ("--clients_per_round=167",)
+            add(f"{label}, cool-down, 167 clients", kind, "cool-down", more)
     return tuple(found)
 
 

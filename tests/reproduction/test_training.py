@@ -3,18 +3,27 @@
 The runs are those of a small program in the place of the next-word command.
 """
 
+import dataclasses
 import json
 import pathlib
 import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
+from absl import flags
 
 import mf_aggregators as mfa
 from digit_classification import data as digits
+from digit_classification import run_digits
+from mf_aggregators.band_choice import BandChoice
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from reproduction import arms, reproduce_paper, training
 from reproduction.experiment import TrainingPlace, Workspace
+from simulations import run_flags, run_plans
+from simulations.repeated_runs import Variant
+from stackoverflow_nwp import run_stackoverflow
 
 _RUN = """
 import json, os, pathlib, sys, time
@@ -41,6 +50,12 @@ print(json.dumps({
     "privacy": {"is_private": True, "keeps_plan": True, "planned": guarantee, "earned": guarantee},
 }))
 """
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Searches for noise multipliers take seconds each, and tests share them."""
+    return Workspace(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
@@ -187,9 +202,10 @@ def test_arms_of_a_single_pass(tmp_path: pathlib.Path) -> None:
         assert "noise_multiplier" not in flags
 
 
-def test_sampled_arms_have_the_bands_of_least_error(tmp_path: pathlib.Path) -> None:
+def test_sampled_arms_have_the_bands_of_least_error(
+    tmp_path: pathlib.Path, workspace: Workspace
+) -> None:
     place, setting = TrainingPlace(tmp_path), arms.RETURNING["docstrings"]
-    workspace = Workspace(tmp_path / "cache")
     by_name = {arm.name: arm for arm in training.arms_of_figure_1b("docstrings")}
     banded = by_name["bandmf_amplified_epsilon_2"]
     choice = arms.num_bands(banded, setting, workspace)
@@ -213,12 +229,12 @@ def test_effective_errors_are_those_of_the_definition() -> None:
 
 
 def test_the_centralised_setting_is_that_of_the_digits(
-    workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     setting = arms.CENTRALISED["docstrings"]
     assert setting.population == len(digits.clients(digits.load(), 1))
     variants = [
-        arms.variant_of(arm, setting, TrainingPlace(workplace), Workspace(workplace / "cache"))
+        arms.variant_of(arm, setting, TrainingPlace(workplace), workspace)
         for arm in training.arms_of_figure_1a("docstrings")
     ]
     assert len(variants) == 6
@@ -227,3 +243,89 @@ def test_the_centralised_setting_is_that_of_the_digits(
     status, _, err = _call(capfd, "--only=bandmf-figure-1a", "--dataset=stackoverflow")
     assert status == 2
     assert "CIFAR-10" in err
+
+
+@dataclasses.dataclass(frozen=True)
+class _Population:
+    """As many clients as a data set has, without its data."""
+
+    num_clients: int
+    name: str = "a population"
+
+
+_DEFINITIONS = (
+    (training.arms_of_figure_1a, arms.CENTRALISED),
+    (training.arms_of_figure_1b, arms.RETURNING),
+    (training.arms_of_figure_5a, arms.RETURNING),
+    (training.arms_of_figure_11, arms.RETURNING),
+    (training.arms_of_denisov_2, arms.SINGLE_PASS),
+    (training.arms_of_denisov_3, arms.SINGLE_PASS),
+)
+
+
+def _plan(variant: Variant, setting: arms.Setting) -> run_plans.Plan | None:
+    """What a run itself makes of its flags; None if it would have to search for its noise."""
+    command = run_digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values, command)
+    values(["run", f"--mechanism={variant.mechanism}", *variant.flags])
+    options = run_flags.options_of(values, command)
+    if options["sampling"] != "timers":
+        return None
+    data: Any = _Population(setting.population)
+    return run_plans.make(options, data, setting.separation, None, None)
+
+
+@pytest.mark.parametrize(("definition", "settings"), _DEFINITIONS)
+def test_runs_take_the_flags_of_their_arms(
+    definition: Callable[[str], tuple[arms.Arm, ...]],
+    settings: Mapping[str, arms.Setting],
+    tmp_path: pathlib.Path,
+    workspace: Workspace,
+) -> None:
+    setting = settings["docstrings"]
+    for arm in definition("docstrings"):
+        variant = arms.variant_of(arm, setting, TrainingPlace(tmp_path), workspace)
+        plan = _plan(variant, setting)
+        if plan is None:
+            continue
+        assert plan.factorization.num_rounds == setting.num_rounds
+        # The guarantee of the arm, whatever its matrix.
+        found = mfa.accounting.epsilon(plan.noise_multiplier, setting.delta)
+        assert found == pytest.approx(arm.epsilon, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("definition", "settings"), [pair for pair in _DEFINITIONS if "stackoverflow" in pair[1]]
+)
+def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
+    definition: Callable[[str], tuple[arms.Arm, ...]],
+    settings: Mapping[str, arms.Setting],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With matrices that cost nothing, banded as those that sampling needs."""
+    setting = settings["stackoverflow"]
+    choice = BandChoice(8, 1.0, 1.0, 1.0)
+    monkeypatch.setattr(arms, "num_bands", lambda *_: choice)
+    monkeypatch.setattr(
+        arms, "matrix_of", lambda *_: mfa.factorizations.identity(setting.num_rounds)
+    )
+    monkeypatch.setattr(
+        mfa.factorizations, "optimal", lambda *_, **__: mfa.factorizations.identity(2048)
+    )
+    for arm in definition("stackoverflow"):
+        place = TrainingPlace(tmp_path, "stackoverflow", 1, "10.0.0.5:8000")
+        variant = arms.variant_of(arm, setting, place, Workspace())
+        plan = _plan(variant, setting)
+        if plan is None:
+            continue
+        if arm.paper_noise_multiplier is None:
+            found = mfa.accounting.epsilon(plan.noise_multiplier, setting.delta)
+            assert found == pytest.approx(arm.epsilon, rel=1e-4)
+        else:
+            assert plan.noise_multiplier == arm.paper_noise_multiplier
+        assert plan.options["workers"] == "10.0.0.5:8000"
+        if "167" in arm.label:
+            assert plan.options["clients_per_round"] == 167
