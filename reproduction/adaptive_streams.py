@@ -1,7 +1,6 @@
 """Denisov et al., Improved DP for SGD via Optimal Private Linear Operators on Adaptive Streams."""
 
 import functools
-import math
 
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
@@ -18,9 +17,9 @@ _MOMENTUM = 0.95
 # Tables 3 and 4: the grid's noise multipliers, and the epsilons at delta 1e-6.
 _EPSILONS = {"0.341": "18.9", "0.682": "8.2", "1.364": "3.7", "2.728": "1.7", "5.456": "0.8"}
 _DELTA = 1e-6
-# Closer to the optimum than the eye sees in a figure of losses.
-_CLOSE = 1e-2
-_CLOSEST = 1e-6
+_FIXED_POINT = "fixed point"
+# How near to the least loss methods are timed, relative to it.
+_DISTANCES = (1e-3, 3e-4, 1e-5)
 
 
 def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
@@ -65,7 +64,6 @@ def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcom
                 "total squared error over the least in the panel",
                 None,
                 float(np.sum(values)) / least,
-                "drawn, not printed",
             )
             for mechanism, (_, values) in curves.items()
         ]
@@ -95,7 +93,7 @@ def losses_by_time(
       workspace: Where the optimum is kept.
 
     Returns:
-      How long each took to come within 1 % of the least loss, and how far it came.
+      How long each took to come near the least loss.
     """
     workload = workloads.prefix_sum(num_rounds)
     best = matrices.optimum(workspace, workload)
@@ -103,30 +101,34 @@ def losses_by_time(
     # A lower bound of every loss.
     least = best.total_error(workload, _SINGLE) ** 2 / (1.0 + best.optimality_gap)
     courses = {
-        method: solver_race.run(workload, method, least * (1.0 + 10.0 * _CLOSEST), most_seconds)
+        method: solver_race.run(workload, method, least * (1.0 + _DISTANCES[-1]), most_seconds)
         for method in solver_race.METHODS
     }
     rows = []
-    for method, course in courses.items():
-        where = f"{method}, n = {num_rounds}"
-        rows += [
-            Row(
-                name,
-                where,
-                "seconds until the loss is within 1 % of the least (inf: not in its time)",
-                None,
-                course.seconds_until(least * (1.0 + _CLOSE)),
-                "drawn, not printed",
-            ),
-            Row(
-                name,
-                where,
-                "loss above the least in the end, as a fraction",
-                None,
-                float(course.losses[-1] / least - 1.0),
-                f"after {course.seconds[-1]:.0f} s and {len(course.losses) - 1} steps",
-            ),
-        ]
+    for distance in _DISTANCES:
+        times = {
+            method: course.seconds_until(least * (1.0 + distance))
+            for method, course in courses.items()
+        }
+        others = min(seconds for method, seconds in times.items() if method != _FIXED_POINT)
+        for method, seconds in times.items():
+            is_fixed_point = method == _FIXED_POINT
+            rows.append(
+                Row(
+                    name,
+                    f"{method}, n = {num_rounds}",
+                    f"seconds until the loss is within {distance:g} of the least",
+                    None,
+                    seconds,
+                    f"inf: not within {most_seconds:g} s",
+                    claim=(
+                        "the fixed point is reached clearly faster than by both others"
+                        if is_fixed_point
+                        else None
+                    ),
+                    holds=seconds < others if is_fixed_point else None,
+                )
+            )
     figure, ((axes,),) = figures.panels(1, 1, (7.0, 4.2))
     figures.lines(
         axes,
@@ -141,8 +143,10 @@ def losses_by_time(
         logarithmic="y",
     )
     notes = (
-        "All three start from the same matrix (Eq. 6 at v = 1). Seconds depend on the machine and "
-        "on what else it does; the order does not.",
+        "All three start from one matrix (Eq. 6 at v = 1, its diagonal scaled to one), which is "
+        "near the optimum already, so that a loose tolerance says little. Newton directions are "
+        "by five steps of conjugate gradients, not the program that the paper timed. Seconds are "
+        "those of one run on a machine that may do other things.",
     )
     return Outcome(tuple(rows), figure, notes)
 
@@ -235,7 +239,7 @@ def epsilons(name: str, workspace: Workspace) -> Outcome:
                 "epsilon at delta 1e-6, exact (privacy loss distribution)",
                 None,
                 exact[-1],
-                f"the same noise; the printed {printed} is of a looser accountant",
+                f"the same noise, for which {printed} is printed",
             ),
         ]
     figure, ((axes,),) = figures.panels(1, 1)
@@ -252,8 +256,11 @@ def epsilons(name: str, workspace: Workspace) -> Outcome:
         marker="o",
         logarithmic="xy",
     )
-    assert all(math.isfinite(epsilon) for epsilon in exact)
-    return Outcome(tuple(rows), figure)
+    note = (
+        "The paper does not name its accountant; Renyi accounting at the orders 2 to 256 is what "
+        "gives all five of its epsilons."
+    )
+    return Outcome(tuple(rows), figure, (note,))
 
 
 def experiments() -> tuple[Experiment, ...]:

@@ -4,6 +4,8 @@ Every arm can be trained at the papers' size, and at one that fits a small machi
 """
 
 import dataclasses
+import hashlib
+import json
 import pathlib
 import types
 from collections.abc import Callable, Mapping
@@ -13,7 +15,7 @@ from mf_aggregators import (
     band_choice,
     checkpoints,
     factorizations,
-    planning,
+    version,
     workloads,
 )
 from mf_aggregators.band_choice import BandChoice
@@ -39,12 +41,16 @@ TREE_FULL = "tree_full"
 SINGLE_EPOCH = "single_epoch"
 TRAINING_OPTIMUM = "training_optimum"
 MULTI_EPOCH = "multi_epoch"
+# The same matrix with the noise that suffices for clients in one fixed order, epoch by epoch.
+MULTI_EPOCH_FIXED_ORDER = "multi_epoch_fixed_order"
 BANDED = "banded"
 AMPLIFIED_IDENTITY = "amplified_identity"
 AMPLIFIED_BANDED = "amplified_banded"
 
 _AMPLIFIED = (AMPLIFIED_IDENTITY, AMPLIFIED_BANDED)
 _SINGLE_PASS = (SINGLE_EPOCH, TRAINING_OPTIMUM)
+# BandMF App. I: the logarithm of the best rate falls by this times that of the effective RMSE.
+_RATE_SLOPE = -0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +158,8 @@ SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
             delta=1e-6,
             learning_rate=1.0,
             momentum=0.95,
-            flags=("--server_warmup=0", "--server_cooldown=0"),
+            # Zeroing came with later work; no coordinate is that large.
+            flags=("--server_warmup=0", "--server_cooldown=0", "--zeroing_norm=1e9"),
         ),
     }
 )
@@ -192,6 +199,7 @@ class Arm:
       paper_flags: More flags at the papers' size.
       paper_noise_multiplier: What fixes the noise at the papers' size, where their epsilon is
         of a looser accountant; None if epsilon does.
+      paper_bands: The bands that the paper chose, of an amplified arm.
       rate_factor: What the learning rate is multiplied by.
     """
 
@@ -203,6 +211,7 @@ class Arm:
     flags: tuple[str, ...] = ()
     paper_flags: tuple[str, ...] = ()
     paper_noise_multiplier: float | None = None
+    paper_bands: int | None = None
     rate_factor: float = 1.0
 
     @property
@@ -222,10 +231,14 @@ def num_bands(arm: Arm, setting: Setting, workspace: Workspace) -> BandChoice:
       workspace: Where matrices and noise multipliers are kept.
 
     Returns:
-      For BandMF the number of bands of least error, of powers of two up to the separation;
-      one band for DP-SGD.
+      For BandMF the paper's at the papers' size, else the number of bands of least error of
+      powers of two up to the separation; one band for DP-SGD.
     """
-    powers = band_choice.powers_of_two(setting.separation)
+    candidates = band_choice.powers_of_two(setting.separation)
+    if arm.kind == AMPLIFIED_IDENTITY:
+        candidates = [1]
+    elif setting.dataset == STACKOVERFLOW and arm.paper_bands is not None:
+        candidates = [arm.paper_bands]
     return band_choice.best(
         band_choice.compare(
             arm.epsilon,
@@ -233,7 +246,7 @@ def num_bands(arm: Arm, setting: Setting, workspace: Workspace) -> BandChoice:
             num_rounds=setting.num_rounds,
             population=setting.population,
             clients_per_round=setting.clients_per_round,
-            candidates=[1] if arm.kind == AMPLIFIED_IDENTITY else powers,
+            candidates=candidates,
             cache_directory=workspace.cache_directory,
         )
     )
@@ -251,7 +264,7 @@ def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization
       The factorization.
     """
     n = setting.num_rounds
-    epochs = FixedEpochOrder(setting.schema.most_participations(n), setting.separation)
+    epochs = _fixed_order(setting)
     compute: dict[str, Callable[[], Factorization]] = {
         IDENTITY: lambda: factorizations.identity(n),
         TREE_ONLINE: lambda: factorizations.tree_aggregation(n, "online"),
@@ -259,9 +272,8 @@ def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization
         SINGLE_EPOCH: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
         # Near enough for a learning rate; the run computes its own.
         TRAINING_OPTIMUM: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
-        MULTI_EPOCH: lambda: matrices.optimum(
-            workspace, workloads.prefix_sum(n), epochs, equal_column_norms=True
-        ),
+        MULTI_EPOCH: lambda: _multi_epoch(setting, workspace),
+        MULTI_EPOCH_FIXED_ORDER: lambda: _multi_epoch(setting, workspace),
         BANDED: lambda: matrices.banded(workspace, n, setting.separation, epochs),
         AMPLIFIED_IDENTITY: lambda: factorizations.identity(n),
         AMPLIFIED_BANDED: lambda: band_choice.banded_matrix(
@@ -269,6 +281,20 @@ def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization
         ),
     }
     return compute[arm.kind]()
+
+
+def _fixed_order(setting: Setting) -> FixedEpochOrder:
+    most = setting.schema.most_participations(setting.num_rounds)
+    return FixedEpochOrder(most, setting.separation)
+
+
+def _multi_epoch(setting: Setting, workspace: Workspace) -> Factorization:
+    return matrices.optimum(
+        workspace,
+        workloads.prefix_sum(setting.num_rounds),
+        _fixed_order(setting),
+        equal_column_norms=True,
+    )
 
 
 def effective_rmse(arm: Arm, setting: Setting, workspace: Workspace) -> float:
@@ -285,6 +311,8 @@ def effective_rmse(arm: Arm, setting: Setting, workspace: Workspace) -> float:
     clients = setting.clients_per_round
     if arm.kind in _SINGLE_PASS:
         schema, clients = SingleParticipation(), setting.clients_of_single_pass
+    elif arm.kind == MULTI_EPOCH_FIXED_ORDER:
+        schema = _fixed_order(setting)
     multiplier = accounting.noise_multiplier(arm.epsilon, setting.delta)
     rmse = matrix_of(arm, setting, workspace).rmse(prefix_sum(setting.num_rounds), schema)
     return rmse * multiplier / clients
@@ -293,9 +321,9 @@ def effective_rmse(arm: Arm, setting: Setting, workspace: Workspace) -> float:
 def learning_rate(arm: Arm, setting: Setting, workspace: Workspace) -> float:
     """Returns the server learning rate of an arm.
 
-    At the papers' size that is the paper's. Elsewhere it follows from the rate that is good
-    for BandMF at epsilon 8 by the rule that BandMF App. I fits, in which the logarithm of the
-    rate falls in proportion to that of the effective RMSE; at most that rate.
+    At the papers' size that is the paper's. Elsewhere it is the rate that was tuned for BandMF
+    at epsilon 8, times the power of the ratio of effective RMSEs that BandMF App. I fits (on
+    StackOverflow, and not rounded here), and at most that rate.
 
     Args:
       arm: The arm.
@@ -306,9 +334,7 @@ def learning_rate(arm: Arm, setting: Setting, workspace: Workspace) -> float:
         return arm.rate_factor * arm.paper_rate
     reference = Arm("BandMF", setting.reference_kind, 8.0, 1.0)
     of_reference = effective_rmse(reference, setting.reference or setting, workspace)
-    ratio = planning.server_learning_rate(
-        effective_rmse(arm, setting, workspace)
-    ) / planning.server_learning_rate(of_reference)
+    ratio = (effective_rmse(arm, setting, workspace) / of_reference) ** _RATE_SLOPE
     return arm.rate_factor * setting.learning_rate * min(1.0, ratio)
 
 
@@ -333,7 +359,7 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
         *([f"--dataset={setting.dataset}"] if setting.command == "run-stackoverflow" else []),
         f"--num_rounds={setting.num_rounds}",
         f"--clients_per_round={clients}",
-        _noise_flag(arm, setting),
+        _noise_flag(arm, setting, workspace),
         f"--delta={setting.delta:g}",
         f"--server_momentum={setting.momentum:g}",
         f"--server_learning_rate={learning_rate(arm, setting, workspace):.4g}",
@@ -357,20 +383,33 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
     return Variant(arm.name, mechanism, tuple(flags))
 
 
-def _noise_flag(arm: Arm, setting: Setting) -> str:
+def _noise_flag(arm: Arm, setting: Setting, workspace: Workspace) -> str:
     if setting.dataset == STACKOVERFLOW and arm.paper_noise_multiplier is not None:
         return f"--noise_multiplier={arm.paper_noise_multiplier:g}"
-    return f"--target_epsilon={arm.epsilon:g}"
+    if arm.kind != MULTI_EPOCH_FIXED_ORDER:
+        return f"--target_epsilon={arm.epsilon:g}"
+    # A run under timers relates its noise to its own, larger sensitivity.
+    matrix = matrix_of(arm, setting, workspace)
+    share = matrix.sensitivity(_fixed_order(setting)).value / matrix.sensitivity(setting.schema)
+    multiplier = accounting.noise_multiplier(arm.epsilon, setting.delta) * share
+    return f"--noise_multiplier={multiplier:.8g}"
 
 
 def _checkpoint(
     arm: Arm, setting: Setting, place: TrainingPlace, workspace: Workspace
 ) -> pathlib.Path:
     """Where the arm's matrix is, for runs in any current directory."""
-    name = f"{arm.kind}_{setting.num_rounds}"
-    if arm.kind == AMPLIFIED_BANDED:
-        name += f"_{num_bands(arm, setting, workspace).num_bands}"
-    path = (place.directory / "matrices" / name).resolve()
+    described = {
+        "kind": arm.kind,
+        "num_rounds": setting.num_rounds,
+        "separation": setting.separation,
+        "num_bands": (
+            num_bands(arm, setting, workspace).num_bands if arm.kind in _AMPLIFIED else None
+        ),
+        "library_version": version.__version__,
+    }
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
+    path = (place.directory / "matrices" / f"{arm.kind}_{digest}").resolve()
     if not _is_saved(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         matrix = matrix_of(arm, setting, workspace)

@@ -49,7 +49,9 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
     wanted = set()
     for name in names:
         if name in (NUMBERS, TRAINING):
-            wanted |= {each.name for each in known.values() if each.trains == (name == TRAINING)}
+            wanted |= {
+                each.name for each in known.values() if bool(each.datasets) == (name == TRAINING)
+            }
             continue
         command_line.check_choice(
             name in known, f"--only knows no experiment {name!r}; --list prints the names."

@@ -1,6 +1,7 @@
 """What an experiment is: something a paper printed or drew, and how it is computed again."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,12 +14,16 @@ from reproduction import printed_values
 
 AGREES = "agrees"
 DIFFERS = "differs"
+HOLDS = "holds"
+FAILS = "fails"
 NOT_PRINTED = "not printed"
+
+_UNEXPLAINED = "not explained"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One number, beside the printed one.
+    """One number, beside the printed one or what the paper says of it in words.
 
     Attributes:
       experiment: The experiment's name.
@@ -27,6 +32,8 @@ class Row:
       printed: The printed digits, see ``printed_values``; None where the paper prints none.
       ours: What was computed.
       reason: For a number that differs, why; for one that was not printed, what it shows.
+      claim: What the paper says, in our words, where it prints no number.
+      holds: Whether ours is as the claim says.
     """
 
     experiment: str
@@ -35,14 +42,18 @@ class Row:
     printed: str | None
     ours: float
     reason: str | None = None
+    claim: str | None = None
+    holds: bool | None = None
 
     @property
     def verdict(self) -> str:
-        """``agrees`` to the printed digits, ``differs``, or ``not printed``."""
-        if self.printed is None:
-            return NOT_PRINTED
-        agrees = printed_values.parse(self.printed).agrees(self.ours)
-        return AGREES if agrees else DIFFERS
+        """Of a printed number, of a claim in words, or that there is neither."""
+        if self.printed is not None:
+            agrees = printed_values.parse(self.printed).agrees(self.ours)
+            return AGREES if agrees else DIFFERS
+        if self.claim is not None:
+            return HOLDS if self.holds else FAILS
+        return NOT_PRINTED
 
     @property
     def paper(self) -> float | None:
@@ -56,18 +67,30 @@ class Row:
             return None
         return printed_values.parse(self.printed).relative_difference(self.ours)
 
+    @property
+    def explanation(self) -> str | None:
+        """The claim, and why a number differs or what one that was not printed shows."""
+        words = []
+        if self.claim is not None:
+            words.append(f"the paper says: {self.claim}")
+        if self.verdict == DIFFERS:
+            words.append(self.reason or _UNEXPLAINED)
+        elif self.reason is not None and self.verdict != AGREES:
+            words.append(self.reason)
+        return "; ".join(words) or None
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns the row as ``--format=json`` has it."""
+        """Returns the row as ``--format=json`` has it; a number that is not finite is None."""
         return {
             "experiment": self.experiment,
             "row": self.row,
             "quantity": self.quantity,
             "paper": self.paper,
-            "ours": self.ours,
+            "ours": self.ours if math.isfinite(self.ours) else None,
             "printed": self.printed,
             "verdict": self.verdict,
             "relative_difference": self.relative_difference,
-            "reason": None if self.verdict == AGREES else self.reason,
+            "reason": self.explanation,
         }
 
 
@@ -142,14 +165,14 @@ class Experiment:
       source: The paper and the place in it.
       title: What it shows, one line.
       run: Computes it.
-      trains: Whether it trains, for hours, and needs TensorFlow Federated.
+      datasets: What it can be trained on, for hours; none for an experiment on numbers.
     """
 
     name: str
     source: str
     title: str
     run: Callable[[Workspace], Outcome]
-    trains: bool = False
+    datasets: tuple[str, ...] = ()
 
 
 def prefix_sum(num_rounds: int) -> workloads.Workload:

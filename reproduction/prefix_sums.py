@@ -26,12 +26,8 @@ _TABLE = {
 }
 _OPTIMUM_REASON = (
     "ours exists and is certified to be within 1e-6 of the least squared error, so that the "
-    "printed one is above it; iterating phi by the paper's stopping rule comes within 1e-5 for n "
-    "up to 1024, and does not explain it"
-)
-_STRUCTURED_REASON = (
-    "the paper gives the matrix after alternating least squares for the entries of B; here the "
-    "iteration whose total error is least is kept, and it is lower"
+    "printed one is above it; iterating phi by the paper's stopping rule came within 1e-5 for n "
+    "up to 1024 and was not tried here: not explained"
 )
 
 
@@ -75,7 +71,7 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
                 f"structured, {diagonals} diagonals and rank {rank}: total error",
                 approximation,
                 errors["structured"][-1],
-                _STRUCTURED_REASON,
+                _structured_reason(approximation, errors["structured"][-1]),
             ),
         ]
     figure, ((axes,),) = figures.panels(1, 1)
@@ -89,6 +85,15 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
         logarithmic="x",
     )
     return Outcome(tuple(rows), figure)
+
+
+def _structured_reason(printed: str, ours: float) -> str | None:
+    if ours > float(printed):
+        return None
+    return (
+        "alternating least squares lowers the errors of B's entries; here the iteration whose "
+        "total error is least is kept, and it is lower than the printed one"
+    )
 
 
 def _structured(
@@ -130,14 +135,16 @@ def variances(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
         for mechanism, factorization in found.items()
     }
     tree, best = curves["tree, online"], curves["optimal"]
+    ratio = float(np.sqrt(np.sum(tree) / np.sum(best)))
     rows = [
         Row(
             name,
             f"n = {num_rounds}",
             "total error of the online tree over that of the optimum",
             None,
-            float(np.sqrt(np.sum(tree) / np.sum(best))),
-            'the paper says: "by a factor of almost 2"',
+            ratio,
+            claim="the tree's errors are almost twice as large, on average",
+            holds=1.9 <= ratio <= 2.0,
         )
     ]
     for mechanism, values in curves.items():
@@ -149,7 +156,6 @@ def variances(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
                 f"{mechanism}: largest relative change of the variance from one sum to the next",
                 None,
                 jumps,
-                "the paper says that the optimum has no artifacts of the tree",
             )
         )
     figure, ((axes,),) = figures.panels(1, 1, (8.0, 4.0))
@@ -183,7 +189,8 @@ def experiments() -> tuple[Experiment, ...]:
         ),
         Experiment(
             "denisov-table-2",
-            "Denisov et al.: Improved DP for SGD on Adaptive Streams, Table 2",
+            "Denisov et al.: Improved DP for SGD on Adaptive Streams, Table 2 (Table 1 of McMahan, "
+            "Rush and Thakurta, printed again)",
             title,
             functools.partial(table, "denisov-table-2", sizes),
         ),

@@ -71,23 +71,26 @@ def verdict(rows: Sequence[Row]) -> str:
       rows: The rows of an experiment.
 
     Returns:
-      ``agreed: ...``, ``differs: ...`` or that nothing was printed.
+      ``agreed: ...`` or ``differs: ...`` for printed numbers, and how many claims in words
+      hold.
     """
     counts = collections.Counter(row.verdict for row in rows)
+    words = []
     printed = counts[kinds.AGREES] + counts[kinds.DIFFERS]
-    if not printed:
-        return f"nothing printed to compare with ({len(rows)} numbers of ours)"
-    if not counts[kinds.DIFFERS]:
-        return f"agreed: all {printed} printed numbers, to their printed digits"
-    differences = [
-        abs(row.relative_difference)
-        for row in rows
-        if row.verdict == kinds.DIFFERS and row.relative_difference is not None
-    ]
-    return (
-        f"differs: {counts[kinds.DIFFERS]} of {printed} printed numbers, by at most "
-        f"{100.0 * max(differences):.3g} %; {counts[kinds.AGREES]} agree"
-    )
+    if counts[kinds.DIFFERS]:
+        differences = [
+            abs(row.relative_difference)
+            for row in rows
+            if row.verdict == kinds.DIFFERS and row.relative_difference is not None
+        ]
+        by = f", by at most {100.0 * max(differences):.3g} %" if differences else ""
+        words.append(f"differs: {counts[kinds.DIFFERS]} of {printed} printed numbers{by}")
+    elif printed:
+        words.append(f"agreed: all {printed} printed numbers, to their printed digits")
+    claims = counts[kinds.HOLDS] + counts[kinds.FAILS]
+    if claims:
+        words.append(f"{counts[kinds.HOLDS]} of {claims} statements in words hold")
+    return "; ".join(words) or f"nothing printed to compare with ({len(rows)} numbers of ours)"
 
 
 def _summary(results: Sequence[Result]) -> list[str]:
@@ -102,10 +105,13 @@ def _summary(results: Sequence[Result]) -> list[str]:
     processors = ", ".join(str(number) for number in sorted({r.processors for r in results}))
     lines += [
         "",
-        f"All together {total / 60.0:.0f} minutes, on machines of {processors} processors. A "
-        "number agrees if it rounds to the printed digits (or keeps the printed bound); every one "
-        "that differs has the reason beside it. Errors are at sensitivity 1 and noise multiplier "
-        "1.",
+        f"All together {total / 60.0:.0f} minutes, on machines of {processors} processors; where "
+        "matrices came from the cache, or runs had finished before, they are not in these times.",
+        "",
+        "A number agrees if it rounds to the printed digits, or keeps a printed bound; one that "
+        "differs has the reason beside it, or that it is not explained. What papers say in words "
+        "is quoted, and holds or fails. Errors of factorizations are at sensitivity 1 and noise "
+        "multiplier 1 unless a row says otherwise.",
         "",
         *(f"Versions: {version}." for version in sorted(versions)),
     ]
@@ -136,13 +142,11 @@ def _section(result: Result) -> list[str]:
 
 
 def _verdict_of(row: Row) -> str:
-    if row.verdict == kinds.AGREES:
-        return kinds.AGREES
     words = [row.verdict]
     if row.verdict == kinds.DIFFERS and row.relative_difference is not None:
         words.append(f"by {100.0 * row.relative_difference:+.3g} %")
-    if row.reason:
-        words.append(f"({row.reason})")
+    if row.explanation:
+        words.append(f"({row.explanation})")
     return " ".join(words)
 
 

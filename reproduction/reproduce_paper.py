@@ -23,7 +23,7 @@ from absl import flags
 from mf_aggregators import factorization_cache, validation
 from mf_aggregators.commands import command_line
 from reproduction import arms, catalogue, report, results
-from reproduction.experiment import Experiment, Row, TrainingPlace, Workspace
+from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
 
 
@@ -81,44 +81,83 @@ def main(values: flags.FlagValues) -> None:
             values.workers,
         ),
     )
+    for experiment in chosen:
+        # Before the first has trained for days.
+        if experiment.datasets and values.dataset not in experiment.datasets:
+            command_line.check_choice(
+                experiment.name not in values.only,
+                f"{experiment.name} cannot be trained with --dataset={values.dataset}: no command "
+                "here trains CIFAR-10. Leave --dataset out for scikit-learn's digits.",
+            )
+            _say(f"{experiment.name} is left out: it has no --dataset={values.dataset}.")
+            chosen = [each for each in chosen if each is not experiment]
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", factorization_cache.FactorizationCacheWarning)
         warnings.showwarning = _show_warning
         for place, experiment in enumerate(chosen, start=1):
             _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")
-            found.append(_run(experiment, workspace, directory))
+            found.append(_run(experiment, values, workspace, directory))
             _say(f"{experiment.name}: {report.verdict(found[-1].rows)}")
-    _write_report(directory)
+            # Whatever becomes of the others.
+            _write_report(directory)
     rows = [row for result in found for row in result.rows]
     fields = {
         "output_dir": str(directory),
-        "rows": [_json_able(row) for row in rows],
+        "rows": [row.to_dict() for row in rows],
         "seconds": {result.name: result.seconds for result in found},
     }
     command_line.print_result(values, fields, _as_text(found, directory))
 
 
-def _run(experiment: Experiment, workspace: Workspace, directory: pathlib.Path) -> Result:
+def _run(
+    experiment: Experiment,
+    values: flags.FlagValues,
+    workspace: Workspace,
+    directory: pathlib.Path,
+) -> Result:
     start = time.monotonic()
     outcome = experiment.run(workspace)
     seconds = time.monotonic() - start
-    return results.save(experiment, outcome, seconds, os.cpu_count() or 1, directory)
+    command = f"reproduce-paper --only={experiment.name}"
+    if experiment.datasets:
+        command += f" --dataset={values.dataset} --repetitions={values.repetitions}"
+    result = Result(
+        _name(experiment, values.dataset),
+        experiment.source,
+        experiment.title,
+        outcome.rows,
+        outcome.notes,
+        seconds,
+        command,
+        results.versions(),
+        os.cpu_count() or 1,
+    )
+    results.save(result, outcome, directory)
+    return result
+
+
+def _name(experiment: Experiment, dataset: str) -> str:
+    """Of its files: a run at the papers' size does not replace one that was scaled down."""
+    is_usual = not experiment.datasets or dataset == arms.DOCSTRINGS
+    return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 
 
 def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
     found, missing = [], []
     for experiment in catalogue.experiments().values():
-        try:
-            result = results.load(experiment, directory)
-        except results.DamagedResultError as error:
-            _say(f"{error} It is not in the report: compute it again.")
-            result = None
-        if result is None:
+        names = [_name(experiment, dataset) for dataset in experiment.datasets or ("",)]
+        there = []
+        for name in names:
+            try:
+                there.append(results.load(name, directory))
+            except results.DamagedResultError as error:
+                _say(f"{error} It is not in the report: compute it again.")
+        loaded = [result for result in there if result is not None]
+        found += loaded
+        if not loaded:
             missing.append(experiment.name)
-        else:
-            found.append(result)
     report.write(found, missing, directory)
 
 
@@ -139,19 +178,11 @@ def _as_text(found: list[Result], directory: pathlib.Path) -> str:
         lines.append(f"{result.name}: {report.verdict(result.rows)} ({result.seconds:.0f} s)")
         lines += [
             f"  {row.row}, {row.quantity}: paper {row.printed or '-'}, ours {row.ours:.6g}, "
-            f"{row.verdict}"
-            + (f" ({row.reason})" if row.verdict == "differs" and row.reason else "")
+            f"{row.verdict}" + (f" ({row.explanation})" if row.explanation else "")
             for row in result.rows
         ]
     lines.append(f"Report: {directory / report.HTML_FILE}")
     return "\n".join(lines)
-
-
-def _json_able(row: Row) -> dict[str, object]:
-    fields = row.to_dict()
-    number = fields["ours"]
-    # JSON has no infinity.
-    return {**fields, "ours": number if abs(number) != float("inf") else None}
 
 
 def _show_warning(message: Warning | str, *arguments: object, **keywords: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mf_aggregators import version
 from reproduction import figures
-from reproduction.experiment import Experiment, Outcome, Row
+from reproduction.experiment import Outcome, Row
 from simulations import atomic_files
 
 _PACKAGES = ("numpy", "scipy", "dp-accounting", "matplotlib")
@@ -26,7 +26,7 @@ class Result:
     """The outcome of an experiment, and how it came about.
 
     Attributes:
-      name: The experiment's name.
+      name: The experiment's name, with the data set if it is not the usual one.
       source: The paper and the place in it.
       title: What it shows.
       rows: The numbers.
@@ -62,61 +62,51 @@ def versions() -> dict[str, str]:
     }
 
 
-def save(
-    experiment: Experiment,
-    outcome: Outcome,
-    seconds: float,
-    processors: int,
-    directory: pathlib.Path,
-) -> Result:
-    """Writes an outcome, the figure first, so that a result is there only when it is whole.
+def source_fingerprint() -> str:
+    """Returns what tells versions of this package's code and printed tables apart."""
+    digest = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def save(result: Result, outcome: Outcome, directory: pathlib.Path) -> None:
+    """Writes a result and its figure, which belong together by the figure's hash.
 
     Args:
-      experiment: The experiment.
-      outcome: What it has found.
-      seconds: Its wall time.
-      processors: The processors of the machine.
+      result: The result.
+      outcome: Whose figure is drawn.
       directory: Where it goes.
-
-    Returns:
-      The result.
 
     Raises:
       OSError: If it cannot be written.
     """
-    result = Result(
-        experiment.name,
-        experiment.source,
-        experiment.title,
-        outcome.rows,
-        outcome.notes,
-        seconds,
-        f"reproduce-paper --only={experiment.name}",
-        versions(),
-        processors,
-    )
     with atomic_files.writing(directory / result.figure_file) as file:
         figures.save(outcome.figure, file)
-    contents = _contents(result)
+    contents = {
+        **_contents(result),
+        "code": source_fingerprint(),
+        "figure_sha256": _sha256(directory / result.figure_file),
+    }
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
     atomic_files.write_text(directory / f"{result.name}.json", text + "\n")
-    return result
 
 
-def load(experiment: Experiment, directory: pathlib.Path) -> Result | None:
-    """Reads the result of an experiment.
+def load(name: str, directory: pathlib.Path) -> Result | None:
+    """Reads a result.
 
     Args:
-      experiment: The experiment.
+      name: The result's name.
       directory: Where :func:`save` wrote it.
 
     Returns:
-      The result; None if there is none, or if it is of another version of the library.
+      The result; None if there is none, or if it is of other code than this.
 
     Raises:
-      DamagedResultError: If it cannot be read, is not whole, was altered or has no figure.
+      DamagedResultError: If it cannot be read, is not whole, was altered, or its figure is
+        not the one that was drawn with it.
     """
-    path = directory / f"{experiment.name}.json"
+    path = directory / f"{name}.json"
     if not path.exists():
         return None
     try:
@@ -124,14 +114,24 @@ def load(experiment: Experiment, directory: pathlib.Path) -> Result | None:
         stated = contents.pop("sha256")
         if stated != _digest(contents):
             raise DamagedResultError(f"{path} was altered.")
+        code, figure = contents.pop("code"), contents.pop("figure_sha256")
         result = _result(contents)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DamagedResultError):
             raise
         raise DamagedResultError(f"{path} cannot be read ({error}).") from error
-    if not (directory / result.figure_file).exists():
-        raise DamagedResultError(f"{directory / result.figure_file} is missing.")
-    return result if result.versions.get("mf-aggregators") == version.__version__ else None
+    try:
+        found = _sha256(directory / result.figure_file)
+    except OSError as error:
+        raise DamagedResultError(f"{directory / result.figure_file} is missing.") from error
+    if found != figure:
+        raise DamagedResultError(f"{directory / result.figure_file} is not that of {path}.")
+    is_of_this = code == source_fingerprint() and result.versions == versions()
+    return result if is_of_this else None
+
+
+def _sha256(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _contents(result: Result) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import tqdm
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from simulations import atomic_files, quiet, run_directory
+from simulations import atomic_files, quiet, run_directory, run_flags
 
 # Commands by module, which are started and never imported: they import this package.
 MODULES: Mapping[str, str] = types.MappingProxyType(
@@ -37,6 +37,8 @@ MODULES: Mapping[str, str] = types.MappingProxyType(
     }
 )
 
+# Flags that a finished run would have finished the same with.
+_CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_flags.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
 _SECONDS_TO_END = 20.0
 
@@ -119,7 +121,7 @@ class RepeatedRun:
         return {
             "command": self.command,
             "mechanism": self.variant.mechanism,
-            "flags": list(self.variant.flags),
+            "flags": [flag for flag in self.variant.flags if not _CHANGES_NOTHING.match(flag)],
         }
 
     def arguments(self, directory: pathlib.Path) -> list[str]:

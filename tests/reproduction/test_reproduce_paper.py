@@ -1,13 +1,17 @@
 """The command: its list, rows, report, and what it does about broken files."""
 
 import json
+import math
 import pathlib
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mf_aggregators.commands import command_line
-from reproduction import catalogue, reproduce_paper, results
+from reproduction import catalogue, report, reproduce_paper, results
+from reproduction.experiment import Row
 
 _QUICK = "denisov-epsilons,bandmf-production,bandmf-figure-6"
 
@@ -56,14 +60,14 @@ def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFi
     by_verdict: dict[str, int] = {}
     for row in rows:
         by_verdict[row["verdict"]] = by_verdict.get(row["verdict"], 0) + 1
-        assert (row["paper"] is None) == (row["verdict"] == "not printed")
-    # Five epsilons by Renyi accounting, five of six of the production run, two lags.
-    assert by_verdict == {"agrees": 12, "differs": 1, "not printed": 5}
+        assert (row["paper"] is None) == (row["verdict"] not in ("agrees", "differs"))
+    # Five epsilons by Renyi accounting, one of two of the production run; two lags.
+    assert by_verdict == {"agrees": 6, "differs": 1, "not printed": 5, "holds": 2}
     (differs,) = [row for row in rows if row["verdict"] == "differs"]
     assert (differs["paper"], round(differs["ours"], 2)) == (4.35, 4.39)
     assert "two digits" in differs["reason"]
     assert "denisov-epsilons: agreed: all 5 printed numbers" in err
-    assert "bandmf-production: differs: 1 of 6 printed numbers, by at most 1.02 %" in err
+    assert "bandmf-production: differs: 1 of 2 printed numbers, by at most 1.02 %" in err
 
     directory = tmp_path / "out"
     report = (directory / "report.md").read_text()
@@ -112,23 +116,27 @@ def test_broken_caches_and_results_are_noticed(
     assert "computed again" not in err
 
     # A result that was cut or altered is not reported.
-    experiment = catalogue.experiments()["bandmf-figure-6"]
+    name = "bandmf-figure-6"
     path = tmp_path / "out" / "bandmf-figure-6.json"
     whole = path.read_text()
-    assert results.load(experiment, tmp_path / "out") is not None
-    for broken in (whole[: len(whole) // 2], whole.replace('"8"', '"9"'), "[]", ""):
+    assert results.load(name, tmp_path / "out") is not None
+    for broken in (whole[: len(whole) // 2], whole.replace("16.0", "17.0"), "[]", ""):
         assert broken != whole
         path.write_text(broken)
         with pytest.raises(results.DamagedResultError, match="bandmf-figure-6"):
-            results.load(experiment, tmp_path / "out")
+            results.load(name, tmp_path / "out")
     status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
     assert status == 0
     assert "compute it again" in err
     assert "`bandmf-figure-6`" in (tmp_path / "out" / "report.md").read_text()
     path.write_text(whole)
-    (tmp_path / "out" / "bandmf-figure-6.png").unlink()
+    figure = tmp_path / "out" / "bandmf-figure-6.png"
+    figure.write_bytes((tmp_path / "out" / "denisov-epsilons.png").read_bytes())
+    with pytest.raises(results.DamagedResultError, match="is not that of"):
+        results.load(name, tmp_path / "out")
+    figure.unlink()
     with pytest.raises(results.DamagedResultError, match="is missing"):
-        results.load(experiment, tmp_path / "out")
+        results.load(name, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -160,3 +168,50 @@ def test_an_output_directory_that_is_a_file(
     status, _, err = _call(capfd, *_arguments(tmp_path))
     assert status == 2
     assert str(tmp_path / "out") in err
+
+
+def test_results_of_other_code_are_not_reported(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
+    assert status == 0, err
+    assert results.load("denisov-epsilons", tmp_path / "out") is not None
+    monkeypatch.setattr(results, "source_fingerprint", lambda: "of other code")
+    assert results.load("denisov-epsilons", tmp_path / "out") is None
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                Row("e", "r", "q", "1.50", 1.504),
+                Row("e", "r", "q", "1.50", 1.65),
+                Row("e", "r", "q", "0.0", 1.0),
+                Row("e", "r", "q", None, math.inf),
+                Row("e", "r", "q", None, 1.0, claim="it is one", holds=True),
+                Row("e", "r", "q", None, 2.0, claim="it is one", holds=False),
+            ]
+        )
+    )
+)
+def test_verdicts_count_every_row_once(rows: list[Row]) -> None:
+    """Claims in words never count as printed numbers, and nothing that differs is left out."""
+    kinds = [row.verdict for row in rows]
+    line = report.verdict(rows)
+    printed = kinds.count("agrees") + kinds.count("differs")
+    if kinds.count("differs"):
+        assert f"differs: {kinds.count('differs')} of {printed} printed numbers" in line
+    elif printed:
+        assert f"agreed: all {printed} printed numbers" in line
+    else:
+        assert "agreed" not in line
+        assert "differs" not in line
+    claims = kinds.count("holds") + kinds.count("fails")
+    assert (f"{kinds.count('holds')} of {claims} statements" in line) == (claims > 0)
+    for row in rows:
+        fields = row.to_dict()
+        assert json.loads(json.dumps(fields, allow_nan=False)) == fields
+        if row.verdict == "differs":
+            assert fields["reason"] == "not explained"
+        if row.claim is not None:
+            assert "it is one" in str(fields["reason"])
