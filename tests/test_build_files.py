@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = (
     "digit_classification",
     "mf_aggregators",
+    "reproduction",
     "simulations",
     "stackoverflow_nwp",
     "tests",
