@@ -147,6 +147,11 @@ def test_an_interrupted_comparison_goes_on(
     (runs / "interrupt").unlink()
     status, _, err = _call(capfd, "--repetitions=1", "--cache_dir=cache")
     assert status == 0, err
+    # Finished runs stand, whatever the workers of the others.
+    begun = len(_started(runs))
+    status, _, err = _call(capfd, "--repetitions=1", "--cache_dir=cache", "--workers=10.0.0.5:8000")
+    assert status == 0, err
+    assert len(_started(runs)) == begun
     # Single runs have no intervals.
     assert "no order is claimed" in (workplace / "out" / "report.md").read_text()
 
