@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pathlib
+import warnings
 from collections.abc import Sequence
 
 import matplotlib.axes
@@ -14,9 +15,15 @@ import matplotlib.colors
 import numpy as np
 import tqdm
 
-from mf_aggregators import accounting, band_choice, sampling_schemes, workloads
+from mf_aggregators import (
+    accounting,
+    band_choice,
+    factorizations,
+    sampling_schemes,
+    workloads,
+)
 from mf_aggregators.band_choice import BandChoice
-from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
+from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
 from mf_aggregators.sampling_schemes import SamplingScheme
 from reproduction import figures, matrices
 from reproduction.banded_errors import PAPER
@@ -31,7 +38,9 @@ _NUM_ROUNDS = 1024
 # So many searches for a noise multiplier take longer than starting processes for them.
 _WORTH_PROCESSES = 20
 # A ratio that is almost one.
-_ALMOST = 1.05
+_ALMOST = 1.1
+# Of a search for the optimum of returning clients: a minute at n = 1024.
+_MOST_EVALUATIONS = 60
 # Errors that differ by less are decided by the last digits of an accountant.
 _NEAR_TIE = 5e-3
 # Table 3: the best number of bands by epsilon (rows) and epochs 1, 2, 4, ..., 1024.
@@ -223,18 +232,64 @@ def _label(axes: matplotlib.axes.Axes, epsilons: Sequence[float], epochs: Sequen
     axes.set(xlabel="epochs", ylabel="epsilon")
 
 
-def _multi_epoch_errors(
+@dataclasses.dataclass(frozen=True)
+class MultiEpochErrors:
+    """RMSE of multi-epoch MF at noise multiplier 1, by epochs.
+
+    Attributes:
+      by_epochs: The errors.
+      uncertified: The epochs whose error may be above the optimum's by more than 0.5 %.
+    """
+
+    by_epochs: dict[int, float]
+    uncertified: tuple[int, ...]
+
+    @property
+    def note(self) -> str:
+        """What a reader has to know of them."""
+        listed = ", ".join(map(str, self.uncertified))
+        return (
+            "Multi-epoch MF is the optimum under (k, n / k)-participation. For many epochs the "
+            "search for it does not come near in the time that it has here, and the best matrix "
+            "of n / k bands with free column norms, one of the same class, stands for it where it "
+            f"is better. Errors that may be more than 0.5 % above the optimum's: k = {listed}."
+            if self.uncertified
+            else "All errors of multi-epoch MF are certified to be within 0.5 % of the optimum's."
+        )
+
+
+def multi_epoch_errors(
     workspace: Workspace, epochs: Sequence[int], num_rounds: int
-) -> dict[int, float]:
-    """RMSE of the optimum under (k, n / k)-participation, at noise multiplier 1."""
+) -> MultiEpochErrors:
+    """Computes the errors of multi-epoch MF for each number of epochs.
+
+    Args:
+      workspace: Where factorizations are kept.
+      epochs: Divisors of n.
+      num_rounds: n.
+
+    Returns:
+      The errors.
+    """
     workload = workloads.prefix_sum(num_rounds)
-    errors = {}
+    errors, uncertified = {}, []
     for k in tqdm.tqdm(epochs, desc="multi-epoch", disable=not workspace.show_progress):
-        schema: Participation = SingleParticipation()
-        if k > 1:
-            schema = FixedEpochOrder(k, num_rounds // k)
-        errors[k] = matrices.optimum(workspace, workload, schema).rmse(workload, schema)
-    return errors
+        if k == 1:
+            best = matrices.optimum(workspace, workload)
+            errors[k] = best.rmse(workload, SingleParticipation())
+            continue
+        schema = FixedEpochOrder(k, num_rounds // k)
+        with warnings.catch_warnings():
+            # What is not reached is said in the note.
+            warnings.simplefilter("ignore", factorizations.NotConvergedWarning)
+            best = matrices.optimum(workspace, workload, schema, max_evaluations=_MOST_EVALUATIONS)
+        banded = matrices.banded(workspace, num_rounds, num_rounds // k, schema, False)
+        errors[k] = min(best.rmse(workload, schema), banded.rmse(workload, schema))
+        # Squared errors: the least possible one is at least this.
+        least = best.rmse(workload, schema) ** 2 / (1.0 + (best.optimality_gap or 0.0))
+        if errors[k] ** 2 > 1.01 * least and num_rounds // k > 1:
+            uncertified.append(k)
+    return MultiEpochErrors(errors, tuple(uncertified))
 
 
 def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
@@ -249,12 +304,14 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
       The range of the ratios, and the figure.
     """
     found = cells(workspace, _EPSILONS, _EPOCHS, _NUM_ROUNDS)
+    notes: tuple[str, ...]
     if against == "BandMF":
         others = [cell.best.effective_rmse * _CLIENTS_PER_ROUND for cell in found]
     else:
-        errors = _multi_epoch_errors(workspace, _EPOCHS, _NUM_ROUNDS)
+        errors = multi_epoch_errors(workspace, _EPOCHS, _NUM_ROUNDS)
+        notes = (errors.note,)
         others = [
-            errors[cell.epochs] * accounting.noise_multiplier(cell.epsilon, _DELTA)
+            errors.by_epochs[cell.epochs] * accounting.noise_multiplier(cell.epsilon, _DELTA)
             for cell in found
         ]
     grid = np.array(
@@ -262,7 +319,6 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
     ).reshape(len(_EPSILONS), -1)
     where = f"n = {_NUM_ROUNDS}, all epsilons and epochs"
     smallest, largest = float(np.min(grid)), float(np.max(grid))
-    notes: tuple[str, ...] = ()
     if against == "BandMF":
         # One of the numbers of bands is one, so that the ratio cannot be below one.
         rows = [
@@ -327,12 +383,12 @@ def by_epochs(name: str, workspace: Workspace) -> Outcome:
     """
     found = cells(workspace, (1.0,), _EPOCHS, _NUM_ROUNDS)
     multiplier = accounting.noise_multiplier(1.0, _DELTA)
-    errors = _multi_epoch_errors(workspace, _EPOCHS, _NUM_ROUNDS)
+    errors = multi_epoch_errors(workspace, _EPOCHS, _NUM_ROUNDS)
     # By epochs at a fixed number of rounds, a batch is k / n of the data.
     shares = np.array(_EPOCHS) / _NUM_ROUNDS
     curves = {
         "DP-SGD, amplified": np.array([cell.independent_noise for cell in found]) / shares,
-        "multi-epoch MF": np.array([errors[k] * multiplier for k in _EPOCHS]) / shares,
+        "multi-epoch MF": np.array([errors.by_epochs[k] * multiplier for k in _EPOCHS]) / shares,
         "BandMF, amplified": np.array(
             [cell.best.effective_rmse * _CLIENTS_PER_ROUND for cell in found]
         )
@@ -367,7 +423,7 @@ def by_epochs(name: str, workspace: Workspace) -> Outcome:
         "batch, k / n of the data: n is fixed, and batches grow with the epochs. The RMSE of sums "
         "grows."
     )
-    return Outcome(tuple(rows), figure, (note,))
+    return Outcome(tuple(rows), figure, (note, errors.note))
 
 
 # CIFAR-10 as App. H has it: 20 epochs over 50,000 examples in batches of 500.

@@ -18,6 +18,7 @@ def optimum(
     workload: np.ndarray,
     participation: Participation | None = None,
     equal_column_norms: bool = False,
+    max_evaluations: int = 300,
 ) -> Factorization:
     """Returns the dense optimum for a workload and schema.
 
@@ -26,6 +27,8 @@ def optimum(
       workload: A, an (n, n) lower-triangular array.
       participation: SingleParticipation, the default, or FixedEpochOrder.
       equal_column_norms: Whether the columns of C have to have equal norms.
+      max_evaluations: After how many evaluations the search gives up; the factorization says
+        how far it came.
 
     Returns:
       The factorization, its squared error within 1e-6 of the least (Denisov et al. Thm 3.2),
@@ -41,6 +44,7 @@ def optimum(
             "participation": str(schema),
             "relative_gap": gap,
             "equal_column_norms": equal_column_norms or not returns,
+            "max_evaluations": max_evaluations,
             "workload": workloads.fingerprint(workload),
         },
         lambda: factorizations.optimal(
@@ -48,6 +52,7 @@ def optimum(
             schema,
             equal_column_norms=equal_column_norms,
             relative_gap=gap,
+            max_evaluations=max_evaluations,
             show_progress=workspace.show_progress,
         ),
     )

@@ -5,7 +5,7 @@ import pytest
 
 from mf_aggregators import factorizations
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, SingleParticipation
 from reproduction import (
     adaptive_streams,
     banded_amplification,
@@ -123,3 +123,18 @@ def test_every_mechanism_beside_the_floor() -> None:
     # Six participations, and prefix sums of i independent terms.
     assert by_row["identity", "RMSE"] == pytest.approx(np.sqrt(6.0 * 49.0 / 2.0))
     assert by_row["identity", "RMSE"] == identity.rmse(np.tri(48), schema)
+
+
+def test_multi_epoch_errors_are_the_least_that_was_found() -> None:
+    """Few epochs are certified; as many as rounds leave a diagonal C, whose optimum is exact."""
+    found = banded_amplification.multi_epoch_errors(_WORKSPACE, (1, 2, 32), 32)
+    assert not found.uncertified
+    workload = np.tri(32)
+    single = factorizations.optimal(workload)
+    assert found.by_epochs[1] == pytest.approx(single.rmse(workload, SingleParticipation()))
+    # C = diag(c) has the squared sensitivity sum(c^2) and the error sum over j of (n - j) / c_j^2,
+    # which Cauchy and Schwarz bound by the square of the sum of roots: C is the equality.
+    weights = np.arange(32, 0, -1)
+    expected = np.sum(np.sqrt(weights)) / np.sqrt(32.0)
+    assert found.by_epochs[32] == pytest.approx(expected, rel=1e-3)
+    assert "certified" in found.note
