@@ -61,24 +61,26 @@ def table(
         for label in by_error
         for quantity, number in zip(_QUANTITIES, found[label], strict=True)
     )
-    figure, ((axes,),) = figures.panels(1, 1, (8.0, 5.0))
-    places = np.array([found[label][3] for label in by_error])
-    # Nothing to keep has no place on a logarithmic axis: below the least of the others.
-    shown = np.maximum(places, 0.5 * np.min(places[places > 0.0]))
-    errors = [found[label][0] for label in by_error]
-    axes.scatter(shown, errors, label="RMSE")
-    axes.scatter(shown, [found[label][1] for label in by_error], marker="x", label="max error")
-    for label, place, error in zip(by_error, shown, errors, strict=True):
-        axes.annotate(label, (place, error), fontsize=7, xytext=(4, 4), textcoords="offset points")
-    axes.axhline(floor.rmse, color="black", linewidth=0.8, linestyle="--", label="floor")
+    figure, ((axes,),) = figures.panels(1, 1, (9.0, 0.32 * len(by_error) + 1.2))
+    places = np.arange(len(by_error))[::-1]
+    for offset, column, label in ((0.2, 0, "RMSE"), (-0.2, 1, "max error")):
+        axes.barh(places + offset, [found[each][column] for each in by_error], 0.38, label=label)
+    for place, each in zip(places, by_error, strict=True):
+        text = f" {found[each][3]:.3g} GB, {found[each][4]:.2f} s"
+        axes.text(max(found[each][:2]), place, text, va="center", fontsize="small")
+    axes.axvline(floor.rmse, color="black", linewidth=0.8, linestyle="--", label="floor")
+    axes.set_yticks(places, by_error)
     axes.set(
-        title=f"n = {num_rounds}, at least {separation} rounds apart",
-        xlabel=f"noise kept for {num_parameters:,} parameters, GB (identity: none)",
-        ylabel="error of prefix sums",
+        title=(
+            f"n = {num_rounds}, at least {separation} rounds apart; noise kept and seconds a "
+            f"round, {num_parameters:,} parameters"
+        ),
+        xlabel="error of prefix sums",
         xscale="log",
-        yscale="log",
     )
-    axes.legend()
+    axes.title.set_fontsize("medium")
+    axes.margins(x=0.2)
+    axes.legend(loc="lower right")
     notes = (
         f"The floor is {floor.rmse:.4f}: no factorization's RMSE, nor max error, is below it under "
         f"{schema}. Seconds are those of the library's cost model for {num_parameters:,} "

@@ -110,8 +110,8 @@ def _summary(results: Sequence[Result]) -> list[str]:
         "",
         "A number agrees if it rounds to the printed digits, or keeps a printed bound; one that "
         "differs has the reason beside it, or that it is not explained. What papers say in words "
-        "is quoted, and holds or fails. Errors of factorizations are at sensitivity 1 and noise "
-        "multiplier 1 unless a row says otherwise.",
+        "is repeated in ours, and holds or fails. Errors of factorizations are at sensitivity 1 "
+        "and noise multiplier 1 unless a row says otherwise.",
         "",
         *(f"Versions: {version}." for version in sorted(versions)),
     ]
