@@ -40,10 +40,13 @@ if (directory.parent / "interrupt").exists():
     sys.exit(130)
 arm, _, repetition = directory.name.rpartition("_")
 order = ["dp_sgd", "single_epoch_mf", "optimal_treeagg", "multi_epoch_mf", "bandmf"]
-accuracy = 0.1 + 0.02 * order.index(arm.partition("_epsilon")[0]) + 0.001 * int(repetition)
-accuracy += 0.01 * float(flags["target_epsilon"])
+mechanism = arm.partition("_epsilon")[0]
+accuracy = 0.1 + 0.02 * (order.index(mechanism) if mechanism in order else 5)
+# What a run under timers earns with noise that is not for timers.
+epsilon = float(flags.get("target_epsilon", 20.0))
+accuracy += 0.001 * int(repetition) + 0.01 * epsilon
 (directory / "metrics.csv").write_text(f"round,heldout_accuracy\\n1,0.01\\n2,{accuracy}\\n")
-guarantee = {"epsilon": float(flags["target_epsilon"]), "delta": float(flags["delta"])}
+guarantee = {"epsilon": epsilon, "delta": float(flags["delta"])}
 print(json.dumps({
     "rounds": int(flags["num_rounds"]),
     "test_accuracy": accuracy,
@@ -343,3 +346,27 @@ def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
         assert plan.options["workers"] == "10.0.0.5:8000"
         if "167" in arm.label:
             assert plan.options["clients_per_round"] == 167
+
+
+def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
+    workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = _call(
+        capfd,
+        "--only=bandmf-figure-1b",
+        "--repetitions=1",
+        f"--cache_dir={workspace.cache_directory}",
+    )
+    assert status == 0, err
+    report = (workplace / "out" / "report.md").read_text()
+    assert "what they earn is weaker" in report
+    # Its other epsilon does not make the comparison of the others unfair.
+    assert "not fair" not in report
+    status, _, err = _call(capfd, "--repetitions=1", f"--cache_dir={workspace.cache_directory}")
+    assert status == 0, err
+    (of_5a,) = [
+        section
+        for section in (workplace / "out" / "report.md").read_text().split("## ")
+        if section.startswith("bandmf-figure-5a")
+    ]
+    assert "what they earn is weaker" not in of_5a
