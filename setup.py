@@ -61,6 +61,7 @@ setuptools.setup(
     ],
     packages=setuptools.find_packages(
         include=[
+            "cifar10_classification*",
             "digit_classification*",
             "mf_aggregators*",
             "reproduction*",
@@ -81,6 +82,7 @@ setuptools.setup(
             "mf-plan=mf_aggregators.commands.plan:run",
             "mf-report=mf_aggregators.commands.report:run",
             "reproduce-paper=reproduction.reproduce_paper:run",
+            "run-cifar10=cifar10_classification.run_cifar10:run",
             "run-digits=digit_classification.run_digits:run",
             "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
             "simulate-participation=simulations.simulate_participation:run",

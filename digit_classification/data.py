@@ -8,13 +8,12 @@ of one form, so they are of one hand. The forms are 14 and the writers 13: clien
 writers, and no more is known.
 """
 
-import dataclasses
-import hashlib
 import itertools
 
 import numpy as np
 
 from mf_aggregators import validation
+from simulations.labelled_images import Images, concatenated
 
 # Where the forms begin in the file, and where the last one ends.
 _BOUNDS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667, 1797)
@@ -25,35 +24,12 @@ NUM_PIXELS = 64
 NUM_CLASSES = 10
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Images:
-    """Labelled images.
-
-    Attributes:
-      pixels: (m, 64) float32 in [0, 1], rows of an 8x8 image one after the other.
-      labels: (m,) int32, the digits.
-    """
-
-    pixels: np.ndarray
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def fingerprint(self) -> str:
-        """Returns the SHA-256 of pixels and labels, in hexadecimal digits."""
-        digest = hashlib.sha256()
-        for array in (self.pixels, self.labels):
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
-
-
 def load() -> tuple[Images, ...]:
     """Returns the images of each form, in the order of the file.
 
     Returns:
-      14 forms of 122 to 130 images.
+      14 forms of 122 to 130 images: (m, 64) float32 pixels in [0, 1], the rows of an 8x8 image
+      one after the other, and (m,) int32 labels.
 
     Raises:
       ValueError: If scikit-learn is missing, or has other images.
@@ -118,15 +94,3 @@ def test(forms: tuple[Images, ...]) -> Images:
       forms: What :func:`load` returned.
     """
     return concatenated(forms[_TEST_FORMS])
-
-
-def concatenated(parts: tuple[Images, ...]) -> Images:
-    """Returns all images of the parts as one.
-
-    Args:
-      parts: At least one.
-    """
-    return Images(
-        np.concatenate([part.pixels for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-    )

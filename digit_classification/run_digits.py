@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 from absl import flags
 
 from digit_classification import data
-from digit_classification.data import Images
 from mf_aggregators import validation
 from simulations import federated_runs
 from simulations.federated_task import FederatedTask, TaskCommand
+from simulations.labelled_images import Images, concatenated
 
 # What a run uses where its flags do not say otherwise.
 _COMMON: Mapping[str, Any] = {
@@ -85,7 +85,7 @@ class DigitsData:
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of all images."""
-        return data.concatenated(self.forms).fingerprint()
+        return concatenated(self.forms).fingerprint()
 
     def load(self, seed: int) -> FederatedTask:
         """Returns the task.
@@ -143,8 +143,8 @@ def _outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return [
         ("training images", f"{facts['num_examples']:,}"),
         (
-            f"always {facts['most_frequent_digit']}",
-            f"{100 * facts['most_frequent_digit_accuracy']:.2f} %",
+            f"always {facts['most_frequent_class']}",
+            f"{100 * facts['most_frequent_class_accuracy']:.2f} %",
         ),
     ]
 

@@ -10,6 +10,8 @@ import pathlib
 import types
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from mf_aggregators import (
     accounting,
     band_choice,
@@ -32,7 +34,8 @@ from simulations.repeated_runs import Variant
 
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"
-DATASETS = (DOCSTRINGS, STACKOVERFLOW)
+CIFAR10 = "cifar10"
+DATASETS = (DOCSTRINGS, STACKOVERFLOW, CIFAR10)
 
 # The mechanisms of the papers, by what makes their matrices.
 IDENTITY = "identity"
@@ -91,6 +94,11 @@ class Setting:
     command: str = "run-stackoverflow"
     reference: "Setting | None" = None
     reference_kind: str = BANDED
+
+    @property
+    def has_paper_rates(self) -> bool:
+        """Whether the papers print learning rates, noise and bands for it."""
+        return self.dataset == STACKOVERFLOW
 
     @property
     def schema(self) -> MinSeparation:
@@ -163,7 +171,7 @@ SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
         ),
     }
 )
-# BandMF Fig. 1 (a): every example is a client. CIFAR-10 there, scikit-learn's digits here.
+# BandMF Figs. 1 (a) and 10: every example is a client. Scikit-learn's digits stand for CIFAR-10.
 CENTRALISED: Mapping[str, Setting] = types.MappingProxyType(
     {
         DOCSTRINGS: Setting(
@@ -180,7 +188,22 @@ CENTRALISED: Mapping[str, Setting] = types.MappingProxyType(
             flags=("--examples_per_client=1",),
             command="run-digits",
             reference_kind=AMPLIFIED_BANDED,
-        )
+        ),
+        # 20 epochs, App. H; the learning rate is the command's, of which the paper prints none.
+        CIFAR10: Setting(
+            name="centralised",
+            dataset=CIFAR10,
+            num_rounds=2000,
+            population=50_000,
+            clients_per_round=500,
+            separation=100,
+            clients_of_single_pass=25,
+            delta=1e-5,
+            learning_rate=0.1,
+            momentum=0.95,
+            command="run-cifar10",
+            reference_kind=AMPLIFIED_BANDED,
+        ),
     }
 )
 
@@ -237,7 +260,7 @@ def num_bands(arm: Arm, setting: Setting, workspace: Workspace) -> BandChoice:
     candidates = band_choice.powers_of_two(setting.separation)
     if arm.kind == AMPLIFIED_IDENTITY:
         candidates = [1]
-    elif setting.dataset == STACKOVERFLOW and arm.paper_bands is not None:
+    elif setting.has_paper_rates and arm.paper_bands is not None:
         candidates = [arm.paper_bands]
     return band_choice.best(
         band_choice.compare(
@@ -297,13 +320,16 @@ def _multi_epoch(setting: Setting, workspace: Workspace) -> Factorization:
     )
 
 
-def effective_rmse(arm: Arm, setting: Setting, workspace: Workspace) -> float:
+def effective_rmse(
+    arm: Arm, setting: Setting, workspace: Workspace, workload: np.ndarray | None = None
+) -> float:
     """Returns BandMF Eq. 11 for an arm: RMSE times noise multiplier over clients per round.
 
     Args:
       arm: The arm.
       setting: The task and its size.
       workspace: Where matrices are kept.
+      workload: What errors are of; the prefix sum by default, and for sampled arms always.
     """
     if arm.kind in _AMPLIFIED:
         return num_bands(arm, setting, workspace).effective_rmse
@@ -314,7 +340,8 @@ def effective_rmse(arm: Arm, setting: Setting, workspace: Workspace) -> float:
     elif arm.kind == MULTI_EPOCH_FIXED_ORDER:
         schema = _fixed_order(setting)
     multiplier = accounting.noise_multiplier(arm.epsilon, setting.delta)
-    rmse = matrix_of(arm, setting, workspace).rmse(prefix_sum(setting.num_rounds), schema)
+    of = prefix_sum(setting.num_rounds) if workload is None else workload
+    rmse = matrix_of(arm, setting, workspace).rmse(of, schema)
     return rmse * multiplier / clients
 
 
@@ -330,7 +357,7 @@ def learning_rate(arm: Arm, setting: Setting, workspace: Workspace) -> float:
       setting: The task and its size.
       workspace: Where matrices are kept.
     """
-    if setting.dataset == STACKOVERFLOW:
+    if setting.has_paper_rates:
         return arm.rate_factor * arm.paper_rate
     reference = Arm("BandMF", setting.reference_kind, 8.0, 1.0)
     of_reference = effective_rmse(reference, setting.reference or setting, workspace)
@@ -375,7 +402,7 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
     else:
         flags.append(f"--checkpoint={_checkpoint(arm, setting, place, workspace)}")
     flags += [*setting.flags, *arm.flags]
-    if setting.dataset == STACKOVERFLOW:
+    if setting.has_paper_rates:
         flags += arm.paper_flags
     if place.workers:
         flags.append(f"--workers={place.workers}")
@@ -384,7 +411,7 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
 
 
 def _noise_flag(arm: Arm, setting: Setting, workspace: Workspace) -> str:
-    if setting.dataset == STACKOVERFLOW and arm.paper_noise_multiplier is not None:
+    if setting.has_paper_rates and arm.paper_noise_multiplier is not None:
         return f"--noise_multiplier={arm.paper_noise_multiplier:g}"
     if arm.kind != MULTI_EPOCH_FIXED_ORDER:
         return f"--target_epsilon={arm.epsilon:g}"

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from mf_aggregators.commands import command_line
 from reproduction import (
     adaptive_streams,
-    banded_amplification,
+    amplification_by_epochs,
     banded_errors,
     banded_guarantees,
+    best_bands,
+    errors_on_images,
     library_comparison,
     prefix_sums,
     training,
@@ -25,7 +27,9 @@ def experiments() -> Mapping[str, Experiment]:
         *prefix_sums.experiments(),
         *adaptive_streams.experiments(),
         *banded_errors.experiments(),
-        *banded_amplification.experiments(),
+        *best_bands.experiments(),
+        *amplification_by_epochs.experiments(),
+        *errors_on_images.experiments(),
         *banded_guarantees.experiments(),
         *library_comparison.experiments(),
         *training.experiments(),

@@ -86,8 +86,8 @@ def main(values: flags.FlagValues) -> None:
         if experiment.datasets and values.dataset not in experiment.datasets:
             command_line.check_choice(
                 experiment.name not in values.only,
-                f"{experiment.name} cannot be trained with --dataset={values.dataset}: no command "
-                "here trains CIFAR-10. Leave --dataset out for scikit-learn's digits.",
+                f"{experiment.name} cannot be trained with --dataset={values.dataset}: its data "
+                f"sets are {' and '.join(experiment.datasets)}.",
             )
             _say(f"{experiment.name} is left out: it has no --dataset={values.dataset}.")
             chosen = [each for each in chosen if each is not experiment]

@@ -33,6 +33,7 @@ from simulations import atomic_files, quiet, run_directory, run_flags
 MODULES: Mapping[str, str] = types.MappingProxyType(
     {
         "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
+        "run-cifar10": "cifar10_classification.run_cifar10",
         "run-digits": "digit_classification.run_digits",
     }
 )

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = (
+    "cifar10_classification",
     "digit_classification",
     "mf_aggregators",
     "reproduction",

@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folders with Python of ours; the root itself gives quickstart.py alone.
 FOLDERS = (
+    "cifar10_classification",
     "digit_classification",
     "mf_aggregators",
     "reproduction",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sklearn import datasets
 
 from digit_classification import data
+from simulations.labelled_images import Images, concatenated
 
 _FORMS = data.load()
 
@@ -47,7 +48,7 @@ def test_each_form_shows_the_same_sequence_with_some_digits_missing() -> None:
 def test_clients_are_pieces_of_one_form_of_nearly_equal_size(examples_per_client: int) -> None:
     clients = data.clients(_FORMS, examples_per_client)
     assert list(clients) == sorted(clients)
-    by_form: dict[str, list[data.Images]] = {}
+    by_form: dict[str, list[Images]] = {}
     for name, images in clients.items():
         assert 1 <= len(images) <= examples_per_client
         by_form.setdefault(name.split("_")[0], []).append(images)
@@ -66,7 +67,7 @@ def test_the_two_settings_have_143_and_1415_clients() -> None:
 
 
 def test_splits_share_no_form_and_leave_none_out() -> None:
-    train = data.concatenated(tuple(data.clients(_FORMS, 7).values()))
+    train = concatenated(tuple(data.clients(_FORMS, 7).values()))
     parts = [train, data.heldout(_FORMS), data.test(_FORMS)]
     assert [len(part) for part in parts] == [1415, 130, 252]
     np.testing.assert_array_equal(
@@ -81,7 +82,7 @@ def test_fingerprints_tell_pixels_and_labels_apart() -> None:
     pixels, labels = form.pixels.copy(), form.labels.copy()
     pixels[3, 4] += 0.5
     labels[5] += 1
-    others = [data.Images(pixels, form.labels), data.Images(form.pixels, labels), _FORMS[1]]
+    others = [Images(pixels, form.labels), Images(form.pixels, labels), _FORMS[1]]
     assert len({images.fingerprint() for images in [form, *others]}) == 4
 
 

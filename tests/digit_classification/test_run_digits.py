@@ -17,6 +17,7 @@ from digit_classification import data, run_digits
 from mf_aggregators.commands import command_line
 from simulations import federated_runs, run_flags, run_plans, run_statements
 from simulations.device_populations import DeviceBehaviour
+from simulations.labelled_images import concatenated
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
 
@@ -54,14 +55,14 @@ def test_data_counts_its_clients() -> None:
     for arguments, clients in (((), 143), (("--examples_per_client=1",), 1415)):
         opened = run_digits.COMMAND.open_data(_options(*arguments))
         assert opened.num_clients == clients
-        assert opened.fingerprint() == data.concatenated(data.load()).fingerprint()
+        assert opened.fingerprint() == concatenated(data.load()).fingerprint()
 
 
 def test_facts_as_lines() -> None:
     facts = {
         "num_examples": 1415,
-        "most_frequent_digit": 3,
-        "most_frequent_digit_accuracy": 0.1031746,
+        "most_frequent_class": 3,
+        "most_frequent_class_accuracy": 0.1031746,
     }
     lines = run_digits.COMMAND.outcome_lines(facts)
     assert list(lines) == [("training images", "1,415"), ("always 3", "10.32 %")]

@@ -13,6 +13,7 @@ import mf_aggregators as mfa
 from digit_classification import data, task
 from simulations import training_loop
 from simulations.federated_task import HELDOUT, TEST, FederatedTask
+from simulations.labelled_images import concatenated
 from simulations.quiet import StopRequest
 from simulations.state_store import StateStore
 from simulations.training_loop import FederatedRun
@@ -50,7 +51,7 @@ def test_evaluations_are_those_of_the_split(digits: FederatedTask) -> None:
     generator = np.random.default_rng(1)
     weights = (generator.normal(size=(64, 10)).astype(np.float32), np.arange(10, dtype=np.float32))
     for split, forms in ((HELDOUT, _FORMS[11:12]), (TEST, _FORMS[12:])):
-        images = data.concatenated(forms)
+        images = concatenated(forms)
         logits = images.pixels.astype(np.float64) @ weights[0] + weights[1]
         log_sums = np.log(np.sum(np.exp(logits), axis=1))
         own = logits[np.arange(len(images)), images.labels]
@@ -64,10 +65,10 @@ def test_evaluations_are_those_of_the_split(digits: FederatedTask) -> None:
 def test_facts(digits: FederatedTask) -> None:
     train = np.concatenate([form.labels for form in _FORMS[:11]])
     test = np.concatenate([form.labels for form in _FORMS[12:]])
-    digit = digits.facts["most_frequent_digit"]
+    digit = digits.facts["most_frequent_class"]
     counts = [int(np.sum(train == other)) for other in range(10)]
     assert counts[digit] == max(counts)
-    assert digits.facts["most_frequent_digit_accuracy"] == np.mean(test == digit)
+    assert digits.facts["most_frequent_class_accuracy"] == np.mean(test == digit)
     assert digits.facts["num_examples"] == len(train)
 
 

@@ -8,8 +8,9 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from reproduction import (
     adaptive_streams,
-    banded_amplification,
+    amplification_by_epochs,
     banded_guarantees,
+    best_bands,
     library_comparison,
     prefix_sums,
 )
@@ -68,7 +69,7 @@ def test_losses_by_time() -> None:
 
 def test_the_best_number_of_bands_of_small_cells() -> None:
     """A cell by brute force over its candidates, and DP-SGD among them."""
-    (cell,) = banded_amplification.cells(_WORKSPACE, (2.0,), (4,), 32)
+    (cell,) = best_bands.cells(_WORKSPACE, (2.0,), (4,), 32)
     assert [choice.num_bands for choice in cell.choices] == [1, 2, 4, 8]
     errors = {choice.num_bands: choice.noise_multiplier * choice.rmse for choice in cell.choices}
     assert cell.best.num_bands == min(errors, key=errors.__getitem__)
@@ -127,7 +128,7 @@ def test_every_mechanism_beside_the_floor() -> None:
 
 def test_multi_epoch_errors_are_the_least_that_was_found() -> None:
     """Few epochs are certified; as many as rounds leave a diagonal C, whose optimum is exact."""
-    found = banded_amplification.multi_epoch_errors(_WORKSPACE, (1, 2, 32), 32)
+    found = amplification_by_epochs.multi_epoch_errors(_WORKSPACE, (1, 2, 32), 32)
     assert not found.uncertified
     workload = np.tri(32)
     single = factorizations.optimal(workload)

@@ -14,12 +14,13 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
+from cifar10_classification import run_cifar10
 from digit_classification import data as digits
 from digit_classification import run_digits
 from mf_aggregators.band_choice import BandChoice
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from reproduction import arms, reproduce_paper, training
+from reproduction import arms, reproduce_paper, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations import run_flags, run_plans
 from simulations.repeated_runs import Variant
@@ -169,18 +170,18 @@ def test_the_papers_size() -> None:
     found = {
         definition: definition("stackoverflow")
         for definition in (
-            training.arms_of_figure_5a,
-            training.arms_of_figure_1b,
-            training.arms_of_figure_11,
-            training.arms_of_denisov_2,
-            training.arms_of_denisov_3,
+            training_tables.arms_of_figure_5a,
+            training_tables.arms_of_figure_1b,
+            training_tables.arms_of_figure_11,
+            training_tables.arms_of_denisov_2,
+            training_tables.arms_of_denisov_3,
         )
     }
     assert [len(of_figure) for of_figure in found.values()] == [25, 14, 45, 20, 14]
     for of_figure in found.values():
         assert len({arm.name for arm in of_figure}) == len(of_figure)
     setting = arms.RETURNING["stackoverflow"]
-    by_name = {arm.name: arm for arm in found[training.arms_of_figure_5a]}
+    by_name = {arm.name: arm for arm in found[training_tables.arms_of_figure_5a]}
     assert by_name["multi_epoch_mf_epsilon_8"].printed is None
     for name, rate, printed in (
         ("dp_sgd_epsilon_1", 0.0244, "16.69"),
@@ -194,7 +195,7 @@ def test_the_papers_size() -> None:
 def test_arms_of_a_single_pass(tmp_path: pathlib.Path) -> None:
     place = TrainingPlace(tmp_path)
     setting = arms.SINGLE_PASS["docstrings"]
-    for arm in training.arms_of_denisov_3("docstrings"):
+    for arm in training_tables.arms_of_denisov_3("docstrings"):
         variant = arms.variant_of(arm, setting, place, Workspace())
         flags = dict(flag[2:].split("=", 1) for flag in variant.flags)
         assert flags["separation"] == flags["num_rounds"] == "100"
@@ -214,7 +215,7 @@ def test_sampled_arms_have_the_bands_of_least_error(
     tmp_path: pathlib.Path, workspace: Workspace
 ) -> None:
     place, setting = TrainingPlace(tmp_path), arms.RETURNING["docstrings"]
-    by_name = {arm.name: arm for arm in training.arms_of_figure_1b("docstrings")}
+    by_name = {arm.name: arm for arm in training_tables.arms_of_figure_1b("docstrings")}
     banded = by_name["bandmf_amplified_epsilon_2"]
     choice = arms.num_bands(banded, setting, workspace)
     alone = arms.num_bands(by_name["dp_sgd_amplified_epsilon_2"], setting, workspace)
@@ -243,14 +244,41 @@ def test_the_centralised_setting_is_that_of_the_digits(
     assert setting.population == len(digits.clients(digits.load(), 1))
     variants = [
         arms.variant_of(arm, setting, TrainingPlace(workplace), workspace)
-        for arm in training.arms_of_figure_1a("docstrings")
+        for arm in training_tables.arms_of_figure_1a("docstrings")
     ]
     assert len(variants) == 6
     assert not any(flag.startswith("--dataset") for each in variants for flag in each.flags)
     assert all("--examples_per_client=1" in each.flags for each in variants)
     status, _, err = _call(capfd, "--only=bandmf-figure-1a", "--dataset=stackoverflow")
     assert status == 2
-    assert "CIFAR-10" in err
+    assert "its data sets are docstrings and cifar10" in err
+
+
+def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = arms.CENTRALISED["cifar10"]
+    # 20 epochs, of which the fixed order takes one in every 100 rounds.
+    assert setting.num_rounds * setting.clients_per_round == 20 * setting.population
+    assert setting.separation * setting.clients_per_round == setting.population
+    monkeypatch.setattr(arms, "num_bands", lambda *_: BandChoice(8, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(arms, "matrix_of", lambda *_: mfa.factorizations.identity(2000))
+    definition = training_tables.arms_of_figure_1a("cifar10")
+    assert len({arm.name for arm in definition}) == len(definition) == 21
+    for arm in definition:
+        variant = arms.variant_of(arm, setting, TrainingPlace(tmp_path, "cifar10"), Workspace())
+        values = flags.FlagValues()
+        flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+        run_flags.define_flags(values, run_cifar10.COMMAND)
+        values(["run", f"--mechanism={variant.mechanism}", *variant.flags])
+        options = run_flags.options_of(values, run_cifar10.COMMAND)
+        is_sgd = arm.kind == arms.AMPLIFIED_IDENTITY
+        assert options["server_momentum"] == (0.0 if is_sgd else 0.95)
+        if arm.kind != arms.MULTI_EPOCH_FIXED_ORDER:
+            assert options["sampling"] == "poisson"
+            # Errors are equal here, and so is how far a gradient moves the model in the end.
+            moved = options["server_learning_rate"] / (1.0 - options["server_momentum"])
+            assert moved == pytest.approx(2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,12 +290,12 @@ class _Population:
 
 
 _DEFINITIONS = (
-    (training.arms_of_figure_1a, arms.CENTRALISED),
-    (training.arms_of_figure_1b, arms.RETURNING),
-    (training.arms_of_figure_5a, arms.RETURNING),
-    (training.arms_of_figure_11, arms.RETURNING),
-    (training.arms_of_denisov_2, arms.SINGLE_PASS),
-    (training.arms_of_denisov_3, arms.SINGLE_PASS),
+    (training_tables.arms_of_figure_1a, arms.CENTRALISED),
+    (training_tables.arms_of_figure_1b, arms.RETURNING),
+    (training_tables.arms_of_figure_5a, arms.RETURNING),
+    (training_tables.arms_of_figure_11, arms.RETURNING),
+    (training_tables.arms_of_denisov_2, arms.SINGLE_PASS),
+    (training_tables.arms_of_denisov_3, arms.SINGLE_PASS),
 )
 
 

@@ -1,0 +1,115 @@
+"""CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images of ten classes.
+
+Keras downloads the data set. Machines without a network read its binary version from a
+directory: records of one byte for the class and 3,072 for the pixels, all red ones, then all
+green and all blue ones, each the rows of a 32x32 image one after the other.
+"""
+
+import pathlib
+
+import numpy as np
+
+from simulations.labelled_images import Images, concatenated
+
+SHAPE = (32, 32, 3)
+NUM_CLASSES = 10
+# Of the data set that Keras downloads.
+NUM_TRAINING_IMAGES = 50_000
+
+_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST_FILE = "test_batch.bin"
+_NUM_VALUES = 3 * 32 * 32
+_RECORD_BYTES = 1 + _NUM_VALUES
+
+
+def num_training_images(directory: pathlib.Path | None) -> int:
+    """Returns how many training images there are, without reading or downloading them.
+
+    Args:
+      directory: What :func:`load` takes.
+
+    Raises:
+      ValueError: If a file is missing or is not of whole records.
+    """
+    if directory is None:
+        return NUM_TRAINING_IMAGES
+    return sum(_num_records(directory / name) for name in _TRAIN_FILES)
+
+
+def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
+    """Returns the training and the test images.
+
+    Args:
+      directory: Where the files of the binary version are, data_batch_1.bin to data_batch_5.bin
+        and test_batch.bin, with any number of images each; None for what Keras downloads, which
+        it keeps in ~/.keras/datasets.
+
+    Returns:
+      Images with (m, 32, 32, 3) uint8 pixels and (m,) int32 labels, in the order of the files,
+      which is the same for both versions.
+
+    Raises:
+      ValueError: If a file is missing or damaged, or the download fails.
+    """
+    if directory is None:
+        return _download()
+    train = concatenated([_read(directory / name) for name in _TRAIN_FILES])
+    return train, _read(directory / _TEST_FILE)
+
+
+def as_input(pixels: np.ndarray) -> np.ndarray:
+    """Returns pixels as a model takes them: float32 in [-1, 1].
+
+    Args:
+      pixels: uint8 array of any shape.
+    """
+    return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
+
+
+def _num_records(path: pathlib.Path) -> int:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}): --cifar10_dir is the directory "
+            "cifar-10-batches-bin of CIFAR-10's binary version."
+        ) from error
+    if size == 0 or size % _RECORD_BYTES:
+        raise ValueError(
+            f"{path} has {size} bytes, which are no whole records of {_RECORD_BYTES}: copy it "
+            "again from CIFAR-10's binary version."
+        )
+    return size // _RECORD_BYTES
+
+
+def _read(path: pathlib.Path) -> Images:
+    records = np.fromfile(path, np.uint8).reshape(_num_records(path), _RECORD_BYTES)
+    labels = records[:, 0].astype(np.int32)
+    if np.max(labels) >= NUM_CLASSES:
+        raise ValueError(
+            f"{path} has the class {np.max(labels)}, and CIFAR-10's are 0 to {NUM_CLASSES - 1}: "
+            "it is damaged, or is of another data set."
+        )
+    channels, height, width = SHAPE[2], SHAPE[0], SHAPE[1]
+    pixels = records[:, 1:].reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+    return Images(np.ascontiguousarray(pixels), labels)
+
+
+def _download() -> tuple[Images, Images]:
+    import tensorflow as tf
+
+    try:
+        train, test = tf.keras.datasets.cifar10.load_data()
+    except Exception as error:
+        # Keras raises a bare Exception for a failed download, and others for damaged files.
+        reason = str(error).strip() or type(error).__name__
+        raise ValueError(
+            f"CIFAR-10 could not be downloaded or read by Keras ({reason.splitlines()[-1]}). On a "
+            "machine without a network, unpack cifar-10-binary.tar.gz, and name its directory by "
+            "--cifar10_dir. If files of an earlier download in ~/.keras/datasets are damaged, "
+            "delete them."
+        ) from error
+    images = [
+        Images(pixels, labels.reshape(-1).astype(np.int32)) for pixels, labels in (train, test)
+    ]
+    return images[0], images[1]

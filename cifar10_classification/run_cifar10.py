@@ -1,0 +1,143 @@
+r"""run-cifar10: one training run of CIFAR-10 with single images as clients, private or not.
+
+The papers' centralised setting (BandMF Sec. 5 and App. H): 20 epochs over 50,000 images in
+batches of 500, with a guarantee for each image. --sampling=poisson draws the batches as the
+papers account for them; without it no image is used again within 100 rounds, and nothing is
+amplified. At that size it is for machines with many cores, and for --workers. Run again with
+the same --output_dir, it resumes.
+
+Examples:
+  run-cifar10 --output_dir=runs/cifar10 --sampling=poisson --num_bands=32
+  run-cifar10 --output_dir=runs/cifar10_sgd --sampling=poisson --mechanism=identity \
+    --server_momentum=0 --server_learning_rate=2
+  run-cifar10 --output_dir=runs/small --cifar10_dir=cifar-10-batches-bin --num_rounds=20 \
+    --clients_per_round=50
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from absl import flags
+
+from cifar10_classification import data
+from simulations import federated_runs
+from simulations.federated_task import FederatedTask, TaskCommand
+from simulations.labelled_images import Images, concatenated
+
+# The server's rate is not the papers', which print none.
+_DEFAULTS: Mapping[str, Any] = {
+    "client_optimizer": "sgd",
+    "client_learning_rate": 1.0,
+    "client_epochs": 1,
+    "batch_size": 1,
+    "server_learning_rate": 0.1,
+    "server_momentum": 0.95,
+    "server_warmup": 0.0,
+    "server_cooldown": 0.25,
+    "evaluate_every": 50,
+    "target_epsilon": 8.0,
+    "delta": 1e-5,
+    "max_bands": 64,
+    "num_rounds": 2000,
+    "clients_per_round": 500,
+    "clip_norm": 1.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cifar10Data:
+    """CIFAR-10, each training image a client.
+
+    Attributes:
+      directory: Where the files of the binary version are; None for Keras's download.
+    """
+
+    directory: pathlib.Path | None
+
+    @property
+    def name(self) -> str:
+        """The data set."""
+        return "CIFAR-10" if self.directory is None else str(self.directory)
+
+    @functools.cached_property
+    def num_clients(self) -> int:
+        """The training images."""
+        return data.num_training_images(self.directory)
+
+    def fingerprint(self) -> str:
+        """Returns the SHA-256 of all images."""
+        return concatenated(self._images).fingerprint()
+
+    def load(self, seed: int) -> FederatedTask:
+        """Returns the task.
+
+        Args:
+          seed: Of the initial weights.
+        """
+        from cifar10_classification import task
+
+        return task.federated_task(*self._images, seed)
+
+    @functools.cached_property
+    def _images(self) -> tuple[Images, Images]:
+        return data.load(self.directory)
+
+
+def _define_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "cifar10_dir",
+        None,
+        "The directory of CIFAR-10's binary version (data_batch_1.bin, ..., test_batch.bin); by "
+        "default Keras downloads the data set into ~/.keras/datasets.",
+        flag_values=values,
+    )
+
+
+def _check_flags(options: Mapping[str, Any]) -> None:
+    for name in ("batch_size", "client_epochs"):
+        if options[name] != 1:
+            raise ValueError(
+                f"--{name} must be 1 in run-cifar10, where a client has one image: found "
+                f"{options[name]}."
+            )
+
+
+def _open_data(options: Mapping[str, Any]) -> Cifar10Data:
+    given = options["cifar10_dir"]
+    return Cifar10Data(None if given is None else pathlib.Path(given))
+
+
+def _outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    return [
+        ("training images", f"{facts['num_examples']:,}"),
+        (
+            f"always class {facts['most_frequent_class']}",
+            f"{100 * facts['most_frequent_class_accuracy']:.2f} %",
+        ),
+    ]
+
+
+COMMAND = TaskCommand(
+    name="run-cifar10",
+    description=__doc__ or "",
+    define_flags=_define_flags,
+    defaults=lambda values: _DEFAULTS,
+    default_texts={
+        name: f"Default: {default}." for name, default in _DEFAULTS.items() if name != "max_bands"
+    },
+    check_flags=_check_flags,
+    open_data=_open_data,
+    outcome_lines=_outcome_lines,
+)
+
+
+def run() -> NoReturn:
+    """Entry point of the console command."""
+    federated_runs.run(COMMAND)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,252 @@
+"""The arms of the papers' training comparisons, from the papers' tables."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from reproduction import arms as kinds
+from reproduction.arms import Arm
+
+# Privacy targets of scaled-down comparisons: those where noise decides, and does not forbid.
+_SMALL_TARGETS = (2.0, 8.0)
+_SMALL_TARGETS_OF_SINGLE_PASS = (3.7, 18.9)
+
+# BandMF Table 4: the server's rate and the test accuracy in percent, by epsilon 1, 2, 4, 8, 16.
+_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[float, str | None], ...]] = {
+    ("DP-SGD", kinds.IDENTITY): (
+        (0.0244, "16.69"),
+        (0.0414, "18.42"),
+        (0.0704, "19.81"),
+        (0.1197, "21.08"),
+        (0.3460, "22.26"),
+    ),
+    ("Single-epoch MF", kinds.SINGLE_EPOCH): (
+        (0.1197, "20.44"),
+        (0.2035, "21.70"),
+        (0.3460, "22.90"),
+        (0.5882, "23.88"),
+        (1.0000, "24.62"),
+    ),
+    ("Optimal TreeAgg", kinds.TREE_FULL): (
+        (0.2035, "21.25"),
+        (0.3460, "22.59"),
+        (0.5882, "23.62"),
+        (1.0000, "24.45"),
+        (1.7000, "25.14"),
+    ),
+    ("Multi-epoch MF", kinds.MULTI_EPOCH): (
+        (0.2035, "21.92"),
+        (0.3460, "23.04"),
+        (0.5882, "24.02"),
+        (1.0000, None),
+        (1.7000, "25.33"),
+    ),
+    ("BandMF", kinds.BANDED): (
+        (0.2035, "22.05"),
+        (0.5882, "23.19"),
+        (1.0000, "24.16"),
+        (1.0000, "24.88"),
+        (1.7000, "25.41"),
+    ),
+}
+# BandMF Table 5, likewise, and the bands of BandMF: at epsilon 16 all of them, without
+# amplification, which is multi-epoch MF.
+_FIGURE_1B: Mapping[tuple[str, str], tuple[tuple[float, str], ...]] = {
+    ("DP-SGD, amplified", kinds.AMPLIFIED_IDENTITY): (
+        (0.3460, "22.22"),
+        (0.3460, "22.62"),
+        (0.3460, "22.94"),
+        (0.5882, "23.30"),
+        (0.5882, "23.61"),
+    ),
+    ("Multi-epoch MF, fixed order", kinds.MULTI_EPOCH_FIXED_ORDER): (
+        (0.2035, "22.10"),
+        (0.3460, "23.24"),
+        (0.5882, "24.16"),
+        (1.0000, "24.88"),
+        (1.7000, "25.43"),
+    ),
+    ("BandMF, amplified", kinds.AMPLIFIED_BANDED): (
+        (0.3460, "22.83"),
+        (0.5882, "23.71"),
+        (1.0000, "24.42"),
+        (1.7000, "24.99"),
+    ),
+}
+_BANDS_OF_1B = (9, 18, 32, 64)
+# Denisov et al. Table 4: the server's and the clients' rates and momentum, by epsilon.
+_EPSILONS_OF_DENISOV = (18.9, 8.2, 3.7, 1.7, 0.8)
+_NOISE_MULTIPLIERS = (0.341, 0.682, 1.364, 2.728, 5.456)
+_DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, float, float], ...]] = {
+    ("Honaker Full", kinds.TREE_FULL): (
+        (0.5, 1.0, 0.95),
+        (0.25, 1.0, 0.95),
+        (0.25, 1.0, 0.9),
+        (0.25, 0.5, 0.9),
+        (0.25, 0.5, 0.0),
+    ),
+    ("Honaker Online", kinds.TREE_ONLINE): (
+        (0.25, 1.0, 0.95),
+        (0.25, 1.0, 0.9),
+        (0.25, 0.5, 0.9),
+        (0.25, 1.0, 0.0),
+        (0.25, 0.5, 0.0),
+    ),
+    ("Opt Prefix Sum", kinds.SINGLE_EPOCH): (
+        (0.5, 1.0, 0.95),
+        (0.25, 0.5, 0.95),
+        (0.25, 1.0, 0.9),
+        (0.25, 0.5, 0.9),
+        (0.5, 0.5, 0.0),
+    ),
+    ("Optimal M = BC", kinds.TRAINING_OPTIMUM): (
+        (1.0, 1.0, 0.9),
+        (0.25, 1.0, 0.95),
+        (0.25, 0.5, 0.9),
+        (0.25, 0.5, 0.9),
+        (0.5, 0.5, 0.0),
+    ),
+}
+# BandMF App. H: momentum for all but DP-SGD, whose rate makes up for it here.
+_CIFAR10_TARGETS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0)
+_CIFAR10_OF_KIND: Mapping[str, Mapping[str, Any]] = {
+    kinds.AMPLIFIED_IDENTITY: {
+        "flags": ("--server_momentum=0",),
+        "rate_factor": 1.0 / (1.0 - kinds.CENTRALISED[kinds.CIFAR10].momentum),
+    }
+}
+# BandMF's grid of rates has this base; one step down and up from each arm's rate.
+_RATE_BASE = 1.7
+
+
+def arms_of_figure_5a(dataset: str) -> tuple[Arm, ...]:
+    """Returns the arms of BandMF Fig. 5 (a): clients that come back, without amplification.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    return tuple(
+        Arm(label, kind, epsilon, *cells[_TARGETS.index(epsilon)])
+        for epsilon in _targets(dataset)
+        for (label, kind), cells in _FIGURE_5A.items()
+    )
+
+
+def arms_of_figure_1b(dataset: str) -> tuple[Arm, ...]:
+    """Returns the arms of BandMF Fig. 1 (b): batches that are sampled.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    arms = []
+    for epsilon in _targets(dataset):
+        place = _TARGETS.index(epsilon)
+        for (label, kind), cells in _FIGURE_1B.items():
+            if place < len(cells):
+                bands = _BANDS_OF_1B[place] if kind == kinds.AMPLIFIED_BANDED else None
+                arms.append(Arm(label, kind, epsilon, *cells[place], paper_bands=bands))
+    return tuple(arms)
+
+
+def _targets(dataset: str) -> tuple[float, ...]:
+    return _TARGETS if dataset == kinds.STACKOVERFLOW else _SMALL_TARGETS
+
+
+def arms_of_figure_1a(dataset: str) -> tuple[Arm, ...]:
+    """Returns the arms of BandMF Figs. 1 (a) and 10: single examples, sampled.
+
+    Args:
+      dataset: ``docstrings``, for which scikit-learn's digits stand, or ``cifar10``.
+    """
+    if dataset != kinds.CIFAR10:
+        targets = _SMALL_TARGETS
+        return tuple(
+            Arm(label, kind, epsilon, 1.0) for epsilon in targets for label, kind in _FIGURE_1B
+        )
+    return tuple(
+        Arm(label, kind, epsilon, 1.0, **_CIFAR10_OF_KIND.get(kind, {}))
+        for epsilon in _CIFAR10_TARGETS
+        for label, kind in _FIGURE_1B
+    )
+
+
+def arms_of_figure_11(dataset: str) -> tuple[Arm, ...]:
+    """Returns the arms of BandMF Fig. 11: those of Fig. 5 (a) at three learning rates each.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    return tuple(
+        dataclasses.replace(arm, printed=None, rate_factor=_RATE_BASE**step)
+        for arm in arms_of_figure_5a(dataset)
+        if arm.kind in (kinds.IDENTITY, kinds.TREE_FULL, kinds.BANDED)
+        for step in (-1, 0, 1)
+    )
+
+
+def arms_of_denisov_2(dataset: str) -> tuple[Arm, ...]:
+    """Returns the arms of Denisov et al. Fig. 2: a single pass at constant learning rates.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    is_paper_size = dataset == kinds.STACKOVERFLOW
+    targets = _EPSILONS_OF_DENISOV if is_paper_size else _SMALL_TARGETS_OF_SINGLE_PASS
+    found = []
+    for epsilon in targets:
+        place = _EPSILONS_OF_DENISOV.index(epsilon)
+        for (label, kind), cells in _DENISOV_2.items():
+            server, client, momentum = cells[place]
+            found.append(
+                Arm(
+                    label,
+                    kind,
+                    epsilon,
+                    server,
+                    paper_flags=(
+                        f"--client_learning_rate={client:g}",
+                        f"--server_momentum={momentum:g}",
+                    ),
+                    paper_noise_multiplier=_NOISE_MULTIPLIERS[place],
+                )
+            )
+    return tuple(found)
+
+
+def arms_of_denisov_3(dataset: str) -> tuple[Arm, ...]:
+    """Returns the arms of Denisov et al. Figs. 3 and 6: schedules at epsilon 18.9.
+
+    Args:
+      dataset: ``docstrings`` or ``stackoverflow``.
+    """
+    shared = ("--client_learning_rate=1", "--server_momentum=0.95")
+    schedules = {
+        "decay": ("--server_cooldown=0.25", "--cooldown=drop"),
+        "cool-down": ("--server_cooldown=0.25", "--cooldown=linear"),
+    }
+    # Constant rates are those of Fig. 2, and the same runs.
+    found = [arm for arm in arms_of_denisov_2(dataset) if arm.epsilon == _EPSILONS_OF_DENISOV[0]]
+
+    def add(label: str, kind: str, schedule: str, more: tuple[str, ...] = ()) -> None:
+        found.append(
+            Arm(
+                label,
+                kind,
+                _EPSILONS_OF_DENISOV[0],
+                0.5,
+                flags=schedules[schedule],
+                paper_flags=(*shared, *more),
+                paper_noise_multiplier=_NOISE_MULTIPLIERS[0],
+            )
+        )
+
+    for schedule in schedules:
+        for label, kind in _DENISOV_2:
+            add(f"{label}, {schedule}", kind, schedule)
+    if dataset == kinds.STACKOVERFLOW:
+        # As many clients as there are for one pass; the paper does not say of which mechanisms.
+        for label, kind in list(_DENISOV_2)[2:]:
+            more = ("--clients_per_round=167",)
+            add(f"{label}, cool-down, 167 clients", kind, "cool-down", more)
+    return tuple(found)

@@ -1,0 +1,47 @@
+"""Labelled images in memory, without TensorFlow."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images.
+
+    Attributes:
+      pixels: (m, ...) array, images of one shape.
+      labels: (m,) array of integers, the classes from 0.
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: slice) -> "Images":
+        """Returns some of the images, by a slice."""
+        return Images(self.pixels[chosen], self.labels[chosen])
+
+    def fingerprint(self) -> str:
+        """Returns the SHA-256 of pixels and labels, in hexadecimal digits."""
+        digest = hashlib.sha256()
+        for array in (self.pixels, self.labels):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+def concatenated(parts: Sequence[Images]) -> Images:
+    """Returns all images of the parts as one.
+
+    Args:
+      parts: At least one.
+    """
+    return Images(
+        np.concatenate([part.pixels for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+    )

@@ -1,0 +1,67 @@
+"""The command: the papers' size by default, its flags, and a whole small run."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from absl import flags
+
+from cifar10_classification import run_cifar10
+from mf_aggregators.commands import command_line
+from simulations import federated_runs, run_flags
+from tests.cifar10_classification import cifar10_files
+
+
+def _options(*arguments: str) -> dict[str, Any]:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values, run_cifar10.COMMAND)
+    values(["run-cifar10", *arguments])
+    return run_flags.options_of(values, run_cifar10.COMMAND)
+
+
+def test_the_defaults_are_20_epochs_in_batches_of_500() -> None:
+    options = _options()
+    images = run_cifar10.COMMAND.open_data(options).num_clients
+    assert options["num_rounds"] * options["clients_per_round"] == 20 * images
+    # The last 500 of the 2,000 rounds.
+    assert options["server_cooldown"] * options["num_rounds"] == 500
+
+
+def test_a_client_has_one_image() -> None:
+    for flag in ("--batch_size=2", "--client_epochs=3"):
+        with pytest.raises(ValueError, match="must be 1 in run-cifar10"):
+            _options(flag)
+
+
+def test_a_directory_without_the_files_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    status = command_line.run(
+        "",
+        lambda values: run_flags.define_flags(values, run_cifar10.COMMAND),
+        lambda values: federated_runs.main(values, run_cifar10.COMMAND),
+        ["run-cifar10", f"--cifar10_dir={tmp_path}", f"--output_dir={tmp_path / 'run'}"],
+    )
+    assert status == 2
+    assert "data_batch_1.bin cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_whole_run_on_files_of_the_same_format(tmp_path: pathlib.Path) -> None:
+    directory, output = cifar10_files.write_binary(tmp_path / "bin", 40), tmp_path / "run"
+    command = [sys.executable, "-m", "cifar10_classification.run_cifar10"]
+    command += [f"--output_dir={output}", f"--cifar10_dir={directory}", "--sampling=poisson"]
+    command += ["--num_bands=2", "--num_rounds=6", "--clients_per_round=20", "--delta=1e-3"]
+    command += ["--evaluate_every=3", "--format=json"]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads(finished.stdout)
+    assert result["rounds"] == 6
+    assert result["num_examples"] == 200
+    assert result["num_parameters"] == 550_570
+    assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert result["privacy"]["status"] == "finished"
