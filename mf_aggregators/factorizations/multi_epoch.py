@@ -25,7 +25,10 @@ Where every class is one pattern (n <= k b), the bound on |V[i, j]| follows from
 positive semi-definite, so that the three variants have one optimum: X[i, j] = 0 there,
 because V = X^-1 A^T A X^-1 is not singular. There, and wherever V[i, j] is free, V is
 s[i, i]^1/2 R[i, j] s[j, j]^1/2 with R = L L^T of a lower-triangular L with rows of norm one:
-no V on the way is infeasible.
+no V on the way is infeasible. For many participations rounds of one class are so strongly
+correlated that a search from V diagonal goes astray. It starts from a banded matrix there, and
+L is L_0 (I + E) with its rows scaled, L_0 that of the start and E strictly lower triangular:
+around a good start the Hessian in E hardly depends on these correlations.
 """
 
 import dataclasses
@@ -39,6 +42,7 @@ import tqdm
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.factorizations.gram import lower_triangular_factor
+from mf_aggregators.factorizations.multi_epoch_start import BandedStart, banded_start
 from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder
@@ -50,6 +54,8 @@ _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 # Multipliers this close to their bound are taken to be at it.
 _AT_BOUND = 1e-6
 _LARGEST_CHANGE_OF_LOG = 12.0
+# From so many participations on, a search from V diagonal is slower than one from bands.
+_PARTICIPATIONS_TO_START_FROM_BANDS = 12
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
 
@@ -118,6 +124,8 @@ class MultiEpochSearch:
         self._pairs = rows[within], columns[within]
         exists = layout.exists
         self._pair_exists = exists[:, self._pairs[0]] & exists[:, self._pairs[1]]
+        # L_0 of V's correlations.
+        self._base = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
         self.evaluations = 0
         self._squared_error = np.inf
         self._best: _Evaluation | None = None
@@ -126,6 +134,37 @@ class MultiEpochSearch:
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
         weights_mask = self._layout.exists if self._equal_column_norms else self._layout.windows
+        start = self._start_from_bands()
+        if start is None or not self._run_from_bands(start, weights_mask):
+            self._run_from_diagonal(weights_mask)
+
+    def _start_from_bands(self) -> BandedStart | None:
+        """The banded start; None where V diagonal is a good one, or weights are of many windows."""
+        layout = self._layout
+        many = layout.most >= _PARTICIPATIONS_TO_START_FROM_BANDS
+        if not many or not (self._equal_column_norms or layout.positions == layout.most):
+            return None
+        return banded_start(self._workload, self._participation, layout, self._equal_column_norms)
+
+    def _run_from_bands(self, start: BandedStart, weights_mask: np.ndarray) -> bool:
+        """Searches from a banded matrix; False if rounding leaves no V that is definite."""
+        self._keep(start.strategy_matrix)
+        weights = start.diagonal
+        if not self._equal_column_norms:
+            # One pattern in each class, and one weight.
+            exists = self._layout.exists
+            weights = np.sum(weights * exists, axis=1, keepdims=True)
+            weights /= np.sum(exists, axis=1, keepdims=True)
+        ratios = self._correlations(start.correlation_factors)
+        if not _is_positive_definite(self._multiplier_blocks(weights, ratios)):
+            return False
+        self._base = start.correlation_factors
+        self._run_from(
+            weights_mask, np.log(weights[weights_mask]), np.zeros(self._pair_exists.shape)
+        )
+        return True
+
+    def _run_from_diagonal(self, weights_mask: np.ndarray) -> None:
         diagonal = np.zeros(self._pair_exists.shape)
         first = self._evaluate(weights_mask.astype(np.float64), diagonal)
         # One step of the fixed-point iteration, which at V diagonal is that of phi.
@@ -142,7 +181,6 @@ class MultiEpochSearch:
         self, weights_mask: np.ndarray, start: np.ndarray, entries_at_start: np.ndarray
     ) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
-        layout = self._layout
         # In y = sqrt(v) log(v) the Hessian hardly depends on the spread of v.
         scale = np.exp(0.5 * (start - np.max(start)))
         by_class = np.zeros(weights_mask.shape)
@@ -157,7 +195,9 @@ class MultiEpochSearch:
             weights[weights_mask] = np.exp(free[:count] / scale)
             entries = np.zeros(self._pair_exists.shape)
             entries[self._pair_exists] = free[count:] / pair_scale
-            rows = _unit_rows(entries, self._pairs, layout.positions)
+            factors = self._factors(entries)
+            norms = np.linalg.norm(factors, axis=2, keepdims=True)
+            rows = factors / norms
             ratios = self._correlations(rows) if self._by_correlations else entries
             try:
                 evaluation = self._evaluate(weights, ratios)
@@ -170,7 +210,7 @@ class MultiEpochSearch:
             by_weights = self._by_weights(evaluation, ratios, weights) * weights
             by_ratios = self._by_ratios(evaluation, weights)
             if self._by_correlations:
-                by_ratios = self._by_entries(by_ratios, rows, entries)
+                by_ratios = self._by_entries(by_ratios, rows, norms)
             gradient = np.concatenate(
                 [
                     (weights / total - by_weights / evaluation.root_sum)[weights_mask] / scale,
@@ -301,17 +341,20 @@ class MultiEpochSearch:
         correlations = np.matmul(rows, rows.transpose(0, 2, 1))
         return correlations[:, self._pairs[0], self._pairs[1]]
 
-    def _by_entries(
-        self, by_ratios: np.ndarray, rows: np.ndarray, entries: np.ndarray
-    ) -> np.ndarray:
-        """The derivative by L's entries before its rows are scaled, from that by R's."""
+    def _factors(self, entries: np.ndarray) -> np.ndarray:
+        """(b, K, K) L_0 (I + E), before its rows are scaled, from (b, pairs) entries of E."""
+        factors = np.tile(np.eye(self._layout.positions), (len(entries), 1, 1))
+        factors[:, self._pairs[0], self._pairs[1]] = entries
+        return np.matmul(self._base, factors)
+
+    def _by_entries(self, by_ratios: np.ndarray, rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        """The derivative by E's entries, from that by R's, L's rows and their norms before."""
         symmetric = np.zeros_like(rows)
         symmetric[:, self._pairs[0], self._pairs[1]] = by_ratios
         symmetric += symmetric.transpose(0, 2, 1)
         slope = np.matmul(symmetric, rows)
         slope -= rows * np.sum(slope * rows, axis=2, keepdims=True)
-        # The diagonal of L before scaling is one: after it, one over the row's norm.
-        slope *= np.diagonal(rows, axis1=1, axis2=2)[:, :, np.newaxis]
+        slope = np.matmul(self._base.transpose(0, 2, 1), slope / norms)
         return np.where(self._pair_exists, slope[:, self._pairs[0], self._pairs[1]], 0.0)
 
     def _evaluate(self, weights: np.ndarray, ratios: np.ndarray) -> _Evaluation:
@@ -401,6 +444,10 @@ class MultiEpochSearch:
         strategy = _factor_towards_diagonal(self._gram_matrix(evaluation))
         if self._equal_column_norms:
             strategy /= np.linalg.norm(strategy, axis=0)
+        self._keep(strategy)
+
+    def _keep(self, strategy: np.ndarray) -> None:
+        """Keeps C, scaled to sensitivity one, if its error is the best."""
         decoder = scipy.linalg.solve_triangular(
             strategy, self._workload.T, lower=True, trans="T", check_finite=False
         )
@@ -449,16 +496,6 @@ def _is_positive_definite(blocks: np.ndarray) -> bool:
     except np.linalg.LinAlgError:
         return False
     return True
-
-
-def _unit_rows(
-    entries: np.ndarray, pairs: tuple[np.ndarray, np.ndarray], positions: int
-) -> np.ndarray:
-    """(b, K, K) lower-triangular L with rows of norm one, from (b, pairs) entries below ones."""
-    rows = np.zeros((len(entries), positions, positions))
-    rows[:, np.arange(positions), np.arange(positions)] = 1.0
-    rows[:, pairs[0], pairs[1]] = entries
-    return np.asarray(rows / np.linalg.norm(rows, axis=2, keepdims=True))
 
 
 def _factor_towards_diagonal(gram: np.ndarray) -> np.ndarray:

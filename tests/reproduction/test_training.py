@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from absl import flags
 
@@ -374,6 +375,48 @@ def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
         assert plan.options["workers"] == "10.0.0.5:8000"
         if "167" in arm.label:
             assert plan.options["clients_per_round"] == 167
+
+
+def test_the_best_rates_are_fitted_to_both_errors(
+    workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stand-in's accuracy does not depend on the rate: of equal ones the first is the best."""
+    status, out, err = _call(
+        capfd,
+        "--only=bandmf-figure-11",
+        "--repetitions=1",
+        f"--cache_dir={workspace.cache_directory}",
+        "--format=json",
+    )
+    assert status == 0, err
+    rows = {(row["row"], row["quantity"]): row["ours"] for row in json.loads(out)["rows"]}
+    setting = arms.RETURNING["docstrings"]
+    schema, fixed = MinSeparation(25), FixedEpochOrder(4, 25)
+    matrices = {
+        "DP-SGD": mfa.factorizations.identity(100),
+        "Optimal TreeAgg": mfa.factorizations.tree_aggregation(100, "full"),
+        "BandMF": mfa.factorizations.banded(
+            mfa.workloads.prefix_sum(100), 25, participation=fixed, relative_gap=5e-4
+        ),
+    }
+    for quantity, workload in (("prefix sums", np.tri(100)), ("updates", np.eye(100))):
+        points = []
+        for epsilon in (2.0, 8.0):
+            for label, matrix in matrices.items():
+                arm = next(
+                    arm
+                    for arm in training_tables.arms_of_figure_11("docstrings")
+                    if (arm.label, arm.epsilon) == (label, epsilon)
+                )
+                rate = arms.learning_rate(arm, setting, workspace)
+                key = f"epsilon {epsilon:g}, {label}", "best server learning rate of three"
+                assert rows[key] == pytest.approx(rate)
+                multiplier = mfa.accounting.noise_multiplier(epsilon, setting.delta)
+                points.append((matrix.rmse(workload, schema) * multiplier / 100.0, rate))
+        errors, rates = np.log(np.array(points)).T
+        slope = np.cov(errors, rates)[0, 1] / np.var(errors, ddof=1)
+        name = f"slope of log(best server learning rate) by log(effective RMSE of {quantity})"
+        assert rows["all mechanisms and targets", name] == pytest.approx(slope, rel=1e-3)
 
 
 def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(

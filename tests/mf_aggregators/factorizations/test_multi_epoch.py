@@ -1,6 +1,8 @@
 """The optimum under (k, b)-participation against another solver and bounds made anew."""
 
+import dataclasses
 import itertools
+import sys
 import warnings
 from typing import Any
 
@@ -19,6 +21,8 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch, PatternEntries
+from mf_aggregators.factorizations.multi_epoch_start import banded_start
+from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -112,6 +116,14 @@ def _other_optimum(
     return float(np.exp(log_error(found / max(1.0, float(np.max(sums @ found))))[0]))
 
 
+@pytest.fixture(params=[2, 1000], ids=["from bands", "from the diagonal"])
+def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either start of the search, whatever the number of participations."""
+    module = sys.modules[MultiEpochSearch.__module__]
+    monkeypatch.setattr(module, "_PARTICIPATIONS_TO_START_FROM_BANDS", request.param)
+
+
+@pytest.mark.usefixtures("_start")
 @pytest.mark.parametrize("pattern_entries", _VARIANTS)
 @pytest.mark.parametrize(("num_rounds", "epochs", "separation"), _SIZES)
 def test_another_solver_finds_the_same_optimum(
@@ -137,6 +149,7 @@ def test_another_solver_finds_the_same_optimum(
         assert not computed.is_exact or truth == pytest.approx(1.0, rel=1e-9)
 
 
+@pytest.mark.usefixtures("_start")
 @pytest.mark.parametrize(("num_rounds", "epochs", "separation"), _SIZES)
 def test_equal_norms_and_orthogonal_patterns_against_another_solver(
     num_rounds: int, epochs: int, separation: int
@@ -389,6 +402,97 @@ def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObj
     slope = 2.0 * (above.root_sum - below.root_sum) / (2.0 * step)
     expected = np.sum(by_weights * along_weights) + np.sum(by_ratios * along_ratios)
     assert expected == pytest.approx(slope, rel=1e-5, abs=1e-6 * evaluation.root_sum)
+
+
+@given(st.integers(2, 9), st.data())
+@settings(max_examples=40, deadline=None)
+def test_gradients_by_factors_of_correlations_are_slopes(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    """Around any L_0: the bound's slope along entries of E in L_0 (I + E)."""
+    separation = data.draw(st.integers(1, num_rounds - 1))
+    search = MultiEpochSearch(
+        _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
+        FixedEpochOrder(-(-num_rounds // separation), separation),
+        equal_column_norms=data.draw(st.booleans()),
+        pattern_entries="any",
+        relative_gap=1e-300,
+        max_evaluations=1,
+        show_progress=False,
+    )
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    layout, exists = search._layout, search._pair_exists
+    base = np.tril(generator.uniform(-0.5, 0.5, search._base.shape), -1)
+    # Rounds that do not exist are correlated with none.
+    base *= layout.exists[:, :, np.newaxis] & layout.exists[:, np.newaxis]
+    base += np.eye(layout.positions)
+    search._base = base / np.linalg.norm(base, axis=2, keepdims=True)
+    weights = np.ones((layout.exists if search._equal_column_norms else layout.windows).shape)
+
+    def evaluated(entries: np.ndarray) -> tuple[float, np.ndarray]:
+        factors = search._factors(entries)
+        norms = np.linalg.norm(factors, axis=2, keepdims=True)
+        rows = factors / norms
+        evaluation = search._evaluate(weights, search._correlations(rows))
+        return evaluation.root_sum, search._by_entries(
+            search._by_ratios(evaluation, weights), rows, norms
+        )
+
+    entries = np.where(exists, generator.uniform(-0.3, 0.3, exists.shape), 0.0)
+    along = np.where(exists, generator.normal(size=exists.shape), 0.0)
+    step = 1e-6
+    above, _ = evaluated(entries + step * along)
+    below, _ = evaluated(entries - step * along)
+    root_sum, by_entries = evaluated(entries)
+    slope = 2.0 * (above - below) / (2.0 * step)
+    assert np.sum(by_entries * along) == pytest.approx(slope, rel=1e-5, abs=1e-6 * root_sum)
+
+
+@pytest.mark.parametrize("equal_column_norms", [False, True])
+@pytest.mark.parametrize(
+    ("num_rounds", "epochs", "separation"), [(96, 12, 8), (96, 32, 3), (97, 49, 2), (60, 60, 1)]
+)
+@pytest.mark.filterwarnings("ignore::mf_aggregators.factorizations.NotConvergedWarning")
+def test_many_participations_converge(
+    num_rounds: int, epochs: int, separation: int, equal_column_norms: bool
+) -> None:
+    workload, participation = workloads.prefix_sum(num_rounds), FixedEpochOrder(epochs, separation)
+    best = optimal(
+        workload,
+        participation,
+        equal_column_norms=equal_column_norms,
+        relative_gap=1e-3,
+        max_evaluations=80,
+    )
+    assert best.optimality_gap is not None
+    assert best.optimality_gap < 5e-3
+    # One of the same class.
+    bands = banded(workload, separation, equal_column_norms, participation)
+    assert best.rmse(workload, participation) <= bands.rmse(workload, participation) * (1 + 1e-9)
+    if separation == 1:
+        # All rounds are one pattern: X is diagonal, and one column norm x_i costs a_i / x_i.
+        squares = np.arange(num_rounds, 0, -1.0)
+        if equal_column_norms:
+            least = num_rounds * np.sum(squares)
+        else:
+            least = np.sum(np.sqrt(squares)) ** 2
+        assert best.total_error(workload, participation) ** 2 == pytest.approx(least, rel=1e-6)
+
+
+def test_a_start_that_rounding_has_spoiled_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search from the diagonal takes its place."""
+    module = sys.modules[MultiEpochSearch.__module__]
+    workload, participation = workloads.prefix_sum(24), FixedEpochOrder(12, 2)
+    expected = optimal(workload, participation, relative_gap=1e-3)
+    start = banded_start(workload, participation, PatternLayout(24, 2, 12), False)
+    assert start is not None
+    singular = np.ones_like(start.correlation_factors) / 12**0.5
+    for spoiled in (None, dataclasses.replace(start, correlation_factors=singular)):
+        monkeypatch.setattr(module, "banded_start", lambda *_, start=spoiled: start)
+        found = optimal(workload, participation, relative_gap=1e-3)
+        assert found.rmse(workload, participation) == pytest.approx(
+            expected.rmse(workload, participation), rel=1e-3
+        )
 
 
 def test_a_search_that_is_stopped_says_so_and_states_its_gap() -> None:
