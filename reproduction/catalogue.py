@@ -54,7 +54,7 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
     for name in names:
         if name in (NUMBERS, TRAINING):
             wanted |= {
-                each.name for each in known.values() if bool(each.datasets) == (name == TRAINING)
+                each.name for each in known.values() if bool(each.targets) == (name == TRAINING)
             }
             continue
         command_line.check_choice(

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -118,12 +119,14 @@ class TrainingPlace:
       dataset: ``docstrings``, scaled down, or ``stackoverflow`` at the papers' size.
       repetitions: Runs of each arm.
       workers: ``host:port,...`` of TFF worker processes; None for this machine alone.
+      targets: The epsilons whose arms are trained; None for all.
     """
 
     directory: pathlib.Path
     dataset: str = "docstrings"
     repetitions: int = 3
     workers: str | None = None
+    targets: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,14 +168,17 @@ class Experiment:
       source: The paper and the place in it.
       title: What it shows, one line.
       run: Computes it.
-      datasets: What it can be trained on, for hours; none for an experiment on numbers.
+      targets: What it can be trained on, for hours, and the epsilons of its arms there; none for
+        an experiment on numbers.
     """
 
     name: str
     source: str
     title: str
     run: Callable[[Workspace], Outcome]
-    datasets: tuple[str, ...] = ()
+    targets: Mapping[str, tuple[float, ...]] = dataclasses.field(
+        default_factory=lambda: types.MappingProxyType({})
+    )
 
 
 def prefix_sum(num_rounds: int) -> workloads.Workload:

@@ -17,11 +17,13 @@ import pathlib
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 
 from absl import flags
 
 from mf_aggregators import factorization_cache, validation
 from mf_aggregators.commands import command_line
+from mf_aggregators.commands.command_line import CommandError
 from reproduction import arms, catalogue, report, results
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
@@ -53,6 +55,12 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_integer("repetitions", 3, "Runs of each arm that trains.", flag_values=values)
+    flags.DEFINE_list(
+        "targets",
+        None,
+        "Of what trains, only the arms of these epsilons; default: all that an experiment has.",
+        flag_values=values,
+    )
     flags.DEFINE_string(
         "workers",
         None,
@@ -68,6 +76,8 @@ def main(values: flags.FlagValues) -> None:
         return
     chosen = catalogue.chosen(values.only)
     validation.positive_integer(values.repetitions, "--repetitions")
+    targets = _targets(values)
+    chosen = _trainable(chosen, values, targets)
     directory = pathlib.Path(values.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     cache = factorization_cache.default_directory()
@@ -79,18 +89,9 @@ def main(values: flags.FlagValues) -> None:
             values.dataset,
             values.repetitions,
             values.workers,
+            targets,
         ),
     )
-    for experiment in chosen:
-        # Before the first has trained for days.
-        if experiment.datasets and values.dataset not in experiment.datasets:
-            command_line.check_choice(
-                experiment.name not in values.only,
-                f"{experiment.name} cannot be trained with --dataset={values.dataset}: its data "
-                f"sets are {' and '.join(experiment.datasets)}.",
-            )
-            _say(f"{experiment.name} is left out: it has no --dataset={values.dataset}.")
-            chosen = [each for each in chosen if each is not experiment]
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", factorization_cache.FactorizationCacheWarning)
@@ -110,6 +111,48 @@ def main(values: flags.FlagValues) -> None:
     command_line.print_result(values, fields, _as_text(found, directory))
 
 
+def _targets(values: flags.FlagValues) -> tuple[float, ...] | None:
+    if values.targets is None:
+        return None
+    try:
+        found = tuple(float(target) for target in values.targets)
+    except ValueError as error:
+        raise CommandError(
+            f"--targets takes epsilons with commas, found {','.join(values.targets)}."
+        ) from error
+    command_line.check_choice(bool(found), "--targets names no epsilon.")
+    return found
+
+
+def _trainable(
+    chosen: Sequence[Experiment], values: flags.FlagValues, targets: tuple[float, ...] | None
+) -> list[Experiment]:
+    """Leaves out what cannot be trained as asked, before the first has trained for days."""
+    kept = []
+    for experiment in chosen:
+        by_dataset, reason = experiment.targets, None
+        if by_dataset and values.dataset not in by_dataset:
+            reason = (
+                f"{experiment.name} cannot be trained with --dataset={values.dataset}: its data "
+                f"sets are {' and '.join(by_dataset)}."
+            )
+        elif by_dataset and targets is not None:
+            own = by_dataset[values.dataset]
+            if not set(own) & set(targets):
+                reason = (
+                    f"{experiment.name} has no arms of --targets={','.join(values.targets)}: its "
+                    f"epsilons are {', '.join(f'{target:g}' for target in own)}."
+                )
+        if reason is None:
+            kept.append(experiment)
+            continue
+        # Of all that train, some remain; one that was named is what was wanted.
+        command_line.check_choice(experiment.name not in values.only, reason)
+        _say(f"left out: {reason}")
+    command_line.check_choice(bool(kept), "nothing that --only names can be trained like that.")
+    return kept
+
+
 def _run(
     experiment: Experiment,
     values: flags.FlagValues,
@@ -120,8 +163,10 @@ def _run(
     outcome = experiment.run(workspace)
     seconds = time.monotonic() - start
     command = f"reproduce-paper --only={experiment.name}"
-    if experiment.datasets:
+    if experiment.targets:
         command += f" --dataset={values.dataset} --repetitions={values.repetitions}"
+        if values.targets is not None:
+            command += f" --targets={','.join(values.targets)}"
     result = Result(
         _name(experiment, values.dataset),
         experiment.source,
@@ -139,7 +184,7 @@ def _run(
 
 def _name(experiment: Experiment, dataset: str) -> str:
     """Of its files: a run at the papers' size does not replace one that was scaled down."""
-    is_usual = not experiment.datasets or dataset == arms.DOCSTRINGS
+    is_usual = not experiment.targets or dataset == arms.DOCSTRINGS
     return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 
 
@@ -147,7 +192,7 @@ def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
     found, missing = [], []
     for experiment in catalogue.experiments().values():
-        names = [_name(experiment, dataset) for dataset in experiment.datasets or ("",)]
+        names = [_name(experiment, dataset) for dataset in experiment.targets or ("",)]
         there = []
         for name in names:
             try:

@@ -43,6 +43,8 @@ class _Trained:
 def _train(arms: Sequence[Arm], settings: Mapping[str, Setting], workspace: Workspace) -> _Trained:
     place = _place(workspace)
     setting = settings[place.dataset]
+    if place.targets is not None:
+        arms = [arm for arm in arms if arm.epsilon in place.targets]
     variants = {arm: kinds.variant_of(arm, setting, place, workspace) for arm in arms}
     runs = repeated_runs.planned(
         place.directory / setting.name, setting.command, list(variants.values()), place.repetitions
@@ -295,6 +297,14 @@ def _heldout(trained: _Trained, arm: Arm) -> float:
     return float(curve.mean[-1])
 
 
+def _targets(
+    arms_of: Callable[[str], tuple[Arm, ...]], settings: Mapping[str, Setting]
+) -> dict[str, tuple[float, ...]]:
+    return {
+        dataset: tuple(sorted({arm.epsilon for arm in arms_of(dataset)})) for dataset in settings
+    }
+
+
 def experiments() -> tuple[Experiment, ...]:
     """Returns the training comparisons."""
 
@@ -306,7 +316,7 @@ def experiments() -> tuple[Experiment, ...]:
         settings: Mapping[str, Setting],
     ) -> Experiment:
         run = functools.partial(compare, name, arms_of, settings)
-        return Experiment(name, source, title, run, tuple(settings))
+        return Experiment(name, source, title, run, _targets(arms_of, settings))
 
     return (
         comparison(
@@ -349,6 +359,6 @@ def experiments() -> tuple[Experiment, ...]:
             f"{BANDMF}, Fig. 11",
             "The best server learning rate by two effective RMSEs",
             functools.partial(learning_rates, "bandmf-figure-11"),
-            kinds.DATASETS,
+            _targets(training_tables.arms_of_figure_11, kinds.RETURNING),
         ),
     )

@@ -139,6 +139,45 @@ def test_a_comparison_of_five_mechanisms(
     assert len(_started(runs)) == 20
 
 
+def test_arms_of_chosen_targets_alone_are_trained(
+    workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = workplace / "out" / "runs_docstrings" / "returning"
+    arguments = ["--repetitions=2", "--cache_dir=cache", "--format=json"]
+    status, out, err = _call(capfd, "--targets=8", *arguments)
+    assert status == 0, err
+    rows = json.loads(out)["rows"]
+    assert len(rows) == 5
+    assert all(row["row"].startswith("epsilon 8, ") for row in rows)
+    assert len(_started(runs)) == 10
+    assert "--targets=8" in (workplace / "out" / "report.md").read_text()
+    # The others go on from there.
+    status, out, err = _call(capfd, *arguments)
+    assert status == 0, err
+    assert len(json.loads(out)["rows"]) == 10
+    assert len(_started(runs)) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--targets=3"], "bandmf-figure-5a has no arms of --targets=3: its epsilons are 2, 8"),
+        (["--targets=much"], "--targets takes epsilons with commas, found much"),
+        (["--only=training", "--targets=3"], "nothing that --only names can be trained"),
+    ],
+)
+def test_targets_without_arms_are_refused_before_anything_is_trained(
+    arguments: list[str],
+    message: str,
+    workplace: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    status, _, err = _call(capfd, *arguments)
+    assert status == 2
+    assert message in err
+    assert not (workplace / "out").exists()
+
+
 def test_an_interrupted_comparison_goes_on(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
