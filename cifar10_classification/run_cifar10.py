@@ -17,7 +17,7 @@ Examples:
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from absl import flags
@@ -25,7 +25,7 @@ from absl import flags
 from cifar10_classification import data
 from simulations import federated_runs
 from simulations.federated_task import FederatedTask, TaskCommand
-from simulations.labelled_images import Images, concatenated
+from simulations.labelled_images import Images, concatenated, outcome_lines
 
 # The server's rate is not the papers', which print none.
 _DEFAULTS: Mapping[str, Any] = {
@@ -110,16 +110,6 @@ def _open_data(options: Mapping[str, Any]) -> Cifar10Data:
     return Cifar10Data(None if given is None else pathlib.Path(given))
 
 
-def _outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    return [
-        ("training images", f"{facts['num_examples']:,}"),
-        (
-            f"always class {facts['most_frequent_class']}",
-            f"{100 * facts['most_frequent_class_accuracy']:.2f} %",
-        ),
-    ]
-
-
 COMMAND = TaskCommand(
     name="run-cifar10",
     description=__doc__ or "",
@@ -130,7 +120,7 @@ COMMAND = TaskCommand(
     },
     check_flags=_check_flags,
     open_data=_open_data,
-    outcome_lines=_outcome_lines,
+    outcome_lines=outcome_lines,
 )
 
 

@@ -14,7 +14,7 @@ Examples:
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from absl import flags
@@ -23,7 +23,7 @@ from digit_classification import data
 from mf_aggregators import validation
 from simulations import federated_runs
 from simulations.federated_task import FederatedTask, TaskCommand
-from simulations.labelled_images import Images, concatenated
+from simulations.labelled_images import Images, concatenated, outcome_lines
 
 # What a run uses where its flags do not say otherwise.
 _COMMON: Mapping[str, Any] = {
@@ -139,16 +139,6 @@ def _open_data(options: Mapping[str, Any]) -> DigitsData:
     )
 
 
-def _outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    return [
-        ("training images", f"{facts['num_examples']:,}"),
-        (
-            f"always {facts['most_frequent_class']}",
-            f"{100 * facts['most_frequent_class_accuracy']:.2f} %",
-        ),
-    ]
-
-
 COMMAND = TaskCommand(
     name="run-digits",
     description=__doc__ or "",
@@ -157,7 +147,7 @@ COMMAND = TaskCommand(
     default_texts=_default_texts(),
     check_flags=_check_flags,
     open_data=_open_data,
-    outcome_lines=_outcome_lines,
+    outcome_lines=outcome_lines,
 )
 
 

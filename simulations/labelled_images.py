@@ -2,7 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,3 +46,18 @@ def concatenated(parts: Sequence[Images]) -> Images:
         np.concatenate([part.pixels for part in parts]),
         np.concatenate([part.labels for part in parts]),
     )
+
+
+def outcome_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns what the result of a run says of its images, as lines that a person reads.
+
+    Args:
+      facts: Those of ``image_classification.image_task``.
+    """
+    return [
+        ("training images", f"{facts['num_examples']:,}"),
+        (
+            f"always {facts['most_frequent_class']}",
+            f"{100 * facts['most_frequent_class_accuracy']:.2f} %",
+        ),
+    ]
