@@ -18,6 +18,7 @@ NUM_TRAINING_IMAGES = 50_000
 
 _TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST_FILE = "test_batch.bin"
+_FEWEST_TEST_IMAGES = 2
 _NUM_VALUES = 3 * 32 * 32
 _RECORD_BYTES = 1 + _NUM_VALUES
 
@@ -29,10 +30,14 @@ def num_training_images(directory: pathlib.Path | None) -> int:
       directory: What :func:`load` takes.
 
     Raises:
-      ValueError: If a file is missing or is not of whole records.
+      ValueError: If a file is missing or is not of whole records, or there is one test image.
     """
     if directory is None:
         return NUM_TRAINING_IMAGES
+    if _num_records(directory / _TEST_FILE) < _FEWEST_TEST_IMAGES:
+        raise ValueError(
+            f"{directory / _TEST_FILE} has one image, and evaluations need two: one is held out."
+        )
     return sum(_num_records(directory / name) for name in _TRAIN_FILES)
 
 
@@ -41,8 +46,8 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
 
     Args:
       directory: Where the files of the binary version are, data_batch_1.bin to data_batch_5.bin
-        and test_batch.bin, with any number of images each; None for what Keras downloads, which
-        it keeps in ~/.keras/datasets.
+        and test_batch.bin, with any number of images each, of the last one two or more; None
+        for what Keras downloads, which it keeps in ~/.keras/datasets.
 
     Returns:
       Images with (m, 32, 32, 3) uint8 pixels and (m,) int32 labels, in the order of the files,
@@ -83,7 +88,8 @@ def _num_records(path: pathlib.Path) -> int:
 
 
 def _read(path: pathlib.Path) -> Images:
-    records = np.fromfile(path, np.uint8).reshape(_num_records(path), _RECORD_BYTES)
+    num_records = _num_records(path)
+    records = np.fromfile(path, np.uint8).reshape(num_records, _RECORD_BYTES)
     labels = records[:, 0].astype(np.int32)
     if np.max(labels) >= NUM_CLASSES:
         raise ValueError(

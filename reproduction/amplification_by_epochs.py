@@ -19,7 +19,7 @@ _ALMOST = 1.1
 # Of squared errors, as gaps are.
 _CERTIFIED = 1e-2
 # Of a search for the optimum of returning clients: a minute at n = 1024.
-_MOST_EVALUATIONS = 60
+_MOST_EVALUATIONS = 110
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,7 +116,8 @@ class TrainingPlace:
 
     Attributes:
       directory: Where runs go; what is there is resumed.
-      dataset: ``docstrings``, scaled down, or ``stackoverflow`` at the papers' size.
+      dataset: ``docstrings``, scaled down, or ``stackoverflow`` or ``cifar10`` at the papers'
+        size.
       repetitions: Runs of each arm.
       workers: ``host:port,...`` of TFF worker processes; None for this machine alone.
       targets: The epsilons whose arms are trained; None for all.

@@ -150,6 +150,12 @@ def _trainable(
         command_line.check_choice(experiment.name not in values.only, reason)
         _say(f"left out: {reason}")
     command_line.check_choice(bool(kept), "nothing that --only names can be trained like that.")
+    if targets is not None:
+        known = {target for each in kept if each.targets for target in each.targets[values.dataset]}
+        unknown = [f"{target:g}" for target in targets if known and target not in known]
+        command_line.check_choice(
+            not unknown, f"--targets has {', '.join(unknown)}, of which nothing chosen has arms."
+        )
     return kept
 
 

@@ -97,7 +97,26 @@ def compare(
     ]
     if any(arm.kind == kinds.MULTI_EPOCH_FIXED_ORDER for arm in trained.arms):
         notes.append(_FIXED_ORDER)
-    return Outcome(rows, _figure(trained), (*notes, _about(trained)))
+    return Outcome(
+        rows, _figure(trained), (*notes, *_left_out(name, arms_of, workspace), _about(trained))
+    )
+
+
+def _left_out(
+    name: str, arms_of: Callable[[str], tuple[Arm, ...]], workspace: Workspace
+) -> tuple[str, ...]:
+    """What a reader misses where only arms of some targets were trained."""
+    place = _place(workspace)
+    if place.targets is None:
+        return ()
+    every = {arm.epsilon for arm in arms_of(place.dataset)}
+    missing = ", ".join(f"{epsilon:g}" for epsilon in sorted(every - set(place.targets)))
+    if not missing:
+        return ()
+    return (
+        f"Not trained here: the arms of epsilon {missing}. Without --targets, {name} trains them "
+        "too, and puts all together.",
+    )
 
 
 def _order(trained: _Trained, epsilon: float) -> str:
@@ -152,7 +171,8 @@ def _about(trained: _Trained) -> str:
         return (
             "At the paper's size. It prints neither delta nor network nor learning rates: they are "
             "those of run-cifar10, with the power law of BandMF App. I from BandMF at epsilon 8 to "
-            "the others; DP-SGD has no momentum, as in App. H, and a rate 20 times as large for it."
+            "the others, at most that rate; DP-SGD has no momentum, as in App. H, and for that a "
+            "rate 20 times as large."
         )
     others = (
         "logistic regression, no momentum, weights that start at zero"
@@ -288,7 +308,8 @@ def learning_rates(name: str, workspace: Workspace) -> Outcome:
             title=f"Slope {slope:.2f}",
         )
         axes.legend()
-    return Outcome(tuple(rows), figure, (_about(trained),))
+    left_out = _left_out(name, training_tables.arms_of_figure_11, workspace)
+    return Outcome(tuple(rows), figure, (*left_out, _about(trained)))
 
 
 def _heldout(trained: _Trained, arm: Arm) -> float:

@@ -25,12 +25,13 @@ Where every class is one pattern (n <= k b), the bound on |V[i, j]| follows from
 positive semi-definite, so that the three variants have one optimum: X[i, j] = 0 there,
 because V = X^-1 A^T A X^-1 is not singular. There, and wherever V[i, j] is free, V is
 s[i, i]^1/2 R[i, j] s[j, j]^1/2 with R = L L^T of a lower-triangular L with rows of norm one:
-no V on the way is infeasible. For many participations rounds of one class are so strongly
-correlated that a search from V diagonal goes astray. It starts from a banded matrix there, and
-L is L_0 (I + E) with its rows scaled, L_0 that of the start and E strictly lower triangular:
-around a good start the Hessian in E hardly depends on these correlations.
+no V on the way is infeasible. For many participations rounds of one class can be so strongly
+correlated that a search from V diagonal goes astray. Another one then starts from a banded
+matrix, with L = L_0 (I + E), its rows scaled, where L_0 is that of the start and E is strictly
+lower triangular: around a good start the Hessian in E hardly depends on these correlations.
 """
 
+import contextlib
 import dataclasses
 from typing import Any, Literal
 
@@ -42,7 +43,7 @@ import tqdm
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.factorizations.gram import lower_triangular_factor
-from mf_aggregators.factorizations.multi_epoch_start import BandedStart, banded_start
+from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder
@@ -54,8 +55,11 @@ _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 # Multipliers this close to their bound are taken to be at it.
 _AT_BOUND = 1e-6
 _LARGEST_CHANGE_OF_LOG = 12.0
-# From so many participations on, a search from V diagonal is slower than one from bands.
-_PARTICIPATIONS_TO_START_FROM_BANDS = 12
+# From so many participations on, a search from V diagonal may go astray: it is left if it is as
+# far off as this after so many evaluations, or has taken half of those that there are.
+_MANY_PARTICIPATIONS = 12
+_EVALUATIONS_TO_COME_NEAR = 24
+_FAR = 0.1
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
 
@@ -72,6 +76,10 @@ class _Evaluation:
     root_eigenvalues: np.ndarray
     weights: np.ndarray
     ratios: np.ndarray
+
+
+class _GoneAstrayError(Exception):
+    """A search is too far from the optimum to go on."""
 
 
 class MultiEpochSearch:
@@ -126,6 +134,7 @@ class MultiEpochSearch:
         self._pair_exists = exists[:, self._pairs[0]] & exists[:, self._pairs[1]]
         # L_0 of V's correlations.
         self._base = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
+        self._leaves_if_far = False
         self.evaluations = 0
         self._squared_error = np.inf
         self._best: _Evaluation | None = None
@@ -134,35 +143,47 @@ class MultiEpochSearch:
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
         weights_mask = self._layout.exists if self._equal_column_norms else self._layout.windows
-        start = self._start_from_bands()
-        if start is None or not self._run_from_bands(start, weights_mask):
-            self._run_from_diagonal(weights_mask)
-
-    def _start_from_bands(self) -> BandedStart | None:
-        """The banded start; None where V diagonal is a good one, or weights are of many windows."""
         layout = self._layout
-        many = layout.most >= _PARTICIPATIONS_TO_START_FROM_BANDS
-        if not many or not (self._equal_column_norms or layout.positions == layout.most):
-            return None
-        return banded_start(self._workload, self._participation, layout, self._equal_column_norms)
+        if layout.most < _MANY_PARTICIPATIONS or layout.positions > layout.most:
+            # V of a banded matrix, cut to patterns, is definite only if these are whole classes.
+            self._run_from_diagonal(weights_mask)
+            return
+        budget, self._leaves_if_far = self._max_evaluations, True
+        self._max_evaluations = -(-budget // 2)
+        with contextlib.suppress(_GoneAstrayError):
+            self._run_from_diagonal(weights_mask)
+        self._max_evaluations, self._leaves_if_far = budget - self.evaluations, False
+        self._certify_best()
+        if self._max_evaluations > 0 and self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
+            self._run_from_bands(weights_mask)
 
-    def _run_from_bands(self, start: BandedStart, weights_mask: np.ndarray) -> bool:
-        """Searches from a banded matrix; False if rounding leaves no V that is definite."""
+    def _run_from_bands(self, weights_mask: np.ndarray) -> None:
+        """Searches from a banded matrix, unless rounding leaves no V there that is definite."""
+        start = banded_start(
+            self._workload,
+            self._participation,
+            self._layout,
+            equal_column_norms=self._equal_column_norms,
+            max_evaluations=self._max_evaluations,
+            show_progress=not self.progress.disable,
+        )
         self._keep(start.strategy_matrix)
+        if start.correlation_factors is None:
+            return
         weights = start.diagonal
         if not self._equal_column_norms:
             # One pattern in each class, and one weight.
             exists = self._layout.exists
             weights = np.sum(weights * exists, axis=1, keepdims=True)
             weights /= np.sum(exists, axis=1, keepdims=True)
-        ratios = self._correlations(start.correlation_factors)
-        if not _is_positive_definite(self._multiplier_blocks(weights, ratios)):
-            return False
         self._base = start.correlation_factors
-        self._run_from(
-            weights_mask, np.log(weights[weights_mask]), np.zeros(self._pair_exists.shape)
-        )
-        return True
+        try:
+            self._run_from(
+                weights_mask, np.log(weights[weights_mask]), np.zeros(self._pair_exists.shape)
+            )
+        except np.linalg.LinAlgError:
+            # So nearly singular that the start itself cannot be evaluated.
+            return
 
     def _run_from_diagonal(self, weights_mask: np.ndarray) -> None:
         diagonal = np.zeros(self._pair_exists.shape)
@@ -202,6 +223,8 @@ class MultiEpochSearch:
             try:
                 evaluation = self._evaluate(weights, ratios)
             except np.linalg.LinAlgError:
+                if not accepted:
+                    raise
                 # V is not positive definite there. The line search has to come back, and
                 # interpolates from this: as high above the last point as that was steep.
                 last, value, gradient = accepted[-1]
@@ -408,6 +431,9 @@ class MultiEpochSearch:
             self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
             if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
                 raise Converged
+            is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
+            if self._leaves_if_far and is_late and self._estimated_gap() > _FAR:
+                raise _GoneAstrayError
         return evaluation
 
     def _by_weights(

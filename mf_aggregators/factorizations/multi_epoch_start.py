@@ -29,27 +29,33 @@ class BandedStart:
       strategy_matrix: C of sensitivity one, (n, n).
       diagonal: (b, K) diagonal of V; one where there is no round.
       correlation_factors: (b, K, K) lower-triangular L with rows of norm one: V[i, j] is
-        (V[i, i] V[j, j])^1/2 (L L^T)[i, j].
+        (V[i, i] V[j, j])^1/2 (L L^T)[i, j]; None if V has lost its positive definiteness to
+        rounding.
     """
 
     strategy_matrix: np.ndarray
     diagonal: np.ndarray
-    correlation_factors: np.ndarray
+    correlation_factors: np.ndarray | None
 
 
 def banded_start(
     workload: np.ndarray,
     participation: FixedEpochOrder,
     layout: PatternLayout,
+    *,
     equal_column_norms: bool,
-) -> BandedStart | None:
-    """Returns a start; None if V has lost its positive definiteness to rounding.
+    max_evaluations: int,
+    show_progress: bool,
+) -> BandedStart:
+    """Returns a start.
 
     Args:
       workload: A, an (n, n) lower-triangular array.
       participation: The schema.
-      layout: Its classes of rounds.
+      layout: Its classes of rounds, each of which is one pattern.
       equal_column_norms: Whether columns of C must have equal norms.
+      max_evaluations: The most evaluations of the search for the banded matrix.
+      show_progress: Whether to show a progress bar on standard error.
     """
     with warnings.catch_warnings():
         # However near it has come.
@@ -60,6 +66,8 @@ def banded_start(
             equal_column_norms,
             participation,
             relative_gap=_RELATIVE_GAP,
+            max_evaluations=max_evaluations,
+            show_progress=show_progress,
         )
     strategy = matrix.strategy_matrix() / matrix.sensitivity(participation).value
     # A X^-1 = A C^-1 C^-T, by two triangular solves for its transpose.
@@ -75,5 +83,5 @@ def banded_start(
     try:
         factors = np.linalg.cholesky(blocks / (roots[:, :, np.newaxis] * roots[:, np.newaxis]))
     except np.linalg.LinAlgError:
-        return None
+        factors = None
     return BandedStart(strategy, diagonal, factors)

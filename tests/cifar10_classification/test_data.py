@@ -67,9 +67,17 @@ def test_missing_cut_and_foreign_files_are_refused(tmp_path: pathlib.Path) -> No
         (directory / "data_batch_4.bin").write_bytes(damaged)
         with pytest.raises(ValueError, match=f"data_batch_4.bin .*{message}"):
             data.load(directory)
+    (directory / "data_batch_4.bin").write_bytes(whole)
+    (directory / "test_batch.bin").write_bytes(whole[: 1 + 3072])
+    with pytest.raises(ValueError, match=r"test_batch.bin has one image"):
+        data.num_training_images(directory)
+    (directory / "test_batch.bin").unlink()
+    for read in (data.num_training_images, data.load):
+        with pytest.raises(ValueError, match=r"test_batch.bin cannot be read.*--cifar10_dir"):
+            read(directory)
     (directory / "data_batch_4.bin").unlink()
     with pytest.raises(ValueError, match=r"data_batch_4.bin cannot be read.*--cifar10_dir"):
-        data.num_training_images(directory)
+        data.load(directory)
 
 
 def test_inputs_are_within_one() -> None:

@@ -150,18 +150,22 @@ def test_arms_of_chosen_targets_alone_are_trained(
     assert len(rows) == 5
     assert all(row["row"].startswith("epsilon 8, ") for row in rows)
     assert len(_started(runs)) == 10
-    assert "--targets=8" in (workplace / "out" / "report.md").read_text()
+    report = (workplace / "out" / "report.md").read_text()
+    assert "--targets=8" in report
+    assert "Not trained here: the arms of epsilon 2." in report
     # The others go on from there.
     status, out, err = _call(capfd, *arguments)
     assert status == 0, err
     assert len(json.loads(out)["rows"]) == 10
     assert len(_started(runs)) == 20
+    assert "Not trained here" not in (workplace / "out" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--targets=3"], "bandmf-figure-5a has no arms of --targets=3: its epsilons are 2, 8"),
+        (["--targets=3,8"], "--targets has 3, of which nothing chosen has arms"),
         (["--targets=much"], "--targets takes epsilons with commas, found much"),
         (["--only=training", "--targets=3"], "nothing that --only names can be trained"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,11 +117,29 @@ def _other_optimum(
     return float(np.exp(log_error(found / max(1.0, float(np.max(sums @ found))))[0]))
 
 
-@pytest.fixture(params=[2, 1000], ids=["from bands", "from the diagonal"])
-def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either start of the search, whatever the number of participations."""
+def _let_searches_start_from_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of participations, and however good the diagonal is."""
     module = sys.modules[MultiEpochSearch.__module__]
-    monkeypatch.setattr(module, "_PARTICIPATIONS_TO_START_FROM_BANDS", request.param)
+    monkeypatch.setattr(module, "_MANY_PARTICIPATIONS", 2)
+    monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", _one_evaluation)
+
+
+def _one_evaluation(search: MultiEpochSearch, weights_mask: np.ndarray) -> None:
+    search._evaluate(weights_mask.astype(np.float64), np.zeros(search._pair_exists.shape))
+
+
+@pytest.fixture(params=[True, False], ids=["from bands", "from the diagonal"])
+def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either start of the search, where classes are one pattern each."""
+    if request.param:
+        diagonal = MultiEpochSearch._run_from_diagonal
+
+        def from_bands(search: MultiEpochSearch, weights_mask: np.ndarray) -> None:
+            whole_classes = search._layout.positions == search._layout.most
+            (_one_evaluation if whole_classes else diagonal)(search, weights_mask)
+
+        _let_searches_start_from_bands(monkeypatch)
+        monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", from_bands)
 
 
 @pytest.mark.usefixtures("_start")
@@ -468,7 +487,7 @@ def test_many_participations_converge(
     assert best.optimality_gap < 5e-3
     # One of the same class.
     bands = banded(workload, separation, equal_column_norms, participation)
-    assert best.rmse(workload, participation) <= bands.rmse(workload, participation) * (1 + 1e-9)
+    assert best.rmse(workload, participation) <= 1.0005 * bands.rmse(workload, participation)
     if separation == 1:
         # All rounds are one pattern: X is diagonal, and one column norm x_i costs a_i / x_i.
         squares = np.arange(num_rounds, 0, -1.0)
@@ -476,23 +495,69 @@ def test_many_participations_converge(
             least = num_rounds * np.sum(squares)
         else:
             least = np.sum(np.sqrt(squares)) ** 2
-        assert best.total_error(workload, participation) ** 2 == pytest.approx(least, rel=1e-6)
+        squared_error = best.total_error(workload, participation) ** 2
+        assert least * (1 - 1e-9) <= squared_error <= least * (1 + best.optimality_gap + 1e-9)
 
 
-def test_a_start_that_rounding_has_spoiled_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search from the diagonal takes its place."""
+def test_a_start_that_rounding_has_spoiled_leaves_its_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = sys.modules[MultiEpochSearch.__module__]
     workload, participation = workloads.prefix_sum(24), FixedEpochOrder(12, 2)
-    expected = optimal(workload, participation, relative_gap=1e-3)
-    start = banded_start(workload, participation, PatternLayout(24, 2, 12), False)
-    assert start is not None
+    least = optimal(workload, participation, relative_gap=1e-3).total_error(workload, participation)
+    start = banded_start(
+        workload,
+        participation,
+        PatternLayout(24, 2, 12),
+        equal_column_norms=False,
+        max_evaluations=50,
+        show_progress=False,
+    )
+    assert start.correlation_factors is not None
     singular = np.ones_like(start.correlation_factors) / 12**0.5
-    for spoiled in (None, dataclasses.replace(start, correlation_factors=singular)):
-        monkeypatch.setattr(module, "banded_start", lambda *_, start=spoiled: start)
-        found = optimal(workload, participation, relative_gap=1e-3)
-        assert found.rmse(workload, participation) == pytest.approx(
-            expected.rmse(workload, participation), rel=1e-3
-        )
+    of_start = DenseFactorization(start.strategy_matrix).total_error(workload, participation)
+    _let_searches_start_from_bands(monkeypatch)
+    for factors in (None, singular):
+        spoiled = dataclasses.replace(start, correlation_factors=factors)
+        monkeypatch.setattr(module, "banded_start", lambda *_, start=spoiled, **__: start)
+        with pytest.warns(NotConvergedWarning):
+            found = optimal(workload, participation, relative_gap=1e-6)
+        error = found.total_error(workload, participation)
+        assert error <= of_start * (1 + 1e-12)
+        assert found.optimality_gap is not None
+        assert error**2 / (1 + found.optimality_gap) <= least**2
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "epochs", "separation", "workload"),
+    [
+        (64, 32, 2, workloads.prefix_sum(64)),
+        (63, 32, 2, workloads.prefix_sum(63)),
+        (64, 16, 4, workloads.momentum_sgd(64, 0.5)),
+        (60, 15, 4, workloads.prefix_sum(60)),
+    ],
+)
+def test_where_the_diagonal_is_a_good_start_the_target_is_reached(
+    num_rounds: int, epochs: int, separation: int, workload: np.ndarray
+) -> None:
+    """Searches from bands alone end above it here."""
+    assert workload.shape == (num_rounds, num_rounds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotConvergedWarning)
+        optimal(workload, FixedEpochOrder(epochs, separation))
+
+
+def test_nearly_singular_multipliers_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V of the start is definite as it was made, and not as the search begins with it."""
+    powers = np.concatenate(
+        [[1.0], np.cumprod((11.661016949152541 + np.arange(23)) / np.arange(1, 24))]
+    )
+    workload = scipy.linalg.toeplitz(powers, np.zeros(24))
+    _let_searches_start_from_bands(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        found = optimal(workload, FixedEpochOrder(12, 2), equal_column_norms=True)
+    assert found.sensitivity(FixedEpochOrder(12, 2)).value == pytest.approx(1.0)
 
 
 def test_a_search_that_is_stopped_says_so_and_states_its_gap() -> None:
