@@ -34,11 +34,12 @@ def num_training_images(directory: pathlib.Path | None) -> int:
     """
     if directory is None:
         return NUM_TRAINING_IMAGES
+    number = sum(_num_records(directory / name) for name in _TRAIN_FILES)
     if _num_records(directory / _TEST_FILE) < _FEWEST_TEST_IMAGES:
         raise ValueError(
             f"{directory / _TEST_FILE} has one image, and evaluations need two: one is held out."
         )
-    return sum(_num_records(directory / name) for name in _TRAIN_FILES)
+    return number
 
 
 def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
