@@ -7,10 +7,14 @@ write it.
 
 import csv
 import dataclasses
+import json
 import os
 import pathlib
 
 import numpy as np
+
+from mf_aggregators import sampling_schemes
+from mf_aggregators.sampling_schemes import SamplingScheme
 
 
 class RecordError(ValueError):
@@ -25,11 +29,14 @@ class ParticipationRecord:
       client_ids: The clients.
       rounds_of_clients: For each client the increasing rounds, from 0, that it took part in.
       num_rounds: The rounds that were released.
+      sampling: The scheme by which a data sampler is said to have drawn the batches; None
+        for clients who decided themselves, and for text files.
     """
 
     client_ids: tuple[str, ...]
     rounds_of_clients: tuple[np.ndarray, ...]
     num_rounds: int
+    sampling: SamplingScheme | None = None
 
 
 def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
@@ -37,7 +44,8 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
 
     Args:
       path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds
-        as ``rounds[offsets[i]:offsets[i + 1]]``; or a text file of ``client,round`` lines, of
+        as ``rounds[offsets[i]:offsets[i + 1]]``, and ``sampling``, the scheme of a data
+        sampler as JSON, if there was one; or a text file of ``client,round`` lines, of
         which the first may be a heading.
       num_rounds: The rounds that were released, for a text file, which does not say it.
         More than there were is safe, and fewer are not: what a client contributed is in
@@ -64,6 +72,11 @@ def _from_archive(file: pathlib.Path) -> ParticipationRecord:
             client_ids = tuple(str(client) for client in archive["client_ids"])
             offsets, rounds = archive["offsets"], archive["rounds"]
             num_rounds = int(archive["num_rounds"])
+            sampling = (
+                sampling_schemes.from_dict(json.loads(str(archive["sampling"])))
+                if "sampling" in archive
+                else None
+            )
     except OSError:
         raise
     except Exception as error:
@@ -78,7 +91,10 @@ def _from_archive(file: pathlib.Path) -> ParticipationRecord:
             "client's: give each client one name."
         )
     return ParticipationRecord(
-        client_ids, tuple(np.split(np.asarray(rounds, np.int64), offsets[1:-1])), num_rounds
+        client_ids,
+        tuple(np.split(np.asarray(rounds, np.int64), offsets[1:-1])),
+        num_rounds,
+        sampling,
     )
 
 

@@ -20,7 +20,6 @@ from mf_aggregators import (
     accounting,
     checkpoints,
     factorizations,
-    guarantees,
     lower_bounds,
     noise_recursions,
     noise_storage,
@@ -29,7 +28,7 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators import participation as participations
-from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands import command_line, ledger_report, mechanism_flags
 from mf_aggregators.factorizations import Factorization
 
 # Above this, a figure shows the first column of C instead of the whole matrix.
@@ -58,7 +57,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "ledger",
         None,
         "Who took part in which round: the participation.npz of a run, or a text file of "
-        "client,round lines (rounds from 0). Adds the guarantee that follows from it.",
+        "client,round lines (rounds from 0). Adds the guarantee that follows from it; where a "
+        "data sampler drew the batches, the amplified one, too.",
         flag_values=values,
     )
     flags.DEFINE_integer(
@@ -130,9 +130,12 @@ def main(values: flags.FlagValues) -> None:
     }
     if values.model_size is not None:
         fields |= _costs(recursion, values.model_size)
-    realised = None
+    realised: dict[str, Any] = {}
     if values.ledger is not None and multiplier is not None:
-        realised = _realised(values, factorization, schema, multiplier)
+        record = participation_records.load(
+            values.ledger, values.released_rounds or factorization.num_rounds
+        )
+        realised = ledger_report.fields(record, factorization, schema, multiplier, values.delta)
         fields |= realised
     if values.figure is not None:
         _draw(factorization, workload, schema, variances, pathlib.Path(values.figure))
@@ -141,74 +144,20 @@ def main(values: flags.FlagValues) -> None:
     text = command_line.table(list(fields.items()))
     if multiplier is None:
         text += "\n\n--noise_multiplier or --target_epsilon adds the privacy guarantee."
-    elif math.isfinite(accounting.epsilon(multiplier, values.delta)):
+    elif math.isfinite(fields["epsilon"]) and not ledger_report.is_sampled(realised):
         text += (
             f"\n\nWhoever observes all {factorization.num_rounds} rounds learns about one client "
             f"at most what ({fields['epsilon']:.4g}, {values.delta:g})-DP allows (zero-out "
             f"adjacency), if every client keeps to: {schema}."
         )
-    if realised is not None:
-        text += f"\n\n{_realised_text(realised, factorization.num_rounds, values.delta)}"
+    if realised:
+        text += f"\n\n{ledger_report.text(realised, factorization.num_rounds, values.delta)}"
     command_line.print_result(values, fields, text)
 
 
 def run() -> None:
     """Entry point of the console command."""
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
-
-
-def _realised(
-    values: flags.FlagValues,
-    factorization: Factorization,
-    schema: participations.Participation,
-    multiplier: float,
-) -> dict[str, Any]:
-    """The guarantee of what took place, by the ledger."""
-    record = participation_records.load(
-        values.ledger, values.released_rounds or factorization.num_rounds
-    )
-    took_place = guarantees.realised_participation(record.rounds_of_clients, record.num_rounds)
-    plan = guarantees.planned(factorization, schema, multiplier, values.delta)
-    guarantee = guarantees.realised(plan, factorization, took_place)
-    worst = guarantees.worst_client(plan, factorization, record)
-    keeps_plan = guarantees.keeps_plan(schema, took_place)
-    widened = None if keeps_plan else guarantees.widened(plan, factorization, took_place)
-    return {
-        "keeps_plan": keeps_plan,
-        "realised_num_rounds": took_place.num_rounds,
-        "realised_num_clients": took_place.num_clients,
-        "realised_separation": took_place.separation,
-        "realised_max_participations": took_place.max_participations,
-        "realised_sensitivity": guarantee.sensitivity,
-        "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
-        "realised_noise_multiplier": guarantee.noise_multiplier,
-        "realised_zcdp_rho": guarantee.zcdp_rho,
-        "realised_epsilon": guarantee.epsilon,
-        "widened_epsilon": None if widened is None else widened.epsilon,
-        "worst_client": None if worst is None else worst.client_id,
-        "worst_client_rounds": None if worst is None else list(worst.rounds),
-        "worst_client_sensitivity": None if worst is None else worst.sensitivity,
-        "worst_client_epsilon": None if worst is None else worst.epsilon,
-    }
-
-
-def _realised_text(fields: dict[str, Any], num_rounds: int, delta: float) -> str:
-    guarantee = (
-        f"What took place gives ({fields['realised_epsilon']:.4g}, {delta:g})-DP, by its smallest "
-        "separation and its largest number of participations."
-    )
-    if fields["realised_num_rounds"] < num_rounds:
-        guarantee += (
-            f" Only {fields['realised_num_rounds']} of {num_rounds} rounds were released: that "
-            "helps only if neither the data nor what was released had a part in stopping."
-        )
-    if fields["keeps_plan"]:
-        return guarantee
-    return (
-        "WARNING: the ledger breaks the schema that is declared, whose guarantee does not hold. "
-        f"{guarantee} Whatever else might have happened within that separation, and the larger of "
-        f"both numbers of participations: ({fields['widened_epsilon']:.4g}, {delta:g})-DP."
-    )
 
 
 def _costs(recursion: noise_recursions.NoiseRecursion, model_size: int) -> dict[str, Any]:

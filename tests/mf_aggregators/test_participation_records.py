@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import participation_records
+from mf_aggregators.sampling_schemes import FixedSizeSampling
 from simulations.participation_ledger import ParticipationLedger
 
 
@@ -18,6 +19,24 @@ def test_the_ledger_of_a_run_is_read(tmp_path: pathlib.Path) -> None:
     assert record.client_ids == ("ada", "bo", "cy")
     assert [list(rounds) for rounds in record.rounds_of_clients] == [[0, 2], [1], [0]]
     assert record.num_rounds == 3
+    assert record.sampling is None
+
+
+def test_the_sampling_of_a_ledger_is_read(tmp_path: pathlib.Path) -> None:
+    scheme = FixedSizeSampling(4, 2, 6, 2)
+    cohorts = (np.array([0, 2]), np.array([1, 5]))
+    ledger = ParticipationLedger(tuple("abcdef"), cohorts, scheme)
+    ledger.save(tmp_path / "participation.npz")
+    assert participation_records.load(tmp_path / "participation.npz", 4).sampling == scheme
+
+
+def test_a_sampling_scheme_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
+    ParticipationLedger(("ada",), (np.array([0]),)).save(tmp_path / "participation.npz")
+    with np.load(tmp_path / "participation.npz") as archive:
+        contents = dict(archive)
+    np.savez(tmp_path / "other.npz", **contents, sampling=np.array('{"name": "whim"}'))
+    with pytest.raises(participation_records.RecordError, match=r"other\.npz cannot be read"):
+        participation_records.load(tmp_path / "other.npz", 1)
 
 
 @pytest.mark.parametrize("heading", ["", "client,round\n"])

@@ -4,12 +4,15 @@ import json
 import math
 import pathlib
 
+import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, workloads
 from mf_aggregators.commands import command_line, report
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.sampling_schemes import FixedSizeSampling, PoissonSampling, SamplingScheme
+from simulations.participation_ledger import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
 
@@ -122,3 +125,87 @@ def test_the_effective_error_is_that_of_the_average(
     assert fields["effective_rmse"] == pytest.approx(fields["rmse"] * 0.9 / 50)
     _, out, _ = _call(capsys, checkpoint, "--format=json")
     assert json.loads(out)["effective_rmse"] is None
+
+
+# Three clients for each of the four parts, which twelve rounds go through three times.
+_POISSON = PoissonSampling(12, 4, 12, 1)
+# A client's index modulo the number of parts is its part; the last round draws nobody.
+_DRAWN = (*([i % 4, 4 + i % 4] for i in range(11)), [])
+
+
+def _sampled_ledger(
+    tmp_path: pathlib.Path, cohorts: tuple[list[int], ...], scheme: SamplingScheme
+) -> str:
+    file = tmp_path / "participation.npz"
+    ledger = ParticipationLedger(
+        tuple(f"client {i}" for i in range(12)),
+        tuple(np.array(cohort, np.int64) for cohort in cohorts),
+        scheme,
+    )
+    ledger.save(file)
+    return f"--ledger={file}"
+
+
+def test_a_sampled_run_is_not_held_against_a_schema(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = _sampled_ledger(tmp_path, _DRAWN, _POISSON)
+    _, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    # Columns of norm one: three participations four rounds apart have sensitivity sqrt(3), to
+    # which the given multiplier is relative; that of a sampled run is relative to one column.
+    multiplier = 0.9 * math.sqrt(3.0)
+    assert fields["sampling"] == _POISSON.to_dict()
+    assert fields["amplified_noise_multiplier"] == pytest.approx(multiplier)
+    assert fields["amplified_epsilon"] == pytest.approx(
+        accounting.amplified_epsilon(
+            multiplier, 1e-5, num_rounds=12, num_bands=4, population=12, clients_per_round=1
+        )
+    )
+    # Who knows who was drawn knows three participations of some clients.
+    assert fields["realised_epsilon"] == pytest.approx(accounting.epsilon(0.9, 1e-5))
+    assert fields["amplified_epsilon"] < fields["realised_epsilon"]
+    # A ledger does not show by what rule it was drawn, and gives nobody away.
+    assert fields["keeps_plan"] is None
+    assert fields["worst_client"] is None
+    assert fields["widened_epsilon"] is None
+    _, out, _ = _call(capsys, checkpoint, ledger)
+    assert "WARNING" not in out
+    assert "if every client keeps to" not in out
+    assert f"({fields['amplified_epsilon']:.4g}, 1e-05)-DP allows" in out
+    assert "privacy.json" in out
+
+
+def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Client 0 in two rounds in a row, which draw from different parts.
+    ledger = _sampled_ledger(tmp_path, ([0], [0], *_DRAWN[2:]), _POISSON)
+    _, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is False
+    assert fields["realised_separation"] == 1
+    assert fields["widened_epsilon"] >= fields["realised_epsilon"] > fields["amplified_epsilon"]
+    _, out, _ = _call(capsys, checkpoint, ledger)
+    assert "WARNING: the ledger contradicts its sampling scheme" in out
+    assert f"({fields['widened_epsilon']:.4g}, 1e-05)-DP" in out
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (FixedSizeSampling(12, 3, 12, 1), "at most 3 bands"),
+        (FixedSizeSampling(8, 4, 12, 1), "for 8 rounds"),
+    ],
+)
+def test_sampling_that_is_not_of_the_checkpoint_is_refused(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    scheme: SamplingScheme,
+    message: str,
+) -> None:
+    status, out, error = _call(capsys, checkpoint, _sampled_ledger(tmp_path, _DRAWN, scheme))
+    assert status != 0
+    assert not out
+    assert message in error

@@ -1,0 +1,144 @@
+"""What mf-report says of a run's ledger: the guarantee of what took place."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mf_aggregators import guarantees
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.guarantees import Guarantee, RealisedParticipation
+from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.participation_records import ParticipationRecord
+
+
+def fields(
+    record: ParticipationRecord,
+    factorization: Factorization,
+    schema: Participation,
+    noise_multiplier: float,
+    delta: float,
+) -> dict[str, Any]:
+    """Returns the guarantee of what took place, as fields of a report.
+
+    Args:
+      record: Who took part in which round.
+      factorization: What made the noise.
+      schema: What clients were to keep to.
+      noise_multiplier: Relative to the sensitivity under that schema.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The realised separation, participations and guarantee, without amplification. For
+      batches of a data sampler also its scheme and the amplified guarantee; whether the plan
+      was kept is None there, because only the sampler's seed can show it, unless the record
+      contradicts the scheme. The worst client is left out there: who was drawn is a secret.
+
+    Raises:
+      ValueError: If the record is broken, or its scheme does not fit the factorization.
+    """
+    took_place = guarantees.realised_participation(record.rounds_of_clients, record.num_rounds)
+    if record.sampling is None:
+        plan = guarantees.planned(factorization, schema, noise_multiplier, delta)
+        keeps_plan: bool | None = guarantees.keeps_plan(schema, took_place)
+        worst = guarantees.worst_client(plan, factorization, record)
+        of_sampling: dict[str, Any] = {}
+    else:
+        single = factorization.sensitivity(SingleParticipation()).value
+        of_schema = factorization.sensitivity(schema).value
+        plan = guarantees.sampled(
+            factorization, record.sampling, noise_multiplier * of_schema / single, delta
+        )
+        keeps_plan = None if _fits_sampling(record) else False
+        worst = None
+        of_sampling = {
+            "sampling": record.sampling.to_dict(),
+            "amplified_noise_multiplier": plan.noise_multiplier,
+            "amplified_epsilon": plan.epsilon,
+        }
+    guarantee = guarantees.realised(plan, factorization, took_place)
+    return {
+        "keeps_plan": keeps_plan,
+        **of_sampling,
+        **_realised(took_place, guarantee),
+        "widened_epsilon": (
+            guarantees.widened(plan, factorization, took_place).epsilon
+            if keeps_plan is False
+            else None
+        ),
+        "worst_client": None if worst is None else worst.client_id,
+        "worst_client_rounds": None if worst is None else list(worst.rounds),
+        "worst_client_sensitivity": None if worst is None else worst.sensitivity,
+        "worst_client_epsilon": None if worst is None else worst.epsilon,
+    }
+
+
+def _fits_sampling(record: ParticipationRecord) -> bool:
+    """Whether every client took part only in rounds that draw from one part of the data."""
+    scheme = record.sampling
+    return scheme is not None and all(
+        len(set((rounds % scheme.num_bands).tolist())) <= 1 for rounds in record.rounds_of_clients
+    )
+
+
+def _realised(took_place: RealisedParticipation, guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "realised_num_rounds": took_place.num_rounds,
+        "realised_num_clients": took_place.num_clients,
+        "realised_separation": took_place.separation,
+        "realised_max_participations": took_place.max_participations,
+        "realised_sensitivity": guarantee.sensitivity,
+        "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+        "realised_noise_multiplier": guarantee.noise_multiplier,
+        "realised_zcdp_rho": guarantee.zcdp_rho,
+        "realised_epsilon": guarantee.epsilon,
+    }
+
+
+def is_sampled(found: Mapping[str, Any]) -> bool:
+    """Returns whether fields are of a run whose batches a data sampler drew.
+
+    Args:
+      found: What :func:`fields` returned, or an empty mapping.
+    """
+    return "sampling" in found
+
+
+def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
+    """Returns sentences that say what the fields mean.
+
+    Args:
+      found: What :func:`fields` returned.
+      num_rounds: Of the factorization.
+      delta: That the epsilons are for.
+    """
+    guarantee = (
+        f"What took place gives ({found['realised_epsilon']:.4g}, {delta:g})-DP, by its smallest "
+        "separation and its largest number of participations."
+    )
+    if found["realised_num_rounds"] < num_rounds:
+        guarantee += (
+            f" Only {found['realised_num_rounds']} of {num_rounds} rounds were released: that "
+            "helps only if neither the data nor what was released had a part in stopping."
+        )
+    if found["keeps_plan"]:
+        return guarantee
+    if found["keeps_plan"] is None:
+        amplified = f"({found['amplified_epsilon']:.4g}, {delta:g})-DP"
+        return (
+            f"Whoever observes all {num_rounds} rounds, and does not learn who was drawn, learns "
+            f"about one client at most what {amplified} allows (zero-out adjacency), if every "
+            "batch was drawn by the scheme of the ledger. No ledger shows that: the run compares "
+            "its draws with its secret seed, and its privacy.json says what it found. For whoever "
+            f"knows who was drawn, nothing is amplified. {guarantee} Who was drawn is a secret, "
+            "and so is all that is said here of what took place."
+        )
+    breaks = (
+        "the ledger contradicts its sampling scheme (a client took part in rounds that draw from "
+        "different parts of the data), so that nothing is amplified."
+        if is_sampled(found)
+        else "the ledger breaks the schema that is declared, whose guarantee does not hold."
+    )
+    return (
+        f"WARNING: {breaks} {guarantee} Whatever else might have happened within that separation, "
+        f"and the larger of both numbers of participations: ({found['widened_epsilon']:.4g}, "
+        f"{delta:g})-DP."
+    )
