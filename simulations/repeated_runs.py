@@ -27,7 +27,7 @@ import tqdm
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from simulations import atomic_files, quiet, run_directory, run_flags
+from simulations import atomic_files, quiet, run_conditions, run_directory, run_flags
 
 # Commands by module, which are started and never imported: they import this package.
 MODULES: Mapping[str, str] = types.MappingProxyType(
@@ -168,7 +168,8 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
 
     Raises:
       CommandError: If the command refuses the flags of a variant, a run fails, a result is
-        damaged or of other flags, or another process is at work in the directory.
+        damaged or of other flags, runs are of different versions of packages or different
+        data, or another process is at work in the directory.
       OSError: If the directory cannot be written.
     """
     root = runs[0].root
@@ -184,6 +185,10 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
         ) as stop,
     ):
         finished = {run: _read_result(run) for run in runs if run.result.exists()}
+        directories = [run.directory for run in runs]
+        run_conditions.check_alike(directories)
+        if len(finished) < len(runs):
+            run_conditions.check_versions(directories)
         begun = {run.variant for run in runs if run in finished or run.directory.exists()}
         for run in {run.variant: run for run in runs if run.variant not in begun}.values():
             print(f"{program}: checking the flags of {run.variant.name}", file=sys.stderr)
@@ -201,6 +206,8 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
                 if found is not None:
                     finished[run] = found
                     progress.update()
+                    # After one run more, not after all: data may have changed in between.
+                    run_conditions.check_alike(directories)
                 if found is None or stop.is_set:
                     _say_interrupted(program, finished, runs)
                     return None

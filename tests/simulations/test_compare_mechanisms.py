@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.commands import command_line
-from simulations import compare_mechanisms
+from simulations import compare_mechanisms, federated_runs
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -52,7 +52,12 @@ directory.mkdir(parents=True, exist_ok=True)
 stops = []
 signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
 signal.signal(signal.SIGINT, lambda *_: stops.append(1))
-(directory / "config.json").write_text("{{}}")
+conditions = control / "conditions.json"
+kept = json.loads(conditions.read_text()) if conditions.exists() else {{}}
+(directory / "config.json").write_text(json.dumps(kept.get("config", {{}})))
+if "data" in kept:
+    (directory / "checkpoints").mkdir(exist_ok=True)
+    (directory / "checkpoints" / "dataset.json").write_text(json.dumps(kept["data"]))
 if is_check:
     time.sleep(60)
 if (control / f"fail-{{directory.name}}").exists():
@@ -279,6 +284,62 @@ def test_results_of_other_flags_are_refused(
     status, _, err = _call(capfd, *one, "--flags=--a=1 --b=2")
     assert status == 2
     assert "banded_1.json cannot be read" in err
+
+
+def test_runs_on_other_data_are_not_compared(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    conditions = workplace.control / "conditions.json"
+    arguments = ("--mechanisms=none,banded", "--format=json")
+    conditions.write_text('{"data": {"fingerprint": "one"}}')
+    assert _call(capfd, *arguments, "--repetitions=1")[0] == 0
+    conditions.write_text('{"data": {"fingerprint": "another"}}')
+    # Found once the first of the two new runs has ended, and then before any run.
+    for _ in range(2):
+        status, out, err = _call(capfd, *arguments, "--repetitions=2")
+        assert (status, out) == (2, "")
+        assert err.splitlines()[-1].startswith(
+            "compare-mechanisms: comparison/none_1 and comparison/none_2 are of different data: "
+        )
+        assert "another --output_dir" in err
+        assert "fingerprint" not in err
+        assert [name for name, _ in workplace.started()] == ["none_1", "banded_1", "none_2"]
+
+
+def test_runs_of_other_versions_are_not_compared(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    conditions = workplace.control / "conditions.json"
+    now = federated_runs.versions()
+    conditions.write_text(json.dumps({"config": {"versions": {**now, "numpy": "0.1"}}}))
+    one = ("--mechanisms=banded", "--format=json")
+    assert _call(capfd, *one, "--repetitions=1")[0] == 0
+    # What is finished may be tabulated again, and nothing can be added.
+    assert _call(capfd, *one, "--repetitions=1")[0] == 0
+    status, out, err = _call(capfd, *one, "--repetitions=2")
+    assert (status, out) == (2, "")
+    assert "comparison/banded_1 is of other versions" in err
+    assert f"(numpy 0.1 and {now['numpy']})" in err
+    assert [name for name, _ in workplace.started()] == ["banded_1"]
+
+
+def test_runs_of_different_versions_are_not_tabulated(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = federated_runs.versions()
+    conditions = workplace.control / "conditions.json"
+    conditions.write_text(json.dumps({"config": {"versions": now}}))
+    two = ("--mechanisms=none,banded", "--repetitions=1")
+    assert _call(capfd, *two)[0] == 0
+    config = workplace.output / "banded_1" / "config.json"
+    config.write_text(json.dumps({"versions": {**now, "tensorflow": "3"}}))
+    status, out, err = _call(capfd, *two)
+    assert (status, out) == (2, "")
+    assert "none_1 and comparison/banded_1 are of different versions" in err
+    assert f"(tensorflow {now['tensorflow']} and 3)" in err
+    # What cannot be read any more is not compared.
+    config.unlink()
+    assert _call(capfd, *two)[0] == 0
 
 
 def test_a_run_that_fails_ends_the_comparison(
