@@ -121,6 +121,7 @@ class TrainingPlace:
       repetitions: Runs of each arm.
       workers: ``host:port,...`` of TFF worker processes; None for this machine alone.
       targets: The epsilons whose arms are trained; None for all.
+      parallel_runs: How many runs train at a time.
     """
 
     directory: pathlib.Path
@@ -128,6 +129,7 @@ class TrainingPlace:
     repetitions: int = 3
     workers: str | None = None
     targets: tuple[float, ...] | None = None
+    parallel_runs: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

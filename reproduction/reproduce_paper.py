@@ -8,7 +8,7 @@ Examples:
   reproduce-paper --list
   reproduce-paper --only=prefix-sums-table-1,denisov-figure-1 --output_dir=runs/reproduction
   reproduce-paper --output_dir=runs/reproduction
-  reproduce-paper --only=training --repetitions=5 --output_dir=runs/reproduction
+  reproduce-paper --only=training --parallel_runs=2 --output_dir=runs/reproduction
   reproduce-paper --only=bandmf-figure-5a --dataset=stackoverflow --workers=10.0.0.5:8000
 """
 
@@ -27,6 +27,7 @@ from mf_aggregators.commands.command_line import CommandError
 from reproduction import arms, catalogue, report, results
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
+from simulations import repeated_runs
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -55,6 +56,9 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_integer("repetitions", 3, "Runs of each arm that trains.", flag_values=values)
+    flags.DEFINE_integer(
+        "parallel_runs", 1, repeated_runs.HELP_OF_PARALLEL_RUNS, flag_values=values
+    )
     flags.DEFINE_list(
         "targets",
         None,
@@ -76,6 +80,7 @@ def main(values: flags.FlagValues) -> None:
         return
     chosen = catalogue.chosen(values.only)
     validation.positive_integer(values.repetitions, "--repetitions")
+    validation.positive_integer(values.parallel_runs, "--parallel_runs")
     targets = _targets(values)
     chosen = _trainable(chosen, values, targets)
     directory = pathlib.Path(values.output_dir)
@@ -90,6 +95,7 @@ def main(values: flags.FlagValues) -> None:
             values.repetitions,
             values.workers,
             targets,
+            values.parallel_runs,
         ),
     )
     found = []

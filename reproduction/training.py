@@ -49,7 +49,7 @@ def _train(arms: Sequence[Arm], settings: Mapping[str, Setting], workspace: Work
     runs = repeated_runs.planned(
         place.directory / setting.name, setting.command, list(variants.values()), place.repetitions
     )
-    finished = repeated_runs.run_all(_PROGRAM, runs)
+    finished = repeated_runs.run_all(_PROGRAM, runs, place.parallel_runs)
     if finished is None:
         raise KeyboardInterrupt
     of_arm = {
@@ -98,7 +98,9 @@ def compare(
     if any(arm.kind == kinds.MULTI_EPOCH_FIXED_ORDER for arm in trained.arms):
         notes.append(_FIXED_ORDER)
     return Outcome(
-        rows, _figure(trained), (*notes, *_left_out(name, arms_of, workspace), _about(trained))
+        rows,
+        _figure(trained),
+        (*notes, *_left_out(name, arms_of, workspace), _about(trained), _times(trained)),
     )
 
 
@@ -189,6 +191,19 @@ def _about(trained: _Trained) -> str:
         "the ratio of effective RMSEs that BandMF App. I fits on StackOverflow, at most that rate. "
         "Intervals are Student's t for the mean over runs with noise and cohorts of their own."
     )
+
+
+def _times(trained: _Trained) -> str:
+    """How long runs took: what an experiment took last says nothing of runs from before."""
+    finished = [run for of_arm in trained.finished.values() for run in of_arm]
+    minutes = [run.seconds / 60.0 for run in finished if run.seconds is not None]
+    said = f"{len(finished)} runs"
+    if minutes:
+        said += f", of {min(minutes):.1f} to {max(minutes):.1f} minutes each"
+        said += f", {sum(minutes):.0f} together; with --parallel_runs above 1, they overlap"
+    if len(minutes) < len(finished):
+        said += f" ({len(finished) - len(minutes)} that were cut off and resumed do not count)"
+    return f"{said}."
 
 
 def _figure(trained: _Trained) -> matplotlib.figure.Figure:
@@ -309,7 +324,7 @@ def learning_rates(name: str, workspace: Workspace) -> Outcome:
         )
         axes.legend()
     left_out = _left_out(name, training_tables.arms_of_figure_11, workspace)
-    return Outcome(tuple(rows), figure, (*left_out, _about(trained)))
+    return Outcome(tuple(rows), figure, (*left_out, _about(trained), _times(trained)))
 
 
 def _heldout(trained: _Trained, arm: Arm) -> float:

@@ -104,6 +104,9 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_integer("repetitions", 3, "Runs with each mechanism.", flag_values=values)
+    flags.DEFINE_integer(
+        "parallel_runs", 1, repeated_runs.HELP_OF_PARALLEL_RUNS, flag_values=values
+    )
     flags.DEFINE_enum(
         "command",
         "run-stackoverflow",
@@ -125,7 +128,7 @@ def main(values: flags.FlagValues) -> int | None:
     """Runs what is left to be run and compares; returns the exit status."""
     start = time.monotonic()
     runs = _planned(values)
-    finished = repeated_runs.run_all("compare-mechanisms", runs)
+    finished = repeated_runs.run_all("compare-mechanisms", runs, values.parallel_runs)
     if finished is None:
         return command_line.INTERRUPTED
     _report(values, runs, finished, start)
@@ -140,6 +143,7 @@ def run() -> None:
 def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
     check_choice(bool(values.output_dir), "--output_dir is required: the comparison's directory.")
     validation.positive_integer(values.repetitions, "--repetitions")
+    validation.positive_integer(values.parallel_runs, "--parallel_runs")
     mechanisms = [mechanism.strip() for mechanism in values.mechanisms]
     check_choice(bool(mechanisms), "--mechanisms must name at least one mechanism.")
     for mechanism in mechanisms:

@@ -4,30 +4,37 @@ Every run draws its own secret noise, cohorts and initial weights. Finished runs
 results; what was cut off is resumed; a stop leaves as many runs of each variant.
 """
 
+import collections
 import contextlib
 import dataclasses
 import fcntl
 import json
 import math
-import os
 import pathlib
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tqdm
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from simulations import atomic_files, quiet, run_conditions, run_directory, run_flags
+from simulations import (
+    atomic_files,
+    quiet,
+    run_conditions,
+    run_directory,
+    run_flags,
+    run_processes,
+)
+from simulations.run_processes import Ended, RunProcesses
 
 # Commands by module, which are started and never imported: they import this package.
 MODULES: Mapping[str, str] = types.MappingProxyType(
@@ -38,10 +45,14 @@ MODULES: Mapping[str, str] = types.MappingProxyType(
     }
 )
 
+HELP_OF_PARALLEL_RUNS = (
+    "How many runs train at a time. One leaves a part of two cores idle; each more needs its own "
+    "memory (over 1 GB on the text that is here), and makes the others slower."
+)
+
 # Flags that a finished run would have finished the same with.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_flags.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
-_SECONDS_TO_END = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,12 +167,15 @@ def planned(
     ]
 
 
-def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, FinishedRun] | None:
+def run_all(
+    program: str, runs: Sequence[RepeatedRun], parallel_runs: int = 1
+) -> dict[RepeatedRun, FinishedRun] | None:
     """Runs what is left to be run.
 
     Args:
       program: The command's name, for messages.
       runs: As :func:`planned` orders them, at least one.
+      parallel_runs: How many train at a time, at least 1; each has memory of its own.
 
     Returns:
       All results; None if it was interrupted, after a message.
@@ -169,7 +183,8 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
     Raises:
       CommandError: If the command refuses the flags of a variant, a run fails, a result is
         damaged or of other flags, runs are of different versions of packages or different
-        data, or another process is at work in the directory.
+        data, or another process is at work in the directory. What else is under way then
+        stops after its round, and can be resumed.
       OSError: If the directory cannot be written.
     """
     root = runs[0].root
@@ -181,7 +196,7 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
     with (
         _locked(root) as lock,
         quiet.stop_requests(
-            "stopping the run after its round; Ctrl-C again stops it at once"
+            "stopping each run after its round; Ctrl-C again stops at once"
         ) as stop,
     ):
         finished = {run: _read_result(run) for run in runs if run.result.exists()}
@@ -198,19 +213,19 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
         with tqdm.tqdm(
             total=len(runs), initial=len(finished), unit="run", file=sys.stderr
         ) as progress:
-            for run in runs:
-                if run in finished:
-                    continue
-                progress.set_description(run.name)
-                found = None if stop.is_set else _train(run, lock, stop)
-                if found is not None:
-                    finished[run] = found
-                    progress.update()
-                    # After one run more, not after all: data may have changed in between.
-                    run_conditions.check_alike(directories)
-                if found is None or stop.is_set:
-                    _say_interrupted(program, finished, runs)
-                    return None
+
+            def keep(run: RepeatedRun, found: FinishedRun) -> None:
+                finished[run] = found
+                progress.update()
+                # After one run more, not after all: data may have changed in between.
+                run_conditions.check_alike(directories)
+
+            left = [run for run in runs if run not in finished]
+            with RunProcesses(lock) as processes:
+                _train(left, parallel_runs, processes, stop, progress.set_description, keep)
+        if len(finished) < len(runs):
+            _say_interrupted(program, finished, runs)
+            return None
     return finished
 
 
@@ -282,7 +297,9 @@ def _check(run: RepeatedRun, stop: quiet.StopRequest) -> bool:
     scratch = pathlib.Path(tempfile.mkdtemp(prefix=".flags-", dir=run.root))
     try:
         # By a pipe: should this process be killed, the other one cannot go on unseen.
-        with _process(run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE) as child:
+        with run_processes.process(
+            run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE
+        ) as child:
             # The configuration is written when all flags were found good.
             while not (scratch / "run" / run_directory.CONFIG_FILE).exists():
                 if stop.is_set:
@@ -292,7 +309,7 @@ def _check(run: RepeatedRun, stop: quiet.StopRequest) -> bool:
                 except subprocess.TimeoutExpired:
                     continue
                 if child.returncode:
-                    message = _last_line(errors.decode("utf-8", "replace"))
+                    message = run_processes.last_line(errors.decode("utf-8", "replace"))
                     raise CommandError(f"{_flags_of(run.variant)} is refused: {message}")
                 return True
         return True
@@ -300,88 +317,75 @@ def _check(run: RepeatedRun, stop: quiet.StopRequest) -> bool:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _train(run: RepeatedRun, lock: int, stop: quiet.StopRequest) -> FinishedRun | None:
-    """Runs or resumes a run and keeps its result; returns None if it was interrupted."""
-    atomic_files.remove_unfinished(run.result)
-    is_new = not run.directory.exists()
-    start = time.monotonic()
-    with run.log.open("ab") as log, tempfile.TemporaryFile() as output:
-        log_start = log.tell()
-        with _process(run.arguments(run.directory), output, log, lock) as child:
-            status = _wait(child, stop)
-        output.seek(0)
-        printed = output.read().decode("utf-8", "replace")
-    if status == command_line.DONE:
-        seconds = time.monotonic() - start if is_new else None
-        try:
-            result = json.loads(printed)
-            finished = _finished(result, seconds)
-        except (ValueError, TypeError, KeyError) as error:
-            raise CommandError(
-                f"{run.name} printed no result that can be compared ({error!r}); its log is "
-                f"{run.log}."
-            ) from error
-        contents = {**run.identity, "seconds": seconds, "result": result}
-        atomic_files.write_text(run.result, json.dumps(contents, indent=2) + "\n")
-        return finished
-    if stop.is_set or status == command_line.INTERRUPTED:
-        return None
-    with run.log.open("rb") as log:
-        log.seek(log_start)
-        message = _last_line(log.read().decode("utf-8", "replace"))
-    raise CommandError(
-        f"{run.name} ended with status {status}; the last line of its log {run.log}: {message}"
-    )
+def _train(
+    runs: Sequence[RepeatedRun],
+    parallel_runs: int,
+    processes: RunProcesses,
+    stop: quiet.StopRequest,
+    describe: Callable[[str], Any],
+    keep: Callable[[RepeatedRun, FinishedRun], None],
+) -> None:
+    """Runs or resumes runs, some at a time, until all have ended or a stop is requested.
 
-
-@contextlib.contextmanager
-def _process(
-    arguments: Sequence[str], output: Any, errors: Any, lock: int | None = None
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Starts a process; none is left behind, and no worker of it."""
-    child = subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        pass_fds=() if lock is None else (lock,),
-        # A terminal's Ctrl-C reaches this process alone, which passes it on once.
-        start_new_session=True,
-    )
-    try:
-        with child:
+    Raises:
+      CommandError: If a run fails or ``keep`` raises it, once the others have stopped.
+    """
+    waiting = collections.deque(runs)
+    by_name = {run.name: run for run in runs}
+    resumed: set[RepeatedRun] = set()
+    failure: CommandError | None = None
+    goes_on = True
+    while True:
+        goes_on = goes_on and not stop.is_set
+        while goes_on and waiting and len(processes.names) < parallel_runs:
+            run = waiting.popleft()
+            if run.directory.exists():
+                resumed.add(run)
+            atomic_files.remove_unfinished(run.result)
+            processes.start(run.name, run.arguments(run.directory), run.log)
+            describe(", ".join(processes.names))
+        if not goes_on:
+            processes.request_stop()
+        if not processes.names:
+            break
+        time.sleep(_POLL_SECONDS)
+        for ended in processes.take_ended():
+            run = by_name[ended.name]
             try:
-                yield child
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
-    finally:
-        # Its workers, should it have had no time to end them.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+                if ended.status == command_line.INTERRUPTED:
+                    goes_on = False
+                elif ended.status == command_line.DONE or (goes_on and not stop.is_set):
+                    keep(run, _finish(run, ended, run in resumed))
+            except CommandError as error:
+                failure = failure or error
+                goes_on = False
+    if failure is not None:
+        raise failure
 
 
-def _wait(child: "subprocess.Popen[bytes]", stop: quiet.StopRequest) -> int:
-    """Waits for a run, and passes a request to stop on to it."""
-    passed_on = False
+def _finish(run: RepeatedRun, ended: Ended, is_resumed: bool) -> FinishedRun:
+    """Keeps and returns the result of a run that has ended.
+
+    Raises:
+      CommandError: If it failed or printed no result.
+    """
+    if ended.status != command_line.DONE:
+        raise CommandError(
+            f"{run.name} ended with status {ended.status}; the last line of its log {run.log}: "
+            f"{ended.last_line}"
+        )
+    # Of one that was cut off, nobody knows how long it ran before.
+    seconds = None if is_resumed else ended.seconds
     try:
-        while True:
-            if stop.is_set and not passed_on:
-                passed_on = True
-                child.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(_POLL_SECONDS)
-    except KeyboardInterrupt:
-        child.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_SECONDS_TO_END)
-        raise
-
-
-def _last_line(text: str) -> str:
-    # Progress bars end their lines by returning to the first column.
-    lines = [line.strip() for line in re.split(r"[\r\n]", text)]
-    return next((line for line in reversed(lines) if line), "(nothing)")
+        result = json.loads(ended.printed)
+        finished = _finished(result, seconds)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CommandError(
+            f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
+        ) from error
+    contents = {**run.identity, "seconds": seconds, "result": result}
+    atomic_files.write_text(run.result, json.dumps(contents, indent=2) + "\n")
+    return finished
 
 
 def _flags_of(variant: Variant) -> str:

@@ -106,6 +106,11 @@ def test_a_comparison_of_five_mechanisms(
     # Of two runs, 12.7 times half of their difference: 0.6 %, and arms are 2 % apart.
     assert "With non-overlapping intervals: BandMF above Multi-epoch MF, BandMF above" in report
     assert "Single-epoch MF above DP-SGD." in report
+    seconds = [
+        json.loads((runs / f"{name}.json").read_text())["seconds"] for name, _ in _started(runs)
+    ]
+    assert f"20 runs, of {min(seconds) / 60.0:.1f} to {max(seconds) / 60.0:.1f} min" in report
+    assert f", {sum(seconds) / 60.0:.0f} together" in report
 
     started = _started(runs)
     assert len(started) == 20
@@ -144,7 +149,7 @@ def test_arms_of_chosen_targets_alone_are_trained(
 ) -> None:
     runs = workplace / "out" / "runs_docstrings" / "returning"
     arguments = ["--repetitions=2", "--cache_dir=cache", "--format=json"]
-    status, out, err = _call(capfd, "--targets=8", *arguments)
+    status, out, err = _call(capfd, "--targets=8", "--parallel_runs=3", *arguments)
     assert status == 0, err
     rows = json.loads(out)["rows"]
     assert len(rows) == 5
@@ -201,7 +206,9 @@ def test_an_interrupted_comparison_goes_on(
     assert status == 0, err
     assert len(_started(runs)) == begun
     # Single runs have no intervals.
-    assert "no order is claimed" in (workplace / "out" / "report.md").read_text()
+    report = (workplace / "out" / "report.md").read_text()
+    assert "no order is claimed" in report
+    assert "(1 that were cut off and resumed do not count)" in report
 
 
 def test_the_papers_size() -> None:

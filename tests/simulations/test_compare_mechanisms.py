@@ -453,7 +453,7 @@ def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
     assert process.returncode == 130, err
     assert out == ""
     assert (workplace.control / "stops-none_1").read_text() == "1"
-    assert "stopping the run after its round" in err
+    assert "stopping each run after its round" in err
     assert "interrupted; 1 of 6 runs are finished" in err
     hold.unlink()
     status, out, err = _call(capfd, *_THREE, "--format=json")
@@ -522,6 +522,96 @@ def test_a_killed_comparison_goes_on_once_its_run_has_ended(
     status, _, err = _call(capfd, *arguments)
     assert status == 0, err
     assert [name for name, _ in workplace.started()] == ["banded_1", "banded_1", "tree_1"]
+
+
+def _at_work(workplace: _Workplace) -> set[str]:
+    names = (path.name.removeprefix("at-work-") for path in workplace.control.glob("at-work-*"))
+    return {name for name in names if name != "run"}
+
+
+def test_two_runs_at_a_time(workplace: _Workplace, capfd: pytest.CaptureFixture[str]) -> None:
+    holds = {name: workplace.control / f"hold-{name}" for name in ("none_1", "banded_1")}
+    for hold in holds.values():
+        hold.touch()
+    process = workplace.process("--parallel_runs=2", *_THREE, "--format=json")
+    # The first run has ended, two are under way, and no third one is begun.
+    _wait_for(lambda: set(holds) <= _at_work(workplace))
+    time.sleep(0.5)
+    assert _at_work(workplace) == {"identity_1", *holds}
+    # The place of one that ends is taken at once, though an earlier one is still under way.
+    holds["banded_1"].unlink()
+    _wait_for(lambda: "banded_2" in _at_work(workplace))
+    assert not (workplace.output / "none_1.json").exists()
+    _wait_for((workplace.output / "banded_2.json").exists)
+    holds["none_1"].unlink()
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert [name for name, _ in workplace.started()].count("none_1") == 1
+    assert len(workplace.started()) == 6
+    # The same as one at a time, whatever the order in which they ended.
+    status, one_at_a_time, _ = _call(capfd, *_THREE, "--format=json")
+    assert status == 0
+    assert json.loads(out)["rows"] == json.loads(one_at_a_time)["rows"]
+    assert [row["mechanism"] for row in json.loads(out)["rows"]] == ["none", "banded", "identity"]
+
+
+def test_a_stop_reaches_all_runs_under_way(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("identity_1", "none_1"):
+        (workplace.control / f"hold-{name}").touch()
+    process = workplace.process("--parallel_runs=2", *_THREE)
+    _wait_for(lambda: len(_at_work(workplace)) == 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert "interrupted; 0 of 6 runs are finished" in err
+    for name in ("identity_1", "none_1"):
+        assert (workplace.control / f"stops-{name}").read_text() == "1"
+        (workplace.control / f"hold-{name}").unlink()
+    assert _call(capfd, "--parallel_runs=3", *_THREE)[0] == 0
+    assert len(workplace.started()) == 8
+
+
+def test_two_requests_end_all_runs_under_way(workplace: _Workplace) -> None:
+    for name in ("hold-identity_1", "hold-none_1", "deaf"):
+        (workplace.control / name).touch()
+    process = workplace.process("--parallel_runs=2", *_THREE)
+    files = [workplace.control / f"at-work-{name}" for name in ("identity_1", "none_1")]
+    _wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    process.send_signal(signal.SIGINT)
+    _wait_for((workplace.control / "heard").exists)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert not any(_is_alive(int(file.read_text())) for file in files)
+
+
+def test_a_run_that_fails_stops_the_others_after_their_rounds(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (workplace.control / "hold-identity_1").touch()
+    failure = workplace.control / "fail-none_1"
+    failure.touch()
+    status, out, err = _call(capfd, "--parallel_runs=2", *_THREE)
+    assert (status, out) == (2, "")
+    assert "none_1 ended with status 7; the last line of its log" in err.splitlines()[-1]
+    # The other was asked once, and had the time to save its state.
+    assert (workplace.control / "stops-identity_1").read_text() == "1"
+    assert [name for name, _ in workplace.started()] == ["identity_1", "none_1"]
+    failure.unlink()
+    (workplace.control / "hold-identity_1").unlink()
+    assert _call(capfd, "--parallel_runs=2", *_THREE)[0] == 0
+    assert len(workplace.started()) == 8
+
+
+def test_the_number_of_parallel_runs_is_checked(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = _call(capfd, *_THREE, "--parallel_runs=0")
+    assert status == 2
+    assert "--parallel_runs must be" in err
+    assert workplace.started() == []
 
 
 @given(
