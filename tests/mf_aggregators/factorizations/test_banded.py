@@ -14,7 +14,12 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations.banded import _EqualNorms, _PatternNorms, _Search
+from mf_aggregators.factorizations.band_constraints import (
+    ColumnConstraint,
+    EqualNorms,
+    PatternNorms,
+)
+from mf_aggregators.factorizations.banded_search import BandedSearch
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.mf_aggregators import brute_force
@@ -114,12 +119,12 @@ def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataOb
     num_bands = data.draw(st.integers(1, num_rounds))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     workload = np.tril(generator.normal(size=(num_rounds, num_rounds))) + 3 * np.eye(num_rounds)
-    constraint: _EqualNorms | _PatternNorms = _EqualNorms(num_bands)
+    constraint: ColumnConstraint = EqualNorms(num_bands)
     if data.draw(st.booleans()):
         separation = data.draw(st.integers(num_bands, num_rounds))
         most = data.draw(st.integers(1, -(-num_rounds // separation)))
-        constraint = _PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
-    search = _Search(workload, constraint, 1e-9, 10, show_progress=False)
+        constraint = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
+    search = BandedSearch(workload, constraint, 1e-9, 10, show_progress=False)
     entries = generator.normal(size=np.count_nonzero(np.tri(num_rounds, num_bands)))
     entries = np.where(entries < 0, entries - 0.5, entries + 0.5)
     _, gradient = search._log_error(entries)
