@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+import matplotlib.axes
 import matplotlib.figure
 import numpy as np
 
@@ -202,7 +203,7 @@ def _times(trained: _Trained) -> str:
         said += f", of {min(minutes):.1f} to {max(minutes):.1f} minutes each"
         said += f", {sum(minutes):.0f} together; with --parallel_runs above 1, they overlap"
     if len(minutes) < len(finished):
-        said += f" ({len(finished) - len(minutes)} that were cut off and resumed do not count)"
+        said += f" (cut off and resumed, and not counted: {len(finished) - len(minutes)})"
     return f"{said}."
 
 
@@ -212,18 +213,10 @@ def _figure(trained: _Trained) -> matplotlib.figure.Figure:
     num_columns = min(1 + len(targets), _PANELS_OF_A_ROW)
     figure, grid = figures.panels(num_rows, num_columns, (5.0, 4.0))
     left, *others = grid.ravel()
-    for label in dict.fromkeys(arm.label for arm in trained.arms):
-        own = [arm for arm in trained.arms if arm.label == label]
-        found = [trained.statistics[arm] for arm in own]
-        left.errorbar(
-            [arm.epsilon for arm in own],
-            [100.0 * row.test_accuracy_mean for row in found],
-            yerr=[100.0 * (row.test_accuracy_half_width or 0.0) for row in found],
-            marker="o",
-            capsize=3,
-            label=label,
-        )
-    left.set(xscale="log", xlabel="epsilon", ylabel="test accuracy, %", title="After training")
+    if len(targets) == 1:
+        _draw_by_mechanism(left, trained)
+    else:
+        _draw_by_epsilon(left, trained)
     for axes in others[len(targets) :]:
         axes.set_axis_off()
     for epsilon, axes in zip(targets, others, strict=False):
@@ -237,6 +230,44 @@ def _figure(trained: _Trained) -> matplotlib.figure.Figure:
     for axes in (left, *others[: len(targets)]):
         axes.grid(True, alpha=0.3)
     return figure
+
+
+def _draw_by_epsilon(axes: matplotlib.axes.Axes, trained: _Trained) -> None:
+    """Test accuracies of each mechanism over the targets."""
+    for label in dict.fromkeys(arm.label for arm in trained.arms):
+        own = [arm for arm in trained.arms if arm.label == label]
+        _draw_intervals(axes, [arm.epsilon for arm in own], own, trained, label)
+    axes.set(xscale="log", xlabel="epsilon", ylabel="test accuracy, %", title="After training")
+
+
+def _draw_by_mechanism(axes: matplotlib.axes.Axes, trained: _Trained) -> None:
+    """Test accuracies at the only target, side by side in the colours of the curves."""
+    for place, arm in enumerate(trained.arms):
+        _draw_intervals(axes, [place], [arm], trained, arm.label)
+    axes.set_xticks(
+        range(len(trained.arms)), [arm.label for arm in trained.arms], rotation=30, ha="right"
+    )
+    title = f"After training, epsilon {trained.arms[0].epsilon:g}"
+    axes.set(ylabel="test accuracy, %", title=title)
+
+
+def _draw_intervals(
+    axes: matplotlib.axes.Axes,
+    places: Sequence[float],
+    arms: Sequence[Arm],
+    trained: _Trained,
+    label: str,
+) -> None:
+    """Means and 95 % intervals in one colour."""
+    found = [trained.statistics[arm] for arm in arms]
+    axes.errorbar(
+        places,
+        [100.0 * row.test_accuracy_mean for row in found],
+        yerr=[100.0 * (row.test_accuracy_half_width or 0.0) for row in found],
+        marker="o",
+        capsize=3,
+        label=label,
+    )
 
 
 def learning_rates(name: str, workspace: Workspace) -> Outcome:

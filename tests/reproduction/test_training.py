@@ -208,7 +208,7 @@ def test_an_interrupted_comparison_goes_on(
     # Single runs have no intervals.
     report = (workplace / "out" / "report.md").read_text()
     assert "no order is claimed" in report
-    assert "(1 that were cut off and resumed do not count)" in report
+    assert "(cut off and resumed, and not counted: 1)" in report
 
 
 def test_the_papers_size() -> None:
