@@ -52,7 +52,8 @@ def fields(
         of_sampling = {
             "sampling": record.sampling.to_dict(),
             "amplified_noise_multiplier": plan.noise_multiplier,
-            "amplified_epsilon": plan.epsilon,
+            # Never a number that the ledger shows not to hold.
+            "amplified_epsilon": None if keeps_plan is False else plan.epsilon,
         }
     guarantee = guarantees.realised(plan, factorization, took_place)
     return {
@@ -72,9 +73,15 @@ def fields(
 
 
 def _fits_sampling(record: ParticipationRecord) -> bool:
-    """Whether every client took part only in rounds that draw from one part of the data."""
+    """Whether a record can be of its scheme.
+
+    It names the whole population, which the sampling probability follows from, and every
+    client took part only in rounds that draw from one part of the data.
+    """
     scheme = record.sampling
-    return scheme is not None and all(
+    if scheme is None or len(record.client_ids) != scheme.population:
+        return False
+    return all(
         len(set((rounds % scheme.num_bands).tolist())) <= 1 for rounds in record.rounds_of_clients
     )
 
@@ -132,8 +139,9 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
             "and so is all that is said here of what took place."
         )
     breaks = (
-        "the ledger contradicts its sampling scheme (a client took part in rounds that draw from "
-        "different parts of the data), so that nothing is amplified."
+        "the ledger contradicts its sampling scheme (its clients are not as many as the scheme's "
+        "population, or one took part in rounds that draw from different parts of the data), so "
+        "that nothing is amplified."
         if is_sampled(found)
         else "the ledger breaks the schema that is declared, whose guarantee does not hold."
     )

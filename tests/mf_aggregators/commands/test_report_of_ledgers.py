@@ -185,10 +185,31 @@ def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
     fields = json.loads(out)
     assert fields["keeps_plan"] is False
     assert fields["realised_separation"] == 1
-    assert fields["widened_epsilon"] >= fields["realised_epsilon"] > fields["amplified_epsilon"]
+    amplified = accounting.amplified_epsilon(
+        fields["amplified_noise_multiplier"],
+        1e-5,
+        num_rounds=12,
+        num_bands=4,
+        population=12,
+        clients_per_round=1,
+    )
+    assert fields["widened_epsilon"] >= fields["realised_epsilon"] > amplified
+    assert fields["amplified_epsilon"] is None
     _, out, _ = _call(capsys, checkpoint, ledger)
     assert "WARNING: the ledger contradicts its sampling scheme" in out
     assert f"({fields['widened_epsilon']:.4g}, 1e-05)-DP" in out
+
+
+def test_a_population_that_is_not_the_ledgers_amplifies_nothing(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Of a larger population each client would be drawn less often, and hidden better.
+    ledger = _sampled_ledger(tmp_path, _DRAWN, PoissonSampling(12, 4, 1200, 1))
+    _, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
+    assert json.loads(out)["keeps_plan"] is False
+    _, out, _ = _call(capsys, checkpoint, ledger)
+    assert "WARNING: the ledger contradicts its sampling scheme" in out
+    assert "allows" not in out
 
 
 @pytest.mark.parametrize(
