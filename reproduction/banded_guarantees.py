@@ -7,7 +7,7 @@ import matplotlib.figure
 
 from mf_aggregators import accounting, band_choice, sampling_schemes
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
-from reproduction import banded_errors, figures
+from reproduction import banded_errors, figures, printed_values
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Experiment, Outcome, Row, Workspace
 
@@ -39,6 +39,8 @@ _OTHER_MATRIX = (
     "where a search for the matrix stopped; ours is certified to be near the optimum"
 )
 _ALL_USERS = 342_477
+# What all printed amplified multipliers turn out to be of.
+_CLIENTS_OF_PRINTED = 1001
 
 
 def table_4(name: str, workspace: Workspace) -> Outcome:
@@ -98,24 +100,45 @@ def table_5(name: str, workspace: Workspace) -> Outcome:
             ours, reason = exact, None
             if bands != _NUM_ROUNDS:
                 ours = _amplified(workspace, float(epsilon), bands, _POPULATION)
-                of_all = _amplified(workspace, float(epsilon), bands, _ALL_USERS)
-                reason = (
-                    f"not explained; ours is for {_POPULATION:,} users, as many as the epochs "
-                    f"need, and for all {_ALL_USERS:,} of the data set it is {of_all:.5f}"
-                )
+                reason = _other_sampling(workspace, float(epsilon), bands, digits)
             where = f"{mechanism}, epsilon {epsilon}"
             quantity = "noise multiplier for sensitivity 1 under (6, 342)"
             rows.append(Row(name, where, quantity, digits, ours, reason))
     return Outcome(tuple(rows), _figure("Table 5", rows, list(_WITH_AMPLIFICATION)))
 
 
-def _amplified(workspace: Workspace, epsilon: float, num_bands: int, population: int) -> float:
+def _other_sampling(workspace: Workspace, epsilon: float, num_bands: int, printed: str) -> str:
+    """Which sampling gives a printed multiplier, if the one that fits all of them does."""
+    of_all = _amplified(workspace, epsilon, num_bands, _ALL_USERS)
+    # The paper's code for this (App. E.3) has parts of whole users: floor(m / b).
+    part = _ALL_USERS // num_bands
+    other = _amplified(workspace, epsilon, num_bands, part * num_bands, _CLIENTS_OF_PRINTED)
+    found = "not explained"
+    if printed_values.parse(printed).agrees(other):
+        found = (
+            f"the printed one is that of {_CLIENTS_OF_PRINTED:,} expected clients of a round, of "
+            f"all {_ALL_USERS:,} users in parts of {part:,}, as all of this table are; the paper "
+            f"says {_CLIENTS_PER_ROUND:,}"
+        )
+    return (
+        f"{found}; ours is for {_CLIENTS_PER_ROUND:,} of {_POPULATION:,}, as many as the epochs "
+        f"need, and for {_CLIENTS_PER_ROUND:,} of all {_ALL_USERS:,} it is {of_all:.5f}"
+    )
+
+
+def _amplified(
+    workspace: Workspace,
+    epsilon: float,
+    num_bands: int,
+    population: int,
+    clients_per_round: int = _CLIENTS_PER_ROUND,
+) -> float:
     scheme = sampling_schemes.create(
         "poisson",
         num_rounds=_NUM_ROUNDS,
         num_bands=num_bands,
         population=population,
-        clients_per_round=_CLIENTS_PER_ROUND,
+        clients_per_round=clients_per_round,
     )
     of_one = band_choice.noise_multiplier(scheme, epsilon, _DELTA, workspace.cache_directory)
     # Relative to one participation; six of them, orthogonal, have sqrt(6) times its norm.

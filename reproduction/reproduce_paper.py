@@ -24,7 +24,7 @@ from absl import flags
 from mf_aggregators import factorization_cache, validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError
-from reproduction import arms, catalogue, report, results
+from reproduction import arms, catalogue, report, results, source_code
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
 from simulations import repeated_runs
@@ -190,7 +190,7 @@ def _run(
         results.versions(),
         os.cpu_count() or 1,
     )
-    results.save(result, outcome, directory)
+    results.save(result, outcome, source_code.fingerprint(experiment), directory)
     return result
 
 
@@ -204,11 +204,12 @@ def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
     found, missing = [], []
     for experiment in catalogue.experiments().values():
+        code = source_code.fingerprint(experiment)
         names = [_name(experiment, dataset) for dataset in experiment.targets or ("",)]
         there = []
         for name in names:
             try:
-                there.append(results.load(name, directory))
+                there.append(results.load(name, code, directory))
             except results.DamagedResultError as error:
                 _say(f"{error} It is not in the report: compute it again.")
         loaded = [result for result in there if result is not None]

@@ -62,20 +62,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def source_fingerprint() -> str:
-    """Returns what tells versions of this package's code and printed tables apart."""
-    digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def save(result: Result, outcome: Outcome, directory: pathlib.Path) -> None:
+def save(result: Result, outcome: Outcome, code: str, directory: pathlib.Path) -> None:
     """Writes a result and its figure, which belong together by the figure's hash.
 
     Args:
       result: The result.
       outcome: Whose figure is drawn.
+      code: The fingerprint of the experiment's code, see ``source_code``.
       directory: Where it goes.
 
     Raises:
@@ -85,22 +78,23 @@ def save(result: Result, outcome: Outcome, directory: pathlib.Path) -> None:
         figures.save(outcome.figure, file)
     contents = {
         **_contents(result),
-        "code": source_fingerprint(),
+        "code": code,
         "figure_sha256": _sha256(directory / result.figure_file),
     }
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
     atomic_files.write_text(directory / f"{result.name}.json", text + "\n")
 
 
-def load(name: str, directory: pathlib.Path) -> Result | None:
+def load(name: str, code: str, directory: pathlib.Path) -> Result | None:
     """Reads a result.
 
     Args:
       name: The result's name.
+      code: The fingerprint of the experiment's code.
       directory: Where :func:`save` wrote it.
 
     Returns:
-      The result; None if there is none, or if it is of other code than this.
+      The result; None if there is none, or if it is of other code or other versions.
 
     Raises:
       DamagedResultError: If it cannot be read, is not whole, was altered, or its figure is
@@ -114,7 +108,7 @@ def load(name: str, directory: pathlib.Path) -> Result | None:
         stated = contents.pop("sha256")
         if stated != _digest(contents):
             raise DamagedResultError(f"{path} was altered.")
-        code, figure = contents.pop("code"), contents.pop("figure_sha256")
+        of_code, figure = contents.pop("code"), contents.pop("figure_sha256")
         result = _result(contents)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DamagedResultError):
@@ -126,7 +120,7 @@ def load(name: str, directory: pathlib.Path) -> Result | None:
         raise DamagedResultError(f"{directory / result.figure_file} is missing.") from error
     if found != figure:
         raise DamagedResultError(f"{directory / result.figure_file} is not that of {path}.")
-    is_of_this = code == source_fingerprint() and result.versions == versions()
+    is_of_this = of_code == code and result.versions == versions()
     return result if is_of_this else None
 
 

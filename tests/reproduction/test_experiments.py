@@ -11,6 +11,7 @@ from reproduction import (
     amplification_by_epochs,
     banded_guarantees,
     best_bands,
+    fixed_point,
     library_comparison,
     prefix_sums,
 )
@@ -27,12 +28,29 @@ def _value(outcome: Outcome, where: str, quantity: str) -> float:
 def test_the_table_of_total_errors_as_printed() -> None:
     """Tree and optimum; the structured matrix may be better than the printed one."""
     outcome = prefix_sums.table("table", (256, 512), _WORKSPACE)
+    by_rule = [row for row in outcome.rows if "by the paper's rule" in row.quantity]
+    optimal = [row for row in outcome.rows if row.quantity == "optimal: total error"]
+    for row, best in zip(by_rule, optimal, strict=True):
+        assert best.ours < row.ours < best.ours * (1.0 + 1e-4)
     for row in outcome.rows:
+        if row in by_rule:
+            continue
         if "structured" not in row.quantity:
             assert row.verdict == "agrees"
         else:
             assert row.paper is not None
             assert row.ours <= row.paper * (1.0 + 1e-3)
+
+
+def test_what_an_iteration_that_ended_early_would_print() -> None:
+    iterates = fixed_point.Iterates(np.array([9.0, 5.1, 4.96, 4.9]), np.array([1.0, 0.1, 0.02, 0]))
+    reason = prefix_sums._unfinished("5.0", 4.8, iterates)
+    assert reason is not None
+    assert "at step 3 of 4, at a relative change of 0.02" in reason
+    assert "(4.90, at" in reason
+    # Below the optimum, or above all that the iteration had, nothing is explained.
+    assert prefix_sums._unfinished("4.7", 4.8, iterates) is None
+    assert prefix_sums._unfinished("4.85", 4.8, iterates) is None
 
 
 def test_variances_of_the_tree_jump_and_those_of_the_optimum_do_not() -> None:
@@ -94,6 +112,16 @@ def test_the_production_run() -> None:
     assert outcome.rows[1].reason is not None
     least, largest = map(float, outcome.rows[1].reason.split("from ")[1].split(" to "))
     assert least <= 4.35 <= largest
+
+
+def test_the_sampling_of_printed_multipliers() -> None:
+    """Of 1,001 of 342,477 users in 64 parts, 33 times; 1,000 give another fourth digit."""
+    reason = banded_guarantees._other_sampling(_WORKSPACE, 8.0, 64, "0.43490")
+    assert reason.startswith("the printed one is that of 1,001 expected clients")
+    assert "in parts of 5,351" in reason
+    assert "1,000 of all 342,477 it is 0.43465" in reason
+    other = banded_guarantees._other_sampling(_WORKSPACE, 8.0, 64, "0.43480")
+    assert other.startswith("not explained; ours is for 1,000 of 342,000")
 
 
 def test_every_mechanism_beside_the_floor() -> None:

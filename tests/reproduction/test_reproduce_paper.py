@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.commands import command_line
-from reproduction import catalogue, report, reproduce_paper, results
+from reproduction import catalogue, report, reproduce_paper, results, source_code
 from reproduction.experiment import Row
 
+_DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "reproduction"
 _QUICK = "denisov-epsilons,bandmf-production,bandmf-figure-6"
 
 
@@ -117,14 +118,15 @@ def test_broken_caches_and_results_are_noticed(
 
     # A result that was cut or altered is not reported.
     name = "bandmf-figure-6"
+    code = source_code.fingerprint(catalogue.experiments()[name])
     path = tmp_path / "out" / "bandmf-figure-6.json"
     whole = path.read_text()
-    assert results.load(name, tmp_path / "out") is not None
+    assert results.load(name, code, tmp_path / "out") is not None
     for broken in (whole[: len(whole) // 2], whole.replace("16.0", "17.0"), "[]", ""):
         assert broken != whole
         path.write_text(broken)
         with pytest.raises(results.DamagedResultError, match="bandmf-figure-6"):
-            results.load(name, tmp_path / "out")
+            results.load(name, code, tmp_path / "out")
     status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
     assert status == 0
     assert "compute it again" in err
@@ -133,10 +135,10 @@ def test_broken_caches_and_results_are_noticed(
     figure = tmp_path / "out" / "bandmf-figure-6.png"
     figure.write_bytes((tmp_path / "out" / "denisov-epsilons.png").read_bytes())
     with pytest.raises(results.DamagedResultError, match="is not that of"):
-        results.load(name, tmp_path / "out")
+        results.load(name, code, tmp_path / "out")
     figure.unlink()
     with pytest.raises(results.DamagedResultError, match="is missing"):
-        results.load(name, tmp_path / "out")
+        results.load(name, code, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -175,9 +177,33 @@ def test_results_of_other_code_are_not_reported(
 ) -> None:
     status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
     assert status == 0, err
-    assert results.load("denisov-epsilons", tmp_path / "out") is not None
-    monkeypatch.setattr(results, "source_fingerprint", lambda: "of other code")
-    assert results.load("denisov-epsilons", tmp_path / "out") is None
+    report_file = tmp_path / "out" / "report.md"
+    assert "## denisov-epsilons" in report_file.read_text()
+    of_this = source_code.fingerprint
+    monkeypatch.setattr(
+        source_code,
+        "fingerprint",
+        lambda experiment: (
+            "of other code" if experiment.name == "denisov-epsilons" else of_this(experiment)
+        ),
+    )
+    status, _, err = _call(capfd, *_arguments(tmp_path, "bandmf-production"))
+    assert status == 0, err
+    text = report_file.read_text()
+    assert "## bandmf-production" in text
+    assert "## denisov-epsilons" not in text
+    assert "`denisov-epsilons`" in text.partition("Not computed yet: ")[2].splitlines()[0]
+
+
+def test_the_results_of_the_documentation_are_whole() -> None:
+    """Each with its figure, as the command wrote them, and what the report there is made of."""
+    text = (_DOCUMENTED / "report.md").read_text()
+    for name, experiment in catalogue.experiments().items():
+        is_there = (_DOCUMENTED / f"{name}.json").exists()
+        # Raises if altered; None if the code has moved on, which the report says then.
+        results.load(name, source_code.fingerprint(experiment), _DOCUMENTED)
+        assert (f"## {name}\n" in text) == is_there, name
+    assert text.count("\n## ") == len(list(_DOCUMENTED.glob("*.json")))
 
 
 @given(

@@ -1,0 +1,55 @@
+"""What a change of code makes void, and what it leaves."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from reproduction import catalogue, source_code
+
+_LISTS_MODULES = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+print(json.dumps([name for name in sys.modules if name.startswith("reproduction.")]))
+"""
+
+
+@pytest.mark.parametrize("module", ["prefix_sums", "banded_guarantees", "training"])
+def test_all_that_an_import_brings_counts(module: str) -> None:
+    """Python itself says which modules of the package are loaded."""
+    command = [sys.executable, "-c", _LISTS_MODULES, f"reproduction.{module}"]
+    loaded = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert source_code._needed(module) == {name.partition(".")[2] for name in loaded}
+
+
+def test_only_what_an_experiment_needs_makes_it_void(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = pathlib.Path(source_code.__file__).parent
+    for path in package.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    every = catalogue.experiments()
+    here = {name: source_code.fingerprint(experiment) for name, experiment in every.items()}
+    monkeypatch.setattr(source_code, "_path", lambda name: tmp_path / f"{name}.py")
+
+    def void_after_a_change_of(module: str) -> set[str]:
+        path = tmp_path / f"{module}.py"
+        text = path.read_text()
+        path.write_text(text + "# A comment.\n")
+        found = {
+            name for name, each in every.items() if source_code.fingerprint(each) != here[name]
+        }
+        path.write_text(text)
+        return found
+
+    assert {name: source_code.fingerprint(each) for name, each in every.items()} == here
+    of_prefix_sums = {"prefix-sums-table-1", "prefix-sums-figure-1", "denisov-table-2"}
+    assert void_after_a_change_of("prefix_sums") == of_prefix_sums
+    trained = {name for name, each in every.items() if each.targets}
+    assert void_after_a_change_of("training_tables") == trained
+    assert void_after_a_change_of("printed_values") == set(every)
+    assert void_after_a_change_of("report") == set()
+    assert of_prefix_sums <= void_after_a_change_of("matrices")
