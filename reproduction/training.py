@@ -5,7 +5,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.axes
+import matplotlib.axis
 import matplotlib.figure
+import matplotlib.ticker
 import numpy as np
 
 from reproduction import arms as kinds
@@ -18,6 +20,10 @@ from simulations.repeated_runs import FinishedRun, RepeatedRun
 
 _PROGRAM = "reproduce-paper"
 _PANELS_OF_A_ROW = 3
+# matplotlib's cycle has so many colours; mechanisms after these have other lines and markers.
+_COLOURS = 10
+# A legend of more lines would hide curves, and stands beside them.
+_LINES_OF_A_LEGEND_INSIDE = 6
 # What errors of BandMF Fig. 11 are of: its left and its right half.
 _OF_SUMS, _OF_UPDATES = "effective RMSE of prefix sums", "effective RMSE of updates"
 _DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
@@ -219,31 +225,54 @@ def _figure(trained: _Trained) -> matplotlib.figure.Figure:
         _draw_by_epsilon(left, trained)
     for axes in others[len(targets) :]:
         axes.set_axis_off()
+    places = {label: place for place, label in enumerate(_labels(trained))}
     for epsilon, axes in zip(targets, others, strict=False):
         for arm in trained.arms:
             if arm.epsilon == epsilon:
                 curve = run_comparisons.mean_accuracy([run.directory for run in trained.runs[arm]])
-                axes.plot(curve.rounds, 100.0 * curve.mean, label=arm.label)
+                colour, line, _ = _style(places[arm.label])
+                axes.plot(curve.rounds, 100.0 * curve.mean, line, color=colour, label=arm.label)
         title = f"By round, epsilon {epsilon:g}"
         axes.set(xlabel="round", ylabel="held-out accuracy, %", title=title)
-        axes.legend(fontsize="x-small")
+        if len(places) > _LINES_OF_A_LEGEND_INSIDE:
+            axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+        else:
+            axes.legend(fontsize="x-small")
     for axes in (left, *others[: len(targets)]):
         axes.grid(True, alpha=0.3)
     return figure
 
 
+def _labels(trained: _Trained) -> tuple[str, ...]:
+    """The mechanisms, each once, in the order of their arms."""
+    return tuple(dict.fromkeys(arm.label for arm in trained.arms))
+
+
+def _style(place: int) -> tuple[str, str, str]:
+    """The colour, line and marker of a mechanism: the same in all panels, and no other's."""
+    line, marker = ("-", "o") if place < _COLOURS else ("--", "s")
+    return f"C{place % _COLOURS}", line, marker
+
+
 def _draw_by_epsilon(axes: matplotlib.axes.Axes, trained: _Trained) -> None:
     """Test accuracies of each mechanism over the targets."""
-    for label in dict.fromkeys(arm.label for arm in trained.arms):
+    targets = sorted({arm.epsilon for arm in trained.arms})
+    labels = _labels(trained)
+    # Side by side: intervals on top of each other would be seen as one.
+    step = (targets[-1] / targets[0]) ** 0.015
+    for place, label in enumerate(labels):
         own = [arm for arm in trained.arms if arm.label == label]
-        _draw_intervals(axes, [arm.epsilon for arm in own], own, trained, label)
+        moved = step ** (place - (len(labels) - 1) / 2)
+        _draw_intervals(axes, [arm.epsilon * moved for arm in own], own, trained, place)
     axes.set(xscale="log", xlabel="epsilon", ylabel="test accuracy, %", title="After training")
+    axes.set_xticks(targets, [f"{epsilon:g}" for epsilon in targets])
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
 def _draw_by_mechanism(axes: matplotlib.axes.Axes, trained: _Trained) -> None:
     """Test accuracies at the only target, side by side in the colours of the curves."""
     for place, arm in enumerate(trained.arms):
-        _draw_intervals(axes, [place], [arm], trained, arm.label)
+        _draw_intervals(axes, [place], [arm], trained, place)
     axes.set_xticks(
         range(len(trained.arms)), [arm.label for arm in trained.arms], rotation=30, ha="right"
     )
@@ -253,21 +282,30 @@ def _draw_by_mechanism(axes: matplotlib.axes.Axes, trained: _Trained) -> None:
 
 def _draw_intervals(
     axes: matplotlib.axes.Axes,
-    places: Sequence[float],
+    positions: Sequence[float],
     arms: Sequence[Arm],
     trained: _Trained,
-    label: str,
+    place: int,
 ) -> None:
-    """Means and 95 % intervals in one colour."""
+    """Means and 95 % intervals of a mechanism, in its style."""
     found = [trained.statistics[arm] for arm in arms]
+    colour, line, marker = _style(place)
     axes.errorbar(
-        places,
+        positions,
         [100.0 * row.test_accuracy_mean for row in found],
         yerr=[100.0 * (row.test_accuracy_half_width or 0.0) for row in found],
-        marker="o",
+        color=colour,
+        linestyle=line,
+        marker=marker,
         capsize=3,
-        label=label,
     )
+
+
+def _plain_ticks(axis: matplotlib.axis.Axis) -> None:
+    """Few numbers on a logarithmic axis of less than a decade, without powers of ten."""
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
 def learning_rates(name: str, workspace: Workspace) -> Outcome:
@@ -353,6 +391,8 @@ def learning_rates(name: str, workspace: Workspace) -> Outcome:
             ylabel="best server learning rate",
             title=f"Slope {slope:.2f}",
         )
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
         axes.legend()
     left_out = _left_out(name, training_tables.arms_of_figure_11, workspace)
     return Outcome(tuple(rows), figure, (*left_out, _about(trained), _times(trained)))

@@ -10,6 +10,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import matplotlib.axes
+import matplotlib.container
+import matplotlib.lines
 import numpy as np
 import pytest
 from absl import flags
@@ -21,7 +24,7 @@ from digit_classification import run_digits
 from mf_aggregators.band_choice import BandChoice
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from reproduction import arms, reproduce_paper, training_tables
+from reproduction import arms, reproduce_paper, training, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations import run_flags, run_plans
 from simulations.repeated_runs import Variant
@@ -491,3 +494,53 @@ def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
         if section.startswith("bandmf-figure-5a")
     ]
     assert "what they earn is weaker" not in of_5a
+
+
+def _points(axes: matplotlib.axes.Axes) -> list[matplotlib.lines.Line2D]:
+    """Of each mechanism, the means inside of the intervals."""
+    found = []
+    for container in axes.containers:
+        assert isinstance(container, matplotlib.container.ErrorbarContainer)
+        found.append(container.lines[0])
+    return found
+
+
+def test_each_mechanism_of_a_figure_has_a_style_of_its_own(
+    workplace: pathlib.Path, workspace: Workspace
+) -> None:
+    """Twelve mechanisms, and matplotlib's cycle has ten colours."""
+    place = TrainingPlace(workplace / "runs", repetitions=1)
+    outcome = training.compare(
+        "denisov-figure-3",
+        training_tables.arms_of_denisov_3,
+        arms.SINGLE_PASS,
+        dataclasses.replace(workspace, training=place),
+    )
+    after_training, by_round = outcome.figure.axes
+    curves = by_round.get_lines()
+    styles = [(curve.get_color(), curve.get_linestyle()) for curve in curves]
+    assert len(styles) == len(set(styles)) == 12
+    points = _points(after_training)
+    assert [(point.get_color(), point.get_linestyle()) for point in points] == styles
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == 12
+    labels = [label.get_text() for label in after_training.get_xticklabels()]
+    assert labels == [curve.get_label() for curve in curves]
+
+
+def test_intervals_stand_side_by_side_at_the_targets_of_the_axis(
+    workplace: pathlib.Path, workspace: Workspace
+) -> None:
+    place = TrainingPlace(workplace / "runs", repetitions=2)
+    outcome = training.compare(
+        "denisov-figure-2",
+        training_tables.arms_of_denisov_2,
+        arms.SINGLE_PASS,
+        dataclasses.replace(workspace, training=place),
+    )
+    after_training = outcome.figure.axes[0]
+    assert [label.get_text() for label in after_training.get_xticklabels()] == ["3.7", "18.9"]
+    assert not after_training.get_xticks(minor=True).size
+    positions = np.array([point.get_xdata() for point in _points(after_training)], dtype=float)
+    for of_target, target in zip(positions.T, (3.7, 18.9), strict=True):
+        assert len(set(of_target)) == len(of_target)
+        np.testing.assert_allclose(of_target, target, rtol=0.1)
