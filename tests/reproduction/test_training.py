@@ -496,6 +496,16 @@ def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
     assert "what they earn is weaker" not in of_5a
 
 
+def _panels(
+    arms_of: Callable[[str], tuple[arms.Arm, ...]], place: TrainingPlace, workspace: Workspace
+) -> list[matplotlib.axes.Axes]:
+    """The panels of a comparison in which no client comes back."""
+    outcome = training.compare(
+        "comparison", arms_of, arms.SINGLE_PASS, dataclasses.replace(workspace, training=place)
+    )
+    return outcome.figure.axes
+
+
 def _points(axes: matplotlib.axes.Axes) -> list[matplotlib.lines.Line2D]:
     """Of each mechanism, the means inside of the intervals."""
     found = []
@@ -509,14 +519,9 @@ def test_each_mechanism_of_a_figure_has_a_style_of_its_own(
     workplace: pathlib.Path, workspace: Workspace
 ) -> None:
     """Twelve mechanisms, and matplotlib's cycle has ten colours."""
-    place = TrainingPlace(workplace / "runs", repetitions=1)
-    outcome = training.compare(
-        "denisov-figure-3",
-        training_tables.arms_of_denisov_3,
-        arms.SINGLE_PASS,
-        dataclasses.replace(workspace, training=place),
+    after_training, by_round = _panels(
+        training_tables.arms_of_denisov_3, TrainingPlace(workplace / "runs"), workspace
     )
-    after_training, by_round = outcome.figure.axes
     curves = by_round.get_lines()
     styles = [(curve.get_color(), curve.get_linestyle()) for curve in curves]
     assert len(styles) == len(set(styles)) == 12
@@ -530,14 +535,9 @@ def test_each_mechanism_of_a_figure_has_a_style_of_its_own(
 def test_intervals_stand_side_by_side_at_the_targets_of_the_axis(
     workplace: pathlib.Path, workspace: Workspace
 ) -> None:
-    place = TrainingPlace(workplace / "runs", repetitions=2)
-    outcome = training.compare(
-        "denisov-figure-2",
-        training_tables.arms_of_denisov_2,
-        arms.SINGLE_PASS,
-        dataclasses.replace(workspace, training=place),
+    after_training, *_ = _panels(
+        training_tables.arms_of_denisov_2, TrainingPlace(workplace / "runs"), workspace
     )
-    after_training = outcome.figure.axes[0]
     assert [label.get_text() for label in after_training.get_xticklabels()] == ["3.7", "18.9"]
     assert not after_training.get_xticks(minor=True).size
     positions = np.array([point.get_xdata() for point in _points(after_training)], dtype=float)
