@@ -172,16 +172,20 @@ def arms_of_figure_1a(dataset: str) -> tuple[Arm, ...]:
 
 
 def arms_of_figure_11(dataset: str) -> tuple[Arm, ...]:
-    """Returns the arms of BandMF Fig. 11: those of Fig. 5 (a) at three learning rates each.
+    """Returns the arms of BandMF Fig. 11: some of Fig. 5 (a), at several learning rates each.
+
+    At the papers' size these are the paper's and their neighbours on its grid. The scaled-down
+    rates follow from a law that was fitted elsewhere, may be too small, and have one more above.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
     """
+    steps = (-1, 0, 1) if dataset == kinds.STACKOVERFLOW else (-1, 0, 1, 2)
     return tuple(
         dataclasses.replace(arm, printed=None, rate_factor=_RATE_BASE**step)
         for arm in arms_of_figure_5a(dataset)
         if arm.kind in (kinds.IDENTITY, kinds.TREE_FULL, kinds.BANDED)
-        for step in (-1, 0, 1)
+        for step in steps
     )
 
 

@@ -1,0 +1,295 @@
+"""The best server learning rate of a grid for each mechanism, by its errors: BandMF Fig. 11."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import matplotlib.axes
+import matplotlib.axis
+import matplotlib.figure
+import matplotlib.ticker
+import numpy as np
+
+from reproduction import arms as kinds
+from reproduction import figures, trained_arms, training_tables
+from reproduction.arms import Arm
+from reproduction.experiment import Outcome, Row, Workspace
+from reproduction.trained_arms import TrainedArms
+from simulations import run_comparisons
+
+# What errors are of: the left half of the paper's figure, and its right half.
+_OF_SUMS, _OF_UPDATES = "effective RMSE of prefix sums", "effective RMSE of updates"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rate:
+    """What came of one learning rate.
+
+    Attributes:
+      arm: The arm that has it.
+      rate: The server learning rate.
+      by_run: (repetitions,) float64: held-out accuracies after training, in percent: test
+        data choose nothing.
+      mean: Their mean.
+      half_width: Of the 95 % interval of Student's t around it; NaN of a single run.
+    """
+
+    arm: Arm
+    rate: float
+    by_run: np.ndarray
+    mean: float
+    half_width: float
+
+    def said(self) -> str:
+        return f"{self.mean:.2f}" + (
+            "" if np.isnan(self.half_width) else f" ± {self.half_width:.2f}"
+        )
+
+    def is_apart_from(self, other: "_Rate") -> bool:
+        """Whether intervals do not overlap; single runs have none, and never are."""
+        return bool(abs(self.mean - other.mean) > self.half_width + other.half_width)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tuned:
+    """A mechanism at one privacy target.
+
+    Attributes:
+      epsilon: The target.
+      label: The mechanism.
+      rates: In increasing order.
+      error_of_sums: Its effective RMSE of prefix sums.
+      error_of_updates: And of updates.
+    """
+
+    epsilon: float
+    label: str
+    rates: tuple[_Rate, ...]
+    error_of_sums: float
+    error_of_updates: float
+
+    def best(self) -> _Rate:
+        """The first of the best."""
+        return max(self.rates, key=lambda rate: rate.mean)
+
+    def best_of_run(self, place: int) -> _Rate:
+        """The first of the best in one repetition alone."""
+        return max(self.rates, key=lambda rate: float(rate.by_run[place]))
+
+
+def best_of_grid(name: str, workspace: Workspace) -> Outcome:
+    """Finds the best of a few learning rates of each mechanism, and fits them to effective RMSEs.
+
+    Args:
+      name: The experiment's name.
+      workspace: Where matrices and runs are kept.
+
+    Returns:
+      The slopes of BandMF App. I's fit; for each mechanism the best rate, what intervals say of
+      the others, and its test accuracy; the held-out accuracy at each rate; and the order of
+      mechanisms at their best rates that intervals support.
+
+    Raises:
+      KeyboardInterrupt: If a run was interrupted.
+      CommandError: If a run failed.
+    """
+    arms_of = training_tables.arms_of_figure_11
+    trained = trained_arms.train(arms_of, kinds.RETURNING, workspace)
+    tuned = _tuned(trained, workspace)
+    best = [each.best().arm for each in tuned]
+    factors = ", ".join(
+        f"{factor:.3g}" for factor in sorted({arm.rate_factor for arm in trained.arms})
+    )
+    errors = {
+        _OF_SUMS: np.array([each.error_of_sums for each in tuned]),
+        _OF_UPDATES: np.array([each.error_of_updates for each in tuned]),
+    }
+    rows = [
+        *(
+            _slope_row(name, quantity, of_quantity, tuned)
+            for quantity, of_quantity in errors.items()
+        ),
+        *(_best_row(name, each) for each in tuned),
+        *(trained_arms.test_accuracy_row(name, arm, trained) for arm in best),
+        *(_accuracy_row(name, each, rate) for each in tuned for rate in each.rates),
+    ]
+    return Outcome(
+        tuple(rows),
+        _figure(tuned, errors),
+        (
+            *(
+                f"Epsilon {epsilon:g}, test accuracy of each at its best rate. "
+                f"{trained_arms.order(of_epsilon, trained)}"
+                for epsilon, of_epsilon in trained_arms.by_target(best).items()
+            ),
+            *trained_arms.left_out(name, arms_of, workspace),
+            trained_arms.about(trained),
+            f"Here that learning rate of each mechanism is multiplied by {factors}.",
+            trained_arms.times(trained),
+        ),
+    )
+
+
+def _tuned(trained: TrainedArms, workspace: Workspace) -> tuple[_Tuned, ...]:
+    grids: dict[tuple[float, str], list[Arm]] = {}
+    for arm in trained.arms:
+        grids.setdefault((arm.epsilon, arm.label), []).append(arm)
+    updates = np.eye(trained.setting.num_rounds)
+    found = []
+    for (epsilon, label), grid in grids.items():
+        rates = [_rate(arm, trained, workspace) for arm in grid]
+        # They differ in their learning rates alone, not in their errors.
+        of_sums = kinds.effective_rmse(grid[0], trained.setting, workspace)
+        of_updates = kinds.effective_rmse(grid[0], trained.setting, workspace, updates)
+        ordered = tuple(sorted(rates, key=lambda rate: rate.rate))
+        found.append(_Tuned(epsilon, label, ordered, of_sums, of_updates))
+    return tuple(found)
+
+
+def _rate(arm: Arm, trained: TrainedArms, workspace: Workspace) -> _Rate:
+    directories = [run.directory for run in trained.runs[arm]]
+    curve = run_comparisons.mean_accuracy(directories)
+    by_run = [run_comparisons.mean_accuracy([directory]).mean[-1] for directory in directories]
+    return _Rate(
+        arm,
+        kinds.learning_rate(arm, trained.setting, workspace),
+        100.0 * np.array(by_run),
+        100.0 * float(curve.mean[-1]),
+        100.0 * float(curve.half_width[-1]),
+    )
+
+
+def _fit(errors: np.ndarray, rates: Sequence[_Rate]) -> np.ndarray:
+    """Slope and offset of log(rate) by log(error)."""
+    return np.polyfit(np.log(errors), np.log([rate.rate for rate in rates]), 1)
+
+
+def _slope_row(name: str, quantity: str, errors: np.ndarray, tuned: Sequence[_Tuned]) -> Row:
+    reasons = []
+    if quantity == _OF_SUMS:
+        reasons.append(
+            "the paper, on StackOverflow: -0.95; the grid here is a few rates around the paper's, "
+            "or around what that very rule gives, and cannot move the slope far"
+        )
+    num_runs = len(tuned[0].rates[0].by_run)
+    if num_runs > 1:
+        alone = [
+            float(_fit(errors, [each.best_of_run(place) for each in tuned])[0])
+            for place in range(num_runs)
+        ]
+        reasons.append(
+            f"by the best rates of each of the {num_runs} repetitions alone: from "
+            f"{min(alone):.2f} to {max(alone):.2f}"
+        )
+    return Row(
+        name,
+        "all mechanisms and targets",
+        f"slope of log(best server learning rate) by log({quantity})",
+        None,
+        float(_fit(errors, [each.best() for each in tuned])[0]),
+        "; ".join(reasons) or None,
+    )
+
+
+def _best_row(name: str, tuned: _Tuned) -> Row:
+    best = tuned.best()
+    others = [rate for rate in tuned.rates if rate is not best]
+    near = [f"{rate.rate:.3g}" for rate in others if not best.is_apart_from(rate)]
+    if np.isnan(best.half_width):
+        reasons = ["of single runs, which have no interval: another may be as good"]
+    elif near:
+        reasons = [f"intervals of held-out accuracy overlap with those of {', '.join(near)}"]
+    else:
+        reasons = ["intervals of held-out accuracy are apart from those of the others"]
+    if best is tuned.rates[-1]:
+        reasons.append("the largest of its grid, and a larger one may be better")
+    elif best is tuned.rates[0]:
+        reasons.append("the smallest of its grid, and a smaller one may be better")
+    return Row(
+        name,
+        f"epsilon {tuned.epsilon:g}, {tuned.label}",
+        "best server learning rate of its grid",
+        None,
+        best.rate,
+        "; ".join(reasons),
+    )
+
+
+def _accuracy_row(name: str, tuned: _Tuned, rate: _Rate) -> Row:
+    return Row(
+        name,
+        f"epsilon {tuned.epsilon:g}, {tuned.label}, learning rate {rate.rate:.3g}",
+        f"held-out accuracy, %, {len(rate.by_run)} runs",
+        None,
+        rate.mean,
+        rate.said() + ("" if np.isnan(rate.half_width) else " (95 %)"),
+    )
+
+
+def _figure(tuned: Sequence[_Tuned], errors: Mapping[str, np.ndarray]) -> matplotlib.figure.Figure:
+    labels = list(dict.fromkeys(each.label for each in tuned))
+    best = [each.best() for each in tuned]
+    rates = np.array([rate.rate for rate in best])
+    figure, (panels,) = figures.panels(1, 1 + len(errors))
+    for axes, (quantity, of_quantity) in zip(panels, errors.items(), strict=False):
+        for label in labels:
+            places = [place for place, each in enumerate(tuned) if each.label == label]
+            axes.scatter(of_quantity[places], rates[places], label=label)
+        slope, offset = _fit(of_quantity, best)
+        ends = np.array([np.min(of_quantity), np.max(of_quantity)])
+        axes.plot(ends, np.exp(offset) * ends**slope, color="black", linewidth=0.8)
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel=quantity,
+            ylabel="best server learning rate",
+            title=f"Slope {slope:.2f}",
+        )
+        _plain_ticks(axes.xaxis)
+        _plain_ticks(axes.yaxis)
+        axes.legend()
+    _draw_accuracies(panels[-1], tuned, labels)
+    return figure
+
+
+def _draw_accuracies(
+    axes: matplotlib.axes.Axes, tuned: Sequence[_Tuned], labels: Sequence[str]
+) -> None:
+    """Held-out accuracy by rate, with intervals: how much better the best ones are."""
+    smallest = min(each.epsilon for each in tuned)
+    for each in tuned:
+        places = [rate.rate for rate in each.rates]
+        means = [rate.mean for rate in each.rates]
+        axes.errorbar(
+            places,
+            means,
+            yerr=np.nan_to_num([rate.half_width for rate in each.rates]),
+            color=f"C{labels.index(each.label)}",
+            # The targets of a mechanism share its colour, and one entry of the legend.
+            label=each.label if each.epsilon == smallest else None,
+            marker="o",
+            markersize=4,
+            capsize=3,
+        )
+        axes.annotate(
+            f"{each.epsilon:g}",
+            (places[-1], means[-1]),
+            xytext=(5, 0),
+            textcoords="offset points",
+            fontsize="x-small",
+        )
+    axes.set(
+        xscale="log",
+        xlabel="server learning rate",
+        ylabel="held-out accuracy, %",
+        title="After training; numbers are epsilons",
+    )
+    _plain_ticks(axes.xaxis)
+    axes.grid(True, alpha=0.3)
+    axes.legend()
+
+
+def _plain_ticks(axis: matplotlib.axis.Axis) -> None:
+    """Few numbers on a logarithmic axis of less than a decade, without powers of ten."""
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(matplotlib.ticker.NullLocator())
