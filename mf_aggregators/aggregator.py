@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+import dp_accounting
+import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
@@ -59,7 +61,34 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             noise=self._noise,
         )
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
-        return tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
+        process = tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
+        state_type = process.initialize.type_signature.result.member
+        return tff.templates.AggregationProcess(_initialize(mean, state_type), process.next)
+
+
+def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
+    """Returns a computation of a first state of a type, in which no round is run.
+
+    DifferentiallyPrivateFactory's own runs a round of zeros on the state that it returns, to
+    learn the type of its event. That would be a first use of the noise of the first round,
+    and no record could tell it from an empty first cohort.
+    """
+
+    @tff.tensorflow.computation
+    def first_state() -> Any:
+        return state_type.python_container(
+            query_state=query.initial_global_state(),
+            # A sum of records, as the factory takes it, keeps no state.
+            agg_state=(),
+            dp_event=dp_accounting.UnsupportedDpEvent().to_named_tuple(),
+            is_init_state=tf.constant(True),
+        )
+
+    @tff.federated_computation
+    def initialize() -> Any:
+        return tff.federated_eval(first_state, tff.SERVER)
+
+    return initialize
 
 
 def mf_dp_aggregator(

@@ -8,10 +8,9 @@ differ fails.
 
 It is a guard against mistakes, and no part of the guarantee, which rests on not making
 them: it knows only of rounds in its own directory, takes sums whose numbers differ by a
-hundredth of a per cent of the largest for the same, forgets a round whose file is damaged
-(as that of a process that was killed while it wrote), and takes a first round in which
-nobody contributed anything for none. The numbers follow from the clients' data: they
-are as secret as the noise rows beside them.
+hundredth of a per cent of the largest for the same, and forgets a round whose file is
+damaged (as that of a process that was killed while it wrote). The numbers follow from the
+clients' data: they are as secret as the noise rows beside them.
 """
 
 import dataclasses
@@ -75,11 +74,7 @@ class ReleaseRecord:
                 [self.directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
             )
             numbers = _numbers(sums)
-            # TFF makes its first state by a round of zeros, whose result nobody sees.
             before, is_there = tensor_files.read(path, i, [_NUMBERS], tf.float64)
-            is_zero = tf.reduce_all(tf.equal(numbers, 0.0))
-            is_first_state = tf.equal(i, 0) & is_zero & tf.logical_not(is_there)
-            is_known = is_there | is_first_state
             difference = tf.reduce_max(tf.abs(numbers - before))
             most = _TOLERANCE * tf.reduce_max(tf.abs(before)) + _SMALLEST_DIFFERENCE * clip_norm
             is_same = tf.debugging.assert_equal(
@@ -93,7 +88,7 @@ class ReleaseRecord:
                 ),
             )
             with tf.control_dependencies([is_same]):
-                is_recorded = tf.identity(is_known)
+                is_recorded = tf.identity(is_there)
 
             def record() -> tf.Tensor:
                 with tf.control_dependencies([tensor_files.write(path, i, numbers)]):

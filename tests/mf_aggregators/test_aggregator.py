@@ -253,6 +253,59 @@ def test_the_noise_of_a_round_is_not_added_to_other_data(
     again.next(again.initialize(), other)
 
 
+@pytest.mark.parametrize(
+    ("storage", "source"), [("state", "philox"), ("disk", "philox"), ("state", "aes")]
+)
+@pytest.mark.parametrize("size_of_cohort", [0, 2])
+def test_a_first_round_of_nothing_is_recorded_like_any_other(
+    storage: str, source: str, size_of_cohort: int, tmp_path: pathlib.Path
+) -> None:
+    """An empty first cohort, or updates of zeros, do not leave the noise free for a client."""
+
+    def build() -> tff.templates.AggregationProcess:
+        return _process(
+            tff.TensorType(np.float32, [3]),
+            noise_multiplier=1.0,
+            noise_storage=storage,
+            noise_source=source,
+            noise_directory=tmp_path / "noise",
+        )
+
+    process = build()
+    state, other = process.initialize(), process.initialize()
+    nothing = [np.zeros(3, np.float32)] * size_of_cohort
+    client = [np.array([0.3, 0.1, -0.2], np.float32)]
+    first = process.next(state, nothing)
+    again = build()
+    for each in (process, again):
+        with pytest.raises(Exception, match="added to other data before"):
+            each.next(state, client)
+        np.testing.assert_array_equal(each.next(state, nothing).result, first.result)
+    # Another start has noise of its own, and its first round may be of anything.
+    released = again.next(other, client)
+    assert np.all(np.isfinite(released.result))
+    with pytest.raises(Exception, match="added to other data before"):
+        again.next(other, nothing)
+    again.next(first.state, client)
+
+
+def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
+    """Nothing is drawn or recorded before the first round."""
+    process = _process(
+        tff.TensorType(np.float32, [3]),
+        noise_multiplier=1.0,
+        noise_storage="disk",
+        noise_directory=tmp_path / "noise",
+    )
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    states = [process.initialize() for _ in range(2)]
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+    for state in states:
+        # What tells an initial state from others in TFF, whose event is a placeholder.
+        assert state.is_init_state
+        assert not process.next(state, []).state.is_init_state
+
+
 def test_scaling_the_matrix_does_not_change_a_run() -> None:
     bands = noise_recursions.bands_of_matrix(_factorization().strategy_matrix(), 3)
     for dtype in (np.float32, np.float64):

@@ -95,19 +95,30 @@ def test_sums_of_gradients_whose_rows_add_up_to_zero_differ(
         _check(tmp_path, 4, sums[1])
 
 
-def test_the_round_of_zeros_that_makes_a_first_state_is_not_recorded(
-    tmp_path: pathlib.Path,
-) -> None:
+@pytest.mark.parametrize("i", [0, 1])
+def test_a_sum_of_zeros_is_recorded(i: int, tmp_path: pathlib.Path) -> None:
     zeros, total = np.zeros(1003, np.float32), _updates(1)[0]
-    _check(tmp_path, 0, *_split(zeros))
-    _check(tmp_path, 0, *_split(total))
-    # Alone, the noise of a round that was released would be bare.
+    for _ in range(2):
+        _check(tmp_path, i, *_split(zeros))
+    # The difference to the round of nobody would be the sum, without noise.
     with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
-        _check(tmp_path, 0, *_split(zeros))
-    # In later rounds, nothing is something.
-    _check(tmp_path, 1, *_split(zeros))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
-        _check(tmp_path, 1, *_split(total))
+        _check(tmp_path, i, *_split(total))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2])
+@pytest.mark.parametrize(("change", "is_refused"), [(1e-3, True), (1e-6, False)])
+def test_sums_that_differ_by_a_thousandth_are_others(
+    size: float, change: float, is_refused: bool, tmp_path: pathlib.Path
+) -> None:
+    """And by a millionth, as when updates are summed in another order, they are the same."""
+    total = size * _updates(1)[0].astype(np.float64)
+    changed = (1.0 + change) * total
+    _check(tmp_path, 1, total)
+    if is_refused:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+            _check(tmp_path, 1, changed)
+    else:
+        _check(tmp_path, 1, changed)
 
 
 def test_a_damaged_record_is_written_again(tmp_path: pathlib.Path) -> None:
