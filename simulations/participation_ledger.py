@@ -5,11 +5,11 @@ import hashlib
 import io
 import json
 import os
-import pathlib
 
 import numpy as np
 
-from mf_aggregators import sampling_schemes
+from mf_aggregators import participation_records
+from mf_aggregators.participation_records import RecordError
 from mf_aggregators.sampling_schemes import SamplingScheme
 from simulations import atomic_files, participation_timers
 from simulations.participation_timers import TimerState
@@ -124,27 +124,10 @@ class ParticipationLedger:
           LedgerError: If the file is missing or broken.
         """
         try:
-            with np.load(pathlib.Path(path), allow_pickle=False) as archive:
-                client_ids = tuple(str(client) for client in archive["client_ids"])
-                offsets = np.asarray(archive["offsets"], np.int64)
-                rounds = np.asarray(archive["rounds"], np.int64)
-                num_rounds = int(archive["num_rounds"])
-                # Ledgers without it are of cohorts under timers.
-                sampling = (
-                    sampling_schemes.from_dict(json.loads(str(archive["sampling"])))
-                    if "sampling" in archive
-                    else None
-                )
-        except Exception as error:
-            # NumPy's reader raises many types for a damaged archive.
-            raise LedgerError(f"{path} cannot be read as a ledger: {error}.") from error
-        if not _fit_together(len(client_ids), offsets, rounds, num_rounds):
-            raise LedgerError(f"{path} is broken: its rounds and clients do not fit together.")
-        clients = np.repeat(np.arange(len(client_ids)), np.diff(offsets))
-        cohorts = tuple(
-            np.sort(clients[rounds == round_index]) for round_index in range(num_rounds)
-        )
-        return cls(client_ids, cohorts, sampling)
+            record = participation_records.load_archive(path)
+        except RecordError as error:
+            raise LedgerError(str(error)) from error
+        return cls(record.client_ids, record.cohorts(), record.sampling)
 
     def _by_client(self) -> tuple[np.ndarray, np.ndarray]:
         sizes = [len(cohort) for cohort in self.cohorts]
@@ -153,18 +136,3 @@ class ParticipationLedger:
         order = np.lexsort((rounds, clients))
         counts = np.bincount(clients, minlength=len(self.client_ids))
         return np.concatenate([[0], np.cumsum(counts)]), rounds[order]
-
-
-def _fit_together(
-    num_clients: int, offsets: np.ndarray, rounds: np.ndarray, num_rounds: int
-) -> bool:
-    """Whether each client has increasing rounds among those that took place."""
-    if offsets.shape != (num_clients + 1,) or rounds.ndim != 1 or num_rounds < 0:
-        return False
-    if offsets[0] != 0 or offsets[-1] != len(rounds) or np.any(np.diff(offsets) < 0):
-        return False
-    if np.any((rounds < 0) | (rounds >= num_rounds)):
-        return False
-    is_first = np.zeros(len(rounds) + 1, dtype=bool)
-    is_first[offsets] = True
-    return bool(np.all((np.diff(rounds) > 0) | is_first[1:-1]))

@@ -56,9 +56,10 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "ledger",
         None,
-        "Who took part in which round: the participation.npz of a run, or a text file of "
-        "client,round lines (rounds from 0). Adds the guarantee that follows from it; where a "
-        "data sampler drew the batches, the amplified one, too.",
+        "Who took part in which round: the participation.npz of a run, or a text file (UTF-8) "
+        "with a client, a comma and a round from 0 on each line. Its first line may be a heading: "
+        f"{_headings()}. A line of any other form is refused. Adds the guarantee that follows "
+        "from it; where a data sampler drew the batches, the amplified one, too.",
         flag_values=values,
     )
     flags.DEFINE_integer(
@@ -70,6 +71,12 @@ def define_flags(values: flags.FlagValues) -> None:
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
     mechanism_flags.define_privacy(values)
+
+
+def _headings() -> str:
+    *clients, last = participation_records.HEADINGS_OF_CLIENTS
+    rounds = " or ".join(participation_records.HEADINGS_OF_ROUNDS)
+    return f"{', '.join(clients)} or {last} before the comma, and {rounds} after it"
 
 
 def main(values: flags.FlagValues) -> None:

@@ -82,7 +82,8 @@ def test_a_run_that_broke_its_plan(
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("ada,0\nada,0\n", "broken"),
+        ("ada,0\nada,0\n", "line 2: repeats line 1"),
+        ("ada,0.0\nada,4\nada,8\n", "line 1"),
         ("ada,12\n", "12 rounds were released"),
         ("ada\n", "line 1"),
     ],
@@ -99,6 +100,20 @@ def test_ledgers_that_cannot_be_true_are_refused(
     assert out == ""
     assert message in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_no_line_of_a_text_ledger_is_lost(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The three rounds of one client have a sensitivity of sqrt(3), of two only sqrt(2)."""
+    for mark in ("", "\ufeff"):
+        ledger = _ledger(tmp_path, f"{mark}ada,0\nada,4\nada,8\n")
+        status, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
+        fields = json.loads(out)
+        assert status == 0
+        assert fields["worst_client_rounds"] == [0, 4, 8]
+        assert fields["realised_sensitivity"] == pytest.approx(math.sqrt(3))
+        assert fields["realised_num_clients"] == 1
 
 
 def test_rounds_without_the_client_count_as_released(
