@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from cifar10_classification import data
+from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations import federated_runs
 from simulations.federated_task import FederatedTask, TaskCommand
 from simulations.labelled_images import Images, concatenated, outcome_lines
@@ -87,12 +88,10 @@ class Cifar10Data:
 
 
 def _define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_string(
+    FlagGroup(values, "Data").string(
         "cifar10_dir",
-        None,
-        "The directory of CIFAR-10's binary version (data_batch_1.bin, ..., test_batch.bin); by "
-        "default Keras downloads the data set into ~/.keras/datasets.",
-        flag_values=values,
+        "The directory of CIFAR-10's binary version (data_batch_1.bin, ..., test_batch.bin). "
+        "Default: Keras downloads the data set into ~/.keras/datasets.",
     )
 
 

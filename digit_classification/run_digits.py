@@ -21,6 +21,7 @@ from absl import flags
 
 from digit_classification import data
 from mf_aggregators import validation
+from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations import federated_runs
 from simulations.federated_task import FederatedTask, TaskCommand
 from simulations.labelled_images import Images, concatenated, outcome_lines
@@ -101,12 +102,11 @@ class DigitsData:
 
 
 def _define_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_integer(
+    FlagGroup(values, "Data").integer(
         "examples_per_client",
-        10,
         "The most images of a client, consecutive ones of one form. 1 is the papers' centralised "
         "setting: every image is a client.",
-        flag_values=values,
+        10,
     )
 
 

@@ -24,6 +24,7 @@ from absl import flags
 from mf_aggregators import factorization_cache, validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.commands.flag_groups import FlagGroup
 from reproduction import arms, catalogue, report, results, source_code
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
@@ -32,44 +33,38 @@ from simulations import repeated_runs
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the command's flags."""
-    flags.DEFINE_bool("list", False, "Print the experiments and end.", flag_values=values)
-    flags.DEFINE_list(
+    group = FlagGroup(values, "Experiments")
+    group.words(
         "only",
-        [catalogue.NUMBERS],
         f"The experiments: names that --list prints; '{catalogue.NUMBERS}' for all that need no "
-        f"training, within the hour, '{catalogue.TRAINING}' for those that train, for many hours.",
-        flag_values=values,
+        f"training, within the hour; '{catalogue.TRAINING}' for those that train, for many hours.",
+        [catalogue.NUMBERS],
     )
-    flags.DEFINE_string("output_dir", "runs/reproduction", "Where results go.", flag_values=values)
-    flags.DEFINE_string(
-        "cache_dir",
-        None,
-        "Where factorizations are kept; default: the user's cache directory.",
-        flag_values=values,
-    )
-    flags.DEFINE_enum(
+    group.boolean("list", "Whether the experiments are printed, and nothing else done.", False)
+    group = FlagGroup(values, "Training")
+    group.choice(
         "dataset",
+        arms.DATASETS,
+        "What experiments train on: scaled down, on text that is here, or at the papers' size (a "
+        "download, and days of many machines).",
         arms.DOCSTRINGS,
-        list(arms.DATASETS),
-        "What trains: scaled down, on text that is here, or at the papers' size (a download, and "
-        "days of many machines).",
-        flag_values=values,
     )
-    flags.DEFINE_integer("repetitions", 3, "Runs of each arm that trains.", flag_values=values)
-    flags.DEFINE_integer(
-        "parallel_runs", 1, repeated_runs.HELP_OF_PARALLEL_RUNS, flag_values=values
-    )
-    flags.DEFINE_list(
+    group.integer("repetitions", "The number of runs of each arm that trains.", 3)
+    group.words(
         "targets",
-        None,
-        "Of what trains, only the arms of these epsilons; default: all that an experiment has.",
-        flag_values=values,
+        "The epsilons whose arms are trained, with commas. Default: all that an experiment has.",
     )
-    flags.DEFINE_string(
+    group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
+    group.string(
         "workers",
-        None,
-        "host:port,... of TFF worker processes for runs (start-tff-worker starts one).",
-        flag_values=values,
+        "The addresses host:port,... of TFF worker processes that train the clients, each started "
+        "by start-tff-worker. Default: one process that each run starts on this machine.",
+    )
+    group = FlagGroup(values, "Output")
+    group.string("output_dir", "Where results and the report go.", "runs/reproduction")
+    group.string(
+        "cache_dir",
+        "Where factorizations are kept. Default: in the user's cache directory.",
     )
 
 

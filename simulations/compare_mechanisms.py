@@ -24,6 +24,7 @@ from absl import flags
 from mf_aggregators import validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations import atomic_files, repeated_runs, run_comparisons
 from simulations.repeated_runs import FinishedRun, RepeatedRun, Variant
 
@@ -91,36 +92,27 @@ def parse_flags(text: str) -> dict[str, str]:
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of compare-mechanisms."""
-    flags.DEFINE_string(
-        "output_dir",
-        None,
-        "Where runs, their logs and results, and the comparison go; required.",
-        flag_values=values,
-    )
-    flags.DEFINE_list(
+    group = FlagGroup(values, "Runs")
+    group.words(
         "mechanisms",
-        ["none", "blt", "banded", "tree", "identity"],
         f"What is compared, with commas: any of {', '.join(_MECHANISMS)}.",
-        flag_values=values,
+        ["none", "blt", "banded", "tree", "identity"],
     )
-    flags.DEFINE_integer("repetitions", 3, "Runs with each mechanism.", flag_values=values)
-    flags.DEFINE_integer(
-        "parallel_runs", 1, repeated_runs.HELP_OF_PARALLEL_RUNS, flag_values=values
+    group.integer("repetitions", "The number of runs with each mechanism.", 3)
+    group.choice(
+        "command", list(repeated_runs.MODULES), "The command that trains.", "run-stackoverflow"
     )
-    flags.DEFINE_enum(
-        "command",
-        "run-stackoverflow",
-        list(repeated_runs.MODULES),
-        "What trains.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
+    group.string(
         "flags",
-        "",
-        "Flags of that command for every run, in quotes: --flags='--num_rounds=100 "
+        "The flags of that command for every run, in quotes: --flags='--num_rounds=100 "
         f"--clip_norm=1'. --mechanism={_NOT_PRIVATE} is not handed "
         f"{' and '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse.",
-        flag_values=values,
+        "",
+    )
+    group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
+    FlagGroup(values, "Output").string(
+        "output_dir",
+        "Where runs, their logs and results, and the comparison go. Required.",
     )
 
 

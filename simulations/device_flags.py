@@ -3,6 +3,7 @@
 from absl import flags
 
 from mf_aggregators.commands import command_line
+from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations import device_populations
 from simulations.availability import Always, Availability, Diurnal, Independent, Trace
 from simulations.device_populations import DeviceBehaviour
@@ -33,57 +34,101 @@ def define(values: flags.FlagValues) -> None:
     Args:
       values: Where they are defined.
     """
-
-    def integer(name: str, default: int | None, meaning: str) -> None:
-        flags.DEFINE_integer(name, default, meaning, flag_values=values)
-
-    def number(name: str, default: float | None, meaning: str) -> None:
-        flags.DEFINE_float(name, default, meaning, flag_values=values)
-
-    def choice(name: str, default: str, choices: list[str], meaning: str) -> None:
-        flags.DEFINE_enum(name, default, choices, meaning, flag_values=values)
-
-    choice(
+    group = FlagGroup(values, "Devices", _diurnal_defaults())
+    group.choice(
         "timer",
-        "rounds",
         ["rounds", "wall_clock"],
         "What the devices' timers count: rounds, which enforces --separation; or hours, from "
         "which a separation follows.",
+        "rounds",
     )
-    number("timer_hours", None, "The time of --timer=wall_clock.")
-    choice("availability", "always", list(_MODEL_FLAGS), "Which devices are available when.")
-    number("available_probability", None, "independent: each device's, at any time.")
-    flags.DEFINE_list(
-        "utc_offsets", None, "diurnal: local time less UTC, in hours.", flag_values=values
+    group.number("timer_hours", "The hours that --timer=wall_clock waits. Required with it.")
+    group.choice(
+        "availability",
+        list(_MODEL_FLAGS),
+        "Which devices are available when: all at any time; each independently with one "
+        "probability; at night by local time; or as a file says.",
+        "always",
     )
-    flags.DEFINE_list(
-        "utc_weights", None, "diurnal: the share of devices at each offset.", flag_values=values
+    group.number(
+        "available_probability",
+        "The probability that a device is available, for --availability=independent.",
     )
-    number("window_start_hour", None, "diurnal: the mean local hour at which windows start.")
-    number("window_spread_hours", None, "diurnal: how far a device's start may be from it.")
-    number("shortest_window_hours", None, "diurnal: the shortest window of a device.")
-    number("longest_window_hours", None, "diurnal: the longest window of a device.")
-    number("nightly_probability", None, "diurnal: that a device is on charge in a night.")
-    flags.DEFINE_string(
-        "trace",
-        None,
-        "trace: a file of device,start_seconds,end_seconds lines, or .npz arrays of these names.",
-        flag_values=values,
+    group.number(
+        "over_selection", "The number of devices selected for each upload that is needed.", 1.0
     )
-    number("trace_period_hours", None, "trace: repeats it; default: it ends.")
-    number("over_selection", 1.0, "Devices selected for each upload that is needed.")
-    number("dropout_probability", 0.0, "That a device gives up before it uploads.")
-    number("upload_loss_probability", 0.0, "That an upload does not arrive.")
-    number("history_loss_probability", 0.0, "That a device forgets, per device and round.")
-    choice(
+    group.number(
+        "dropout_probability",
+        "The probability that a selected device gives up before it uploads.",
+        0.0,
+    )
+    group.number("upload_loss_probability", "The probability that an upload does not arrive.", 0.0)
+    group.number(
+        "history_loss_probability",
+        "The probability that a device forgets its participations, for each device and round.",
+        0.0,
+    )
+    group.choice(
         "after_history_loss",
-        device_populations.WAIT,
         [device_populations.WAIT, device_populations.REJOIN],
-        "Whether a device without history assumes the worst, or joins as if it were new.",
+        "Whether a device that forgot its participations assumes the worst, or joins as if it "
+        "were new.",
+        device_populations.WAIT,
     )
-    number("round_minutes", 5.0, "How long a round takes.")
-    number("retry_minutes", 10.0, "How long the server waits before it starts a round again.")
-    integer("max_attempts", 1000, "How often the server starts the same round.")
+    group.number("round_minutes", "The minutes that a round takes.", 5.0)
+    group.number(
+        "retry_minutes", "The minutes that the server waits before it starts a round again.", 10.0
+    )
+    group.integer("max_attempts", "The most times that the server starts the same round.", 1000)
+    group.words(
+        "utc_offsets",
+        "Local time less UTC in each time zone, in hours, for --availability=diurnal.",
+    )
+    group.words(
+        "utc_weights",
+        "The share of devices in each time zone, for --availability=diurnal. Default: the same.",
+    )
+    group.number(
+        "window_start_hour",
+        "The mean local hour at which a device's window starts, for --availability=diurnal.",
+    )
+    group.number(
+        "window_spread_hours",
+        "The most hours between a device's start and the mean one, for --availability=diurnal.",
+    )
+    group.number(
+        "shortest_window_hours",
+        "The hours of the shortest window of a device, for --availability=diurnal.",
+    )
+    group.number(
+        "longest_window_hours",
+        "The hours of the longest window of a device, for --availability=diurnal.",
+    )
+    group.number(
+        "nightly_probability",
+        "The probability that a device is on charge in a night, for --availability=diurnal.",
+    )
+    group.string(
+        "trace",
+        "A file that says when each device is available, for --availability=trace: lines of "
+        "device,start_seconds,end_seconds, or an .npz file with arrays of these names.",
+    )
+    group.number(
+        "trace_period_hours",
+        "The hours after which a --trace is repeated. Default: it is not, and ends.",
+    )
+
+
+def _diurnal_defaults() -> dict[str, str]:
+    """What ``--help`` says of defaults that are the model's."""
+    model = Diurnal()
+    texts = {}
+    for name, attribute in _MODEL_FLAGS["diurnal"].items():
+        default = getattr(model, attribute)
+        if default is not None:
+            numbers = default if isinstance(default, tuple) else (default,)
+            texts[name] = f"Default: {','.join(f'{number:g}' for number in numbers)}."
+    return texts
 
 
 def behaviour(values: flags.FlagValues) -> DeviceBehaviour:

@@ -6,6 +6,7 @@ from absl import flags
 
 from mf_aggregators import accounting, validation
 from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.noise_storage import NoiseStorage
 from mf_aggregators.random_words import NoiseSource
 from simulations import device_flags, run_directory, sampled_runs
@@ -63,123 +64,141 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
       values: Where they are defined.
       command: The command.
     """
-
-    def say(name: str, text: str) -> str:
-        return f"{text} {command.default_texts[name]}" if name in command.default_texts else text
-
-    def string(name: str, text: str) -> None:
-        flags.DEFINE_string(name, None, say(name, text), flag_values=values)
-
-    def integer(name: str, text: str) -> None:
-        flags.DEFINE_integer(name, None, say(name, text), flag_values=values)
-
-    def real(name: str, text: str) -> None:
-        flags.DEFINE_float(name, None, say(name, text), flag_values=values)
-
-    def choice(name: str, default: str | None, choices: list[str], text: str) -> None:
-        flags.DEFINE_enum(name, default, choices, say(name, text), flag_values=values)
-
     command.define_flags(values)
-    string("output_dir", "The run's directory; default runs/<time>.")
-    string("cache_dir", "Where data sets are kept; default ~/.cache.")
-    choice(
-        "mechanism",
-        "banded",
-        list(_MECHANISMS),
-        "The noise: a matrix factorization (banded, toeplitz, blt, banded_inverse, tree, or the "
-        "dense optimum for single participation), independent (identity), or none (the same "
-        "training and clipping without noise).",
+
+    def group(title: str) -> FlagGroup:
+        return FlagGroup(values, title, command.default_texts)
+
+    group("Data").string("cache_dir", "Where data sets are kept. Default: ~/.cache.")
+    _define_training(group("Training"))
+    _define_mechanism(group("Mechanism"))
+    _define_privacy(group("Privacy"))
+    _define_participation(group("Participation"))
+    device_flags.define(values)
+    _define_noise(group("Noise"))
+    group("Output").string("output_dir", "The run's directory. Default: runs/<time>.")
+
+
+def _define_training(group: FlagGroup) -> None:
+    group.integer("num_rounds", "The rounds of training.")
+    group.integer("clients_per_round", "The number of clients in each round.")
+    group.number("server_learning_rate", "The learning rate of the server.")
+    group.number("client_learning_rate", "The learning rate of the clients.")
+    group.integer("client_epochs", "How often a client goes through its examples of a round.")
+    group.integer("batch_size", "The number of examples in a local step.")
+    group.choice("client_optimizer", ["sgd", "adam"], "The optimizer of the clients.")
+    group.number("server_momentum", "The momentum of the server.")
+    group.number(
+        "server_warmup",
+        "The share of the rounds, the first ones, in which the server's rate rises from 5 % "
+        "(BandMF: 0.15).",
     )
-    string("checkpoint", "A checkpoint to use in place of --mechanism.")
-    choice(
+    group.number(
+        "server_cooldown",
+        "The share of the rounds, the last ones, in which the server's rate falls to 5 % "
+        "(BandMF: 0.25).",
+    )
+    group.choice(
+        "cooldown",
+        ["linear", "drop"],
+        "How the server's rate falls: linearly to 5 %, or at once to 15 % (both in Denisov et al. "
+        "Sec. 5).",
+        "linear",
+    )
+    group.integer("evaluate_every", "The number of rounds between evaluations.")
+    group.string(
+        "workers",
+        "The addresses host:port,... of TFF worker processes that train the clients, each started "
+        "by start-tff-worker. Default: one process that the run starts on this machine.",
+    )
+    group.integer(
+        "seed",
+        "A seed for tests, which makes the run repeatable, noise included, and voids its "
+        "guarantee. Default: secret random bits.",
+    )
+
+
+def _define_mechanism(group: FlagGroup) -> None:
+    group.choice(
+        "mechanism",
+        _MECHANISMS,
+        "The noise: correlated by a matrix factorization (optimal is the dense optimum for single "
+        "participation), independent (identity), or none at all with the same training and "
+        "clipping.",
+        "banded",
+    )
+    group.integer(
+        "num_bands",
+        "The bands of C, or of its inverse (banded_inverse). Default: the separation for C, and "
+        "16 for its inverse.",
+    )
+    group.integer("num_buffers", "The buffers of blt. Default: 4.")
+    group.string("checkpoint", "A checkpoint directory to use in place of --mechanism.")
+    group.choice(
         "workload",
-        PREFIX_SUM,
         [PREFIX_SUM, TRAINING],
         "What the mechanism's matrix is optimised for: sums of updates, with momentum and "
         "learning rates as post-processing, or this very training, with both inside the mechanism "
         "(Denisov et al., Prop. 4.2; --mechanism=banded or optimal).",
+        PREFIX_SUM,
     )
-    real("target_epsilon", "Epsilon of the planned guarantee.")
-    real("noise_multiplier", "In place of --target_epsilon.")
-    real("delta", "Delta of the guarantee; below 1 / clients.")
-    real("clip_norm", "L2 norm that each update is clipped to.")
-    real(
+
+
+def _define_privacy(group: FlagGroup) -> None:
+    group.number("target_epsilon", "The epsilon of the planned guarantee.")
+    group.number("delta", "The delta of the guarantee, which is to be below 1 / clients.")
+    group.number("clip_norm", "The L2 norm that each update is clipped to.")
+    group.number(
+        "noise_multiplier",
+        "The noise, in place of --target_epsilon: the standard deviation of Z over (clip norm "
+        "times the sensitivity of C).",
+    )
+    group.number(
         "zeroing_norm",
-        "Updates with a coordinate above this are replaced by zero (large L-infinity norm).",
+        "The L-infinity norm above which an update is replaced by zero.",
     )
-    integer("num_rounds", "Rounds of training.")
-    integer("clients_per_round", "Clients in each round.")
-    integer(
+    group.integer(
         "simulated_clients",
         "For estimates of accuracy: this many clients stand for --clients_per_round, with the "
         "noise scaled down in proportion (BandMF App. I). Such a run itself has the weaker "
         "guarantee of the smaller noise, and its statement says both.",
     )
-    choice("sampling", sampled_runs.TIMERS, list(sampled_runs.names()), sampled_runs.HELP)
-    integer(
+
+
+def _define_participation(group: FlagGroup) -> None:
+    group.choice("sampling", sampled_runs.names(), sampled_runs.HELP, sampled_runs.TIMERS)
+    group.integer(
         "separation",
-        "Rounds b between two participations i, j of one client: |i - j| >= b. Default: as many "
-        "as the population allows.",
+        "The separation b: two participations i, j of one client satisfy |i - j| >= b. "
+        "Default: the largest that the population allows.",
     )
-    integer("max_participations", "The most participations of one client; default: as many as fit.")
-    integer(
-        "num_bands",
-        "Bands of C, by default the separation, or of its inverse (banded_inverse), by default 16.",
+    group.integer(
+        "max_participations",
+        "The most participations of one client. Default: as many as fit.",
     )
-    integer("num_buffers", "Buffers of blt; default 4.")
-    choice("client_optimizer", None, ["sgd", "adam"], "The client's optimizer.")
-    real("client_learning_rate", "Learning rate of the clients.")
-    integer("client_epochs", "Passes of a client over its examples of a round.")
-    integer("batch_size", "Examples in a local step.")
-    real("server_learning_rate", "Learning rate of the server.")
-    real("server_momentum", "Momentum of the server.")
-    real(
-        "server_warmup",
-        "Share of the rounds, the first ones, in which the server's rate rises from 5 % "
-        "(BandMF: 0.15).",
-    )
-    real(
-        "server_cooldown",
-        "Share of the rounds, the last ones, in which the server's rate falls to 5 % "
-        "(BandMF: 0.25).",
-    )
-    choice(
-        "cooldown",
-        "linear",
-        ["linear", "drop"],
-        "How it falls: linearly to 5 %, or at once to 15 % (both in Denisov et al. Sec. 5).",
-    )
-    integer("evaluate_every", "Rounds between evaluations.")
-    choice(
+
+
+def _define_noise(group: FlagGroup) -> None:
+    group.choice(
         "noise_storage",
-        "auto",
         [storage.value for storage in NoiseStorage],
         "Where the noise of earlier rounds is kept: in the server's state, on disk (in "
         "--noise_directory), or in the cheaper one that fits.",
+        "auto",
     )
-    choice(
+    group.string(
+        "noise_directory",
+        "Where noise rows go if they go to disk, and a record of what noise was added to. It must "
+        "be private (mode 0700) and on the machine of TFF's worker. It is a cache, and another "
+        "one may be used to resume: if it is deleted, the rows are made again and the record "
+        f"begins anew. Default: {run_directory.NOISE_DIRECTORY} in --output_dir.",
+    )
+    group.choice(
         "noise_source",
-        "philox",
         [source.value for source in NoiseSource],
         "What the noise's random bits come from: TensorFlow's generator, or AES-256 by OpenSSL, "
         "which is slower.",
-    )
-    string(
-        "noise_directory",
-        "Where noise rows go if they go to disk, and a record of what noise was added to; default "
-        f"{run_directory.NOISE_DIRECTORY} in --output_dir. It must be private (mode 0700) and on "
-        "the machine of TFF's worker. It is a cache, and another one may be used to resume: if it "
-        "is deleted, the rows are made again and the record begins anew.",
-    )
-    device_flags.define(values)
-    string(
-        "workers",
-        "host:port,... of TFF worker processes that train the clients (start-tff-worker starts "
-        "one); default: one of its own on this machine.",
-    )
-    integer(
-        "seed",
-        "For tests: makes the run repeatable, noise included, which voids its guarantee.",
+        "philox",
     )
 
 

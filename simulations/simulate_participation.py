@@ -25,6 +25,7 @@ from absl import flags
 from mf_aggregators import accounting, checkpoints, guarantees, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.guarantees import RealisedParticipation
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
@@ -96,37 +97,30 @@ def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of simulate-participation."""
-
-    def integer(name: str, default: int | None, meaning: str) -> None:
-        flags.DEFINE_integer(name, default, meaning, flag_values=values)
-
-    def number(name: str, default: float | None, meaning: str) -> None:
-        flags.DEFINE_float(name, default, meaning, flag_values=values)
-
-    def choice(name: str, default: str, choices: list[str], meaning: str) -> None:
-        flags.DEFINE_enum(name, default, choices, meaning, flag_values=values)
-
-    integer("population", None, "The number of devices.")
-    integer("clients_per_round", None, "How many uploads a round sums.")
-    integer("num_rounds", None, f"Default: those of --checkpoint, or {_NUM_ROUNDS}.")
-    integer(
-        "separation",
-        None,
-        "Rounds b between two participations i, j of one device, |i - j| >= b: what timers by "
-        "rounds enforce and the noise is planned for. Default: that of --checkpoint.",
+    group = FlagGroup(values, "Participation")
+    group.integer("population", "The number of devices. Required.")
+    group.integer("clients_per_round", "The number of uploads that a round sums. Required.")
+    group.integer(
+        "num_rounds", f"The number of rounds. Default: those of --checkpoint, or {_NUM_ROUNDS}."
     )
-    integer("max_participations", None, "The most participations of a device; default: any.")
+    group.integer(
+        "separation",
+        "The separation b: two participations i, j of one device satisfy |i - j| >= b. Timers by "
+        "rounds enforce it, and the noise is planned for it. Default: that of --checkpoint.",
+    )
+    group.integer(
+        "max_participations", "The most participations of a device. Default: as many as fit."
+    )
+    group.integer("seed", "The seed of everything that is drawn.", 0)
     device_flags.define(values)
-    integer("seed", 0, "Of everything that is drawn.")
-    flags.DEFINE_string(
-        "checkpoint", None, "A factorization: adds the guarantee that follows.", flag_values=values
+    FlagGroup(values, "Mechanism").string(
+        "checkpoint", "A checkpoint directory, which adds the guarantee that follows."
     )
     mechanism_flags.define_privacy(values)
-    flags.DEFINE_string(
+    FlagGroup(values, "Output").string(
         "output",
-        None,
-        f"A .npz file for the ledger, for at most {_MOST_IN_LEDGER:,} devices.",
-        flag_values=values,
+        f"A .npz file for the ledger of who took part when, for at most {_MOST_IN_LEDGER:,} "
+        "devices.",
     )
 
 

@@ -30,6 +30,7 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations import quiet
 from simulations.worker_addresses import LARGEST_PORT
 
@@ -41,13 +42,12 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of start-tff-worker."""
-    flags.DEFINE_integer("port", 8000, "The TCP port to listen on.", flag_values=values)
-    flags.DEFINE_integer(
+    group = FlagGroup(values, "Worker")
+    group.integer("port", "The TCP port to listen on.", 8000)
+    group.integer(
         "max_concurrent_computation_calls",
-        None,
-        "How many clients are computed at the same time at most, to bound memory; unlimited if "
-        "not given.",
-        flag_values=values,
+        "How many clients are computed at the same time at most, to bound memory. Default: no "
+        "limit.",
     )
 
 

@@ -24,6 +24,7 @@ import tqdm
 from absl import flags
 
 from mf_aggregators.commands import command_line
+from mf_aggregators.commands.flag_groups import FlagGroup
 from stackoverflow_nwp import datasets, federated_text, text_cleaning
 from stackoverflow_nwp.federated_text import Example
 
@@ -37,32 +38,22 @@ def define_flags(values: flags.FlagValues) -> None:
     Args:
         values: Where to define them.
     """
-    flags.DEFINE_multi_string(
+    group = FlagGroup(values, "Data")
+    group.repeated(
         "input",
-        [],
         "A text file (one client each), a .jsonl file (a JSON object a line), a .sqlite file of"
         " this format (its clients are split anew), a directory (its .txt files, at any depth), a"
         ' quoted pattern such as "books/*.txt", or "docstrings" for the installed packages\''
-        " documentation. May be repeated.",
-        flag_values=values,
+        " documentation. It may be given several times. Required.",
     )
-    flags.DEFINE_string("output", None, "The .sqlite file to write.", flag_values=values)
-    flags.DEFINE_string(
+    group.string(
         "client_column",
-        "client",
         "The field of a .jsonl file's objects that names the client.",
-        flag_values=values,
+        "client",
     )
-    flags.DEFINE_string(
-        "text_column", "text", "The field of a .jsonl file's objects with text.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "min_sentences",
-        1,
-        "Clients with fewer sentences are left out.",
-        lower_bound=1,
-        flag_values=values,
-    )
+    group.string("text_column", "The field of a .jsonl file's objects that has the text.", "text")
+    group.integer("min_sentences", "Clients with fewer sentences are left out.", 1, lower_bound=1)
+    FlagGroup(values, "Output").string("output", "The .sqlite file to write. Required.")
 
 
 def text_file_examples(paths: Sequence[pathlib.Path]) -> Iterator[Example]:

@@ -20,6 +20,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import validation
+from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations import federated_runs
 from simulations.federated_task import TaskCommand
 from stackoverflow_nwp import datasets, next_word_data, settings
@@ -38,27 +39,27 @@ _COUNTS = (
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the task: its data, model and evaluation."""
     texts = settings.default_texts()
-
-    def integer(name: str, text: str) -> None:
-        flags.DEFINE_integer(name, None, f"{text} {texts[name]}", flag_values=values)
-
-    flags.DEFINE_string(
+    group = FlagGroup(values, "Data", texts)
+    group.string(
         "dataset",
+        "The text: docstrings (made from the installed packages, once), stackoverflow (TFF's, a "
+        "download of 3 GB), or a .sqlite file in its format (make-text-dataset makes one).",
         datasets.DOCSTRINGS,
-        "docstrings (made from the installed packages, once), stackoverflow (TFF's, a download of "
-        "3 GB), or a .sqlite file in its format (make-text-dataset makes one).",
-        flag_values=values,
     )
-    integer("vocab_size", "Words in the vocabulary.")
-    flags.DEFINE_integer("sequence_length", 20, "Words of a sentence.", flag_values=values)
-    integer("embedding_size", "Size of the embedding.")
-    integer("lstm_size", "Units of the LSTM.")
-    flags.DEFINE_bool(
-        "shared_embedding", False, "Whether logits use the input embedding.", flag_values=values
+    group.integer("vocab_size", "The number of words in the vocabulary.")
+    group.integer("sequence_length", "The number of words of a sentence.", 20)
+    group.integer("sentences_per_client", "The most sentences of a client in a round.")
+    group.integer(
+        "heldout_sentences",
+        "The number of sentences that the model is evaluated on during training.",
     )
-    integer("sentences_per_client", "The most sentences of a client in a round.")
-    integer("heldout_sentences", "Sentences that the model is evaluated on during training.")
-    integer("test_sentences", "Sentences of test clients for the final accuracy.")
+    group.integer(
+        "test_sentences", "The number of sentences of test clients for the final accuracy."
+    )
+    group = FlagGroup(values, "Model", texts)
+    group.integer("embedding_size", "The size of the embedding.")
+    group.integer("lstm_size", "The units of the LSTM.")
+    group.boolean("shared_embedding", "Whether the logits use the input embedding.", False)
 
 
 def defaults(values: flags.FlagValues) -> Mapping[str, Any]:

@@ -125,11 +125,14 @@ def for_dataset(dataset: str) -> Settings:
 def default_texts() -> Mapping[str, str]:
     """Returns what ``--help`` says of each default, by flag: both settings, side by side."""
     small, paper = SMALL.to_dict(), PAPER.to_dict()
-    return {
-        name: f"Default: {_text(small[name])}; with --dataset={datasets.STACKOVERFLOW} "
-        f"{_text(paper[name])}."
-        for name in small
-    }
+    texts = {}
+    for name, default in small.items():
+        other = _text(paper[name])
+        different = (
+            "" if paper[name] == default else f"; {other} with --dataset={datasets.STACKOVERFLOW}"
+        )
+        texts[name] = f"Default: {_text(default)}{different}."
+    return texts
 
 
 def _text(value: Any) -> str:

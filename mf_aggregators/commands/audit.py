@@ -20,6 +20,7 @@ from absl import flags
 from mf_aggregators import audit, checkpoints, factorizations, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
 
@@ -47,48 +48,50 @@ _FLAGS_OF: Mapping[str, tuple[str, ...]] = {
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-audit."""
-
-    def choice(name: str, choices: list[str], meaning: str) -> None:
-        flags.DEFINE_enum(name, None, choices, meaning, flag_values=values)
-
-    def integer(name: str, meaning: str) -> None:
-        flags.DEFINE_integer(name, None, meaning, flag_values=values)
-
-    flags.DEFINE_string(
-        "checkpoint", None, "The checkpoint directory to audit.", flag_values=values
+    group = FlagGroup(values, "Mechanism")
+    group.choice(
+        "mechanism",
+        list(_FLAGS_OF),
+        "What is audited, for prefix sums. It or --checkpoint is required.",
     )
-    choice("mechanism", list(_FLAGS_OF), "What to audit without a checkpoint, for prefix sums.")
-    integer("num_rounds", f"The number of rounds of --mechanism; default {_NUM_ROUNDS}.")
-    integer("num_bands", "Bands of banded, toeplitz and banded_inverse; default: --separation.")
-    integer("num_buffers", f"Buffers of blt; default {_NUM_BUFFERS}.")
-    choice("decoder", ["online", "full"], "How tree estimates sums; default online.")
-    mechanism_flags.define_participation(values)
-    mechanism_flags.define_privacy(values)
-    flags.DEFINE_integer(
+    group.string("checkpoint", "A checkpoint directory to audit, in place of --mechanism.")
+    group.integer("num_rounds", f"The number of rounds of --mechanism. Default: {_NUM_ROUNDS}.")
+    group.integer(
+        "num_bands",
+        "The bands of banded, toeplitz and banded_inverse. Default: the --separation.",
+    )
+    group.integer("num_buffers", f"The buffers of blt. Default: {_NUM_BUFFERS}.")
+    group.choice(
+        "decoder",
+        ["online", "full"],
+        "How tree estimates sums: from the nodes below alone, or from all nodes. Default: "
+        "from the nodes below.",
+    )
+    group = FlagGroup(values, "Audit")
+    group.integer(
         "canaries",
+        "The number of audited clients over all runs: more give a larger bound and take longer.",
         4000,
-        "Audited clients over all runs: more give a larger bound and take longer.",
-        flag_values=values,
     )
-    flags.DEFINE_float(
+    group.number(
         "false_alarm_rate",
-        1e-4,
         "The largest probability with which an intact mechanism is said to violate its claim.",
-        flag_values=values,
+        1e-4,
     )
-    flags.DEFINE_enum(
+    mechanism_flags.define_privacy(values)
+    mechanism_flags.define_participation(values)
+    group = FlagGroup(values, "Noise")
+    group.choice(
         "noise_storage",
-        "auto",
         ["auto", "state", "disk"],
         "Where the aggregator keeps the noise of earlier rounds.",
-        flag_values=values,
+        "auto",
     )
-    flags.DEFINE_enum(
+    group.choice(
         "noise_source",
-        "philox",
         ["philox", "aes"],
         "Where the aggregator's random bits come from.",
-        flag_values=values,
+        "philox",
     )
 
 

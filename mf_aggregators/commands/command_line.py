@@ -10,9 +10,12 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from absl import flags
+
+from mf_aggregators.commands import command_help
+from mf_aggregators.commands.flag_groups import FlagGroup
 
 DONE = 0
 BAD_INPUT = 2
@@ -34,7 +37,8 @@ def run(
     """Parses the command line, runs a command and turns errors into one line and a status.
 
     Args:
-      description: What the command does, for ``--help``: the module's docstring.
+      description: What the command does, for ``--help``, as ``command_help`` takes it: the
+        module's docstring.
       define_flags: Defines the command's flags.
       main: The command; may return an exit status.
       argv: The command line with the program's name first; that of the process by
@@ -45,14 +49,10 @@ def run(
     """
     argv = list(sys.argv if argv is None else argv)
     program = argv[0].rsplit("/", 1)[-1] if argv else "command"
-    values = flags.FlagValues()
-    flags.DEFINE_enum(
-        "format", "text", ["text", "json"], "How to print the result.", flag_values=values
-    )
-    define_flags(values)
+    values = flags_of(define_flags)
     try:
         if _HELP.intersection(argv[1:]):
-            _print_help(description, values, sys.stdout)
+            print(command_help.text(description, values, command_help.width()))
             return DONE
         rest = values(argv, known_only=False)
         if len(rest) > 1:
@@ -71,6 +71,20 @@ def run(
     except KeyboardInterrupt:
         print(f"{program}: interrupted.", file=sys.stderr)
         return INTERRUPTED
+
+
+def flags_of(define_flags: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
+    """Returns the flags of a command, not parsed yet: its own, and ``--format``.
+
+    Args:
+      define_flags: Defines the command's own flags.
+    """
+    values = flags.FlagValues()
+    define_flags(values)
+    FlagGroup(values, "Output").choice(
+        "format", ["text", "json"], "How the result is printed.", "text"
+    )
+    return values
 
 
 def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str) -> None:
@@ -121,14 +135,3 @@ def _refuse(program: str, message: str) -> int:
 def _is_ours(error: TypeError) -> bool:
     """Whether a TypeError comes from a check of ours (a deliberate ``raise``)."""
     return bool(error.args) and "found" in str(error.args[0])
-
-
-def _print_help(description: str, values: flags.FlagValues, stream: TextIO) -> None:
-    print(description.strip(), file=stream)
-    print("\nFlags:", file=stream)
-    for name in sorted(values):
-        flag = values[name]
-        default = "" if flag.default is None else f" (default: {flag.default})"
-        choices = getattr(flag.parser, "enum_values", None)
-        meaning = f"{'|'.join(choices)}: {flag.help}" if choices else flag.help
-        print(f"  --{name}: {meaning}{default}", file=stream)

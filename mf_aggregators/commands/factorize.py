@@ -17,6 +17,7 @@ from absl import flags
 
 from mf_aggregators import checkpoints, factorizations, lower_bounds, workloads
 from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     MinSeparation,
@@ -41,67 +42,58 @@ _FLAGS_OF: Mapping[str, tuple[str, ...]] = {
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-factorize."""
-
-    def integer(name: str, meaning: str) -> None:
-        flags.DEFINE_integer(name, None, meaning, flag_values=values)
-
-    def choice(name: str, choices: list[str], meaning: str) -> None:
-        flags.DEFINE_enum(name, None, choices, meaning, flag_values=values)
-
-    choice("mechanism", list(_FLAGS_OF), "What to compute.")
-    integer("num_rounds", "The number of rounds n.")
-    flags.DEFINE_string("output", None, "The checkpoint directory to write.", flag_values=values)
-    integer(
+    group = FlagGroup(values, "Mechanism")
+    group.choice("mechanism", list(_FLAGS_OF), "What is computed. Required.")
+    group.integer(
         "num_bands",
-        "Bands of C (banded, toeplitz) or of its inverse (banded_inverse); default: --separation "
-        "for banded and toeplitz, and all n for toeplitz without a separation.",
+        "The bands of C (banded, toeplitz) or of its inverse (banded_inverse). Default: "
+        "--separation for banded and toeplitz, and all n for toeplitz without a separation.",
     )
-    integer("num_buffers", "Buffers of blt, 1 to 8.")
-    choice(
+    group.integer("num_buffers", "The buffers of blt, 1 to 8.")
+    group.choice(
         "decoder",
         ["online", "full"],
-        "How tree estimates sums: from the nodes below alone, or from all nodes; default online.",
+        "How tree estimates sums: from the nodes below alone, or from all nodes. Default: "
+        "from the nodes below.",
     )
-    flags.DEFINE_bool(
-        "equal_column_norms",
-        None,
-        "Whether C has equal column norms; default true for banded, false for toeplitz and for "
-        "optimal with clients that return.",
-        flag_values=values,
-    )
-    choice(
-        "coefficients",
-        ["optimised", "square_root"],
-        "Of toeplitz and banded_inverse; default optimised.",
-    )
-    choice(
+    group.choice(
         "error",
         ["mean", "max"],
-        "What toeplitz, blt and banded_inverse minimise: the mean squared error over rounds or "
-        "its maximum; default mean.",
+        "What toeplitz, blt and banded_inverse minimise: the mean squared error over rounds, or "
+        "its maximum. Default: the mean.",
     )
-    choice(
+    group.boolean(
+        "equal_column_norms",
+        "Whether C has equal column norms. Default: true for banded, false for toeplitz and for "
+        "optimal with clients that return.",
+    )
+    group.choice(
+        "coefficients",
+        ["optimised", "square_root"],
+        "Where toeplitz and banded_inverse take their coefficients from: an optimiser, or the "
+        "square root of the prefix sums. Default: the optimiser.",
+    )
+    group.number(
+        "relative_gap",
+        "The certified relative gap of the squared error at which optimal and banded stop. "
+        "Default: 1e-6 for optimal (5e-6 for clients that return), 1e-5 for banded.",
+    )
+    group.choice(
         "pattern_entries",
         ["any", "non_negative", "orthogonal"],
-        "What optimal allows C^T C to be for two rounds of one client; default any.",
+        "What optimal allows the entry of C^T C to be for two rounds of one client: any number, "
+        "one that is not negative, or zero. Default: any number.",
     )
-    integer("num_diagonals", "Diagonals that structured keeps as they are, h.")
-    integer("rank", "The rank of the rest of structured, r.")
-    flags.DEFINE_string(
+    group.integer("num_diagonals", "The diagonals h that structured keeps as they are.")
+    group.integer("rank", "The rank r of what structured puts in the place of the rest.")
+    group.string(
         "base_checkpoint",
-        None,
-        "The factorization that structured approximates; default: optimal, computed anew.",
-        flag_values=values,
+        "The factorization that structured approximates. Default: optimal, computed anew.",
     )
-    flags.DEFINE_float(
-        "relative_gap",
-        None,
-        "The certified relative gap of the squared error at which optimal and banded stop; "
-        "default 1e-6 for optimal (5e-6 for clients that return), 1e-5 for banded.",
-        flag_values=values,
-    )
+    FlagGroup(values, "Training").integer("num_rounds", "The number of rounds n. Required.")
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
+    FlagGroup(values, "Output").string("output", "The checkpoint directory to write. Required.")
 
 
 def main(values: flags.FlagValues) -> None:

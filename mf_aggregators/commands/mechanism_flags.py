@@ -9,6 +9,7 @@ from absl import flags
 
 from mf_aggregators import accounting, workloads
 from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -21,25 +22,20 @@ from mf_aggregators.workloads import Workload
 
 def define_participation(values: flags.FlagValues) -> None:
     """Defines --participation, --separation and --max_participations."""
-    flags.DEFINE_enum(
-        "participation",
-        None,
-        ["single", "fixed_epoch", "min_sep"],
-        "How often one client takes part: once; in rounds exactly --separation apart; or in "
-        "rounds at least --separation apart. Without it: min_sep if --separation is given.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
+    group = FlagGroup(values, "Participation")
+    group.integer(
         "separation",
-        None,
-        "Rounds b between two participations i, j of one client: |i - j| >= b.",
-        flag_values=values,
+        "The separation b: two participations i, j of one client satisfy |i - j| >= b.",
     )
-    flags.DEFINE_integer(
+    group.integer(
         "max_participations",
-        None,
-        "The most participations k of one client; without it, as many as fit.",
-        flag_values=values,
+        "The most participations k of one client. Default: as many as fit.",
+    )
+    group.choice(
+        "participation",
+        ["single", "fixed_epoch", "min_sep"],
+        "How often one client takes part: once, in rounds exactly --separation apart, or in "
+        "rounds at least --separation apart. Default: min_sep where --separation is given.",
     )
 
 
@@ -77,22 +73,18 @@ def participation(values: flags.FlagValues) -> Participation | None:
 
 def define_workload(values: flags.FlagValues) -> None:
     """Defines --workload, --momentum and --learning_rates."""
-    flags.DEFINE_enum(
+    group = FlagGroup(values, "Training")
+    group.choice(
         "workload",
-        None,
         ["prefix_sum", "momentum_sgd"],
         "What the noisy sums are used for: SGD, or SGD with momentum and learning rates. "
         "Default: prefix_sum, or what the checkpoint was made for.",
-        flag_values=values,
     )
-    flags.DEFINE_float(
-        "momentum", None, "Momentum of --workload=momentum_sgd; default 0.9.", flag_values=values
-    )
-    flags.DEFINE_string(
+    group.number("momentum", "The momentum of --workload=momentum_sgd. Default: 0.9.")
+    group.string(
         "learning_rates",
-        None,
-        "A text file of one learning rate for each round, for --workload=momentum_sgd.",
-        flag_values=values,
+        "A text file of one learning rate for each round, for --workload=momentum_sgd. "
+        "Default: 1 in every round.",
     )
 
 
@@ -131,16 +123,14 @@ def gap_for(
 
 def define_privacy(values: flags.FlagValues) -> None:
     """Defines --noise_multiplier, --target_epsilon and --delta."""
-    flags.DEFINE_float(
+    group = FlagGroup(values, "Privacy")
+    group.number("target_epsilon", "The epsilon that the least sufficient noise is found for.")
+    group.number("delta", "The delta of the guarantee.", 1e-6)
+    group.number(
         "noise_multiplier",
-        None,
-        "Standard deviation of Z over (clip norm times the sensitivity of C).",
-        flag_values=values,
+        "The noise, in place of --target_epsilon: the standard deviation of Z over (clip norm "
+        "times the sensitivity of C).",
     )
-    flags.DEFINE_float(
-        "target_epsilon", None, "The epsilon to find the noise multiplier for.", flag_values=values
-    )
-    flags.DEFINE_float("delta", 1e-6, "The delta of the guarantee.", flag_values=values)
 
 
 def noise_multiplier(values: flags.FlagValues) -> float | None:

@@ -1,10 +1,13 @@
 r"""mf-plan: compares the mechanisms that fit a population and a privacy target.
 
-Participation timers on devices:
+The participation of clients is enforced by timers on their devices, or decided by a data centre
+that draws every batch itself, for which sampling amplifies.
+
+Examples:
+  # Participation timers on devices:
   mf-plan --num_rounds=2052 --population=342000 --clients_per_round=1000 --separation=342 \
     --target_epsilon=8 --delta=1e-6 --model_size=4050748
-
-A data centre that draws every batch itself, for which sampling amplifies:
+  # A data centre that draws every batch itself:
   mf-plan --num_rounds=2052 --population=342000 --clients_per_round=1000 --sampling=poisson \
     --target_epsilon=8 --delta=1e-6 --model_size=4050748
 """
@@ -22,6 +25,7 @@ from absl import flags
 
 from mf_aggregators import checkpoints, factorization_cache, planning, sampling_schemes, validation
 from mf_aggregators.commands import command_line
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning import Candidate, Plan, Setting
 
@@ -30,52 +34,46 @@ _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-plan."""
-
-    def integer(name: str, meaning: str) -> None:
-        flags.DEFINE_integer(name, None, meaning, flag_values=values)
-
-    integer("num_rounds", "The rounds n of the run.")
-    integer("population", "The clients (or examples) m.")
-    integer("clients_per_round", "Clients of a round (the batch size) B.")
-    integer(
+    group = FlagGroup(values, "Training")
+    group.integer("num_rounds", "The rounds n of the run. Required.")
+    group.integer("population", "The number m of clients, or of examples. Required.")
+    group.integer(
+        "clients_per_round", "The number B of clients in a round, the batch size. Required."
+    )
+    group.integer("model_size", "The number d of parameters of the model. Required.")
+    group = FlagGroup(values, "Privacy")
+    group.number("target_epsilon", "The epsilon of the guarantee. Required.")
+    group.number("delta", "The delta of the guarantee.", 1e-6)
+    group = FlagGroup(values, "Participation")
+    group.integer(
         "separation",
-        "Rounds b between two participations i, j of one device, |i - j| >= b, that its timer "
-        "enforces. Default: the largest that the population can fill, population // "
+        "The separation b, which timers enforce: two participations i, j of one device satisfy "
+        "|i - j| >= b. Default: the largest that the population can fill, population // "
         "clients_per_round, but at most num_rounds.",
     )
-    integer(
+    group.integer(
         "max_participations",
-        "The most participations k of one device; default: as many as fit.",
+        "The most participations k of one device. Default: as many as fit.",
     )
-    flags.DEFINE_enum(
+    group.choice(
         "sampling",
-        None,
-        list(sampling_schemes.names()),
-        "For a data centre that draws every batch itself, and not for devices that decide when "
-        "they take part: how it draws within the part of a round (BandMF Sec. 5).",
-        flag_values=values,
+        sampling_schemes.names(),
+        "How a data centre that draws every batch itself draws within the part of a round "
+        "(BandMF Sec. 5). It is not for devices that decide when they take part.",
     )
-    flags.DEFINE_float("target_epsilon", None, "The epsilon of the guarantee.", flag_values=values)
-    flags.DEFINE_float("delta", 1e-6, "The delta of the guarantee.", flag_values=values)
-    integer("model_size", "The parameters d of the model.")
-    flags.DEFINE_float(
+    FlagGroup(values, "Noise").number(
         "noise_memory_gb",
-        None,
         "Gigabytes of noise that a mechanism may have to keep between rounds, for all parameters; "
         "blocks that are made ahead on disk come on top of it. Default: no limit.",
-        flag_values=values,
     )
-    flags.DEFINE_string(
-        "cache_dir",
-        None,
-        "Where factorizations are kept between calls; default: in the user's cache directory.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
+    group = FlagGroup(values, "Output")
+    group.string(
         "output",
-        None,
         "A directory to write the recommended factorization to, as mf-factorize would.",
-        flag_values=values,
+    )
+    group.string(
+        "cache_dir",
+        "Where factorizations are kept between calls. Default: in the user's cache directory.",
     )
 
 

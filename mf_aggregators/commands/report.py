@@ -1,6 +1,6 @@
 r"""mf-report: what a checkpoint is, how good it is, and what privacy it gives.
 
-Example:
+Examples:
   mf-report --checkpoint=banded_342 --separation=342 --max_participations=6 \
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
   mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
@@ -29,6 +29,7 @@ from mf_aggregators import (
 )
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, ledger_report, mechanism_flags
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 
 # Above this, a figure shows the first column of C instead of the whole matrix.
@@ -37,40 +38,37 @@ _MOST_ROUNDS_DRAWN = 4096
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
-    flags.DEFINE_string("checkpoint", None, "The checkpoint directory.", flag_values=values)
-    flags.DEFINE_string(
-        "figure", None, "A PNG file to write: error by round and the matrix.", flag_values=values
+    FlagGroup(values, "Mechanism").string(
+        "checkpoint", "The checkpoint directory to report on. Required."
     )
-    flags.DEFINE_integer(
-        "model_size",
-        None,
-        "Parameters of a model: adds what a round's noise costs for it.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "clients_per_round",
-        None,
-        "The cohort size: adds the effective RMSE (BandMF Eq. 11) to a noise multiplier.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
+    mechanism_flags.define_privacy(values)
+    mechanism_flags.define_participation(values)
+    group = FlagGroup(values, "Participation")
+    group.string(
         "ledger",
-        None,
-        "Who took part in which round: the participation.npz of a run, or a text file (UTF-8) "
-        "with a client, a comma and a round from 0 on each line. Its first line may be a heading: "
-        f"{_headings()}. A line of any other form is refused. Adds the guarantee that follows "
-        "from it; where a data sampler drew the batches, the amplified one, too.",
-        flag_values=values,
+        "A record of who took part in which round: the participation.npz of a run, or a text file "
+        "(UTF-8) with a client, a comma and a round from 0 on each line. Its first line may be a "
+        f"heading: {_headings()}. A line of any other form is refused. The report then has the "
+        "guarantee that follows from it, and the amplified one where a data sampler drew the "
+        "batches.",
     )
-    flags.DEFINE_integer(
+    group.integer(
         "released_rounds",
-        None,
-        "How many rounds a run of a text --ledger released; default: all of the checkpoint.",
-        flag_values=values,
+        "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
     )
     mechanism_flags.define_workload(values)
-    mechanism_flags.define_participation(values)
-    mechanism_flags.define_privacy(values)
+    group = FlagGroup(values, "Training")
+    group.integer(
+        "clients_per_round",
+        "The cohort size, which adds the effective RMSE (BandMF Eq. 11) to a noise multiplier.",
+    )
+    group.integer(
+        "model_size",
+        "The number of parameters of a model, which adds what a round's noise costs for it.",
+    )
+    FlagGroup(values, "Output").string(
+        "figure", "A PNG file to write, with the error by round and the matrix."
+    )
 
 
 def _headings() -> str:
