@@ -127,6 +127,36 @@ _SCHEMES: Mapping[str, type[SamplingScheme]] = {
 }
 
 
+def part_slice(scheme: SamplingScheme, part: int) -> slice:
+    """Returns which places of a random order of all clients are a part.
+
+    Args:
+      scheme: The scheme.
+      part: The part, from 0.
+
+    Returns:
+      The slice. Poisson's parts, of floor(m / b) or ceil(m / b) clients, leave nobody
+      out; the others are of equal size.
+    """
+    if isinstance(scheme, PoissonSampling):
+        return slice(
+            part * scheme.population // scheme.num_bands,
+            (part + 1) * scheme.population // scheme.num_bands,
+        )
+    return slice(part * scheme.part_size, (part + 1) * scheme.part_size)
+
+
+def size_of_part(scheme: SamplingScheme, part: int) -> int:
+    """Returns how many clients a part has.
+
+    Args:
+      scheme: The scheme.
+      part: The part, from 0.
+    """
+    places = part_slice(scheme, part)
+    return int(places.stop - places.start)
+
+
 def names() -> tuple[str, ...]:
     """Returns the names of the schemes: poisson, fixed_size, shuffling."""
     return tuple(_SCHEMES)

@@ -16,6 +16,7 @@ import secrets
 
 import numpy as np
 
+from mf_aggregators import sampling_schemes
 from mf_aggregators.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -64,7 +65,7 @@ class DataSampler:
                 f"round {round_index} is not one of the {scheme.num_rounds} rounds, from 0, of "
                 "the sampling scheme."
             )
-        return self.order[part_slice(scheme, round_index % scheme.num_bands)]
+        return self.order[sampling_schemes.part_slice(scheme, round_index % scheme.num_bands)]
 
     def draw(self, round_index: int) -> np.ndarray:
         """Draws the batch of a round.
@@ -99,25 +100,6 @@ class DataSampler:
                     part, scheme.clients_per_round, replace=False, shuffle=False
                 )
         return np.sort(chosen)
-
-
-def part_slice(scheme: SamplingScheme, part: int) -> slice:
-    """Returns which places of a sampler's random order are a part.
-
-    Args:
-      scheme: The scheme.
-      part: The part, from 0.
-
-    Returns:
-      The slice. Poisson's parts, of floor(m / b) or ceil(m / b) clients, leave nobody
-      out; the others are of equal size.
-    """
-    if isinstance(scheme, PoissonSampling):
-        return slice(
-            part * scheme.population // scheme.num_bands,
-            (part + 1) * scheme.population // scheme.num_bands,
-        )
-    return slice(part * scheme.part_size, (part + 1) * scheme.part_size)
 
 
 def create(scheme: SamplingScheme, seed: int) -> DataSampler:

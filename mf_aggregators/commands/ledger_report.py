@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import guarantees
+from mf_aggregators import guarantees, sampled_cohorts
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.guarantees import Guarantee, RealisedParticipation
 from mf_aggregators.participation import Participation, SingleParticipation
@@ -47,13 +47,17 @@ def fields(
         plan = guarantees.sampled(
             factorization, record.sampling, noise_multiplier * of_schema / single, delta
         )
-        keeps_plan = None if _fits_sampling(record) else False
+        deviation = sampled_cohorts.deviation(
+            record.sampling, len(record.client_ids), record.cohorts()
+        )
+        keeps_plan = None if deviation is None else False
         worst = None
         of_sampling = {
             "sampling": record.sampling.to_dict(),
             "amplified_noise_multiplier": plan.noise_multiplier,
             # Never a number that the ledger shows not to hold.
             "amplified_epsilon": None if keeps_plan is False else plan.epsilon,
+            "sampling_deviation": deviation,
         }
     guarantee = guarantees.realised(plan, factorization, took_place)
     return {
@@ -70,20 +74,6 @@ def fields(
         "worst_client_sensitivity": None if worst is None else worst.sensitivity,
         "worst_client_epsilon": None if worst is None else worst.epsilon,
     }
-
-
-def _fits_sampling(record: ParticipationRecord) -> bool:
-    """Whether a record can be of its scheme.
-
-    It names the whole population, which the sampling probability follows from, and every
-    client took part only in rounds that draw from one part of the data.
-    """
-    scheme = record.sampling
-    if scheme is None or len(record.client_ids) != scheme.population:
-        return False
-    return all(
-        len(set((rounds % scheme.num_bands).tolist())) <= 1 for rounds in record.rounds_of_clients
-    )
 
 
 def _realised(took_place: RealisedParticipation, guarantee: Guarantee) -> dict[str, Any]:
@@ -139,9 +129,8 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
             "and so is all that is said here of what took place."
         )
     breaks = (
-        "the ledger contradicts its sampling scheme (its clients are not as many as the scheme's "
-        "population, or one took part in rounds that draw from different parts of the data), so "
-        "that nothing is amplified."
+        f"the ledger contradicts its sampling scheme ({found['sampling_deviation']}), so that "
+        "nothing is amplified."
         if is_sampled(found)
         else "the ledger breaks the schema that is declared, whose guarantee does not hold."
     )

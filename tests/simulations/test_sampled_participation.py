@@ -59,7 +59,7 @@ def test_a_ledger_of_another_scheme_or_of_timers_deviates(name: str) -> None:
     for other in others:
         changed = dataclasses.replace(ledger, sampling=other)
         found = sampled_participation.deviation(sampler.scheme, changed)
-        assert found == "its ledger records another way of drawing clients"
+        assert found == "the ledger records another way of drawing clients"
 
 
 @pytest.mark.parametrize("name", _NAMES)

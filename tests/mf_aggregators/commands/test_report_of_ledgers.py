@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, workloads
-from mf_aggregators.commands import command_line, report
+from mf_aggregators.commands import command_line, ledger_report, report
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.sampling_schemes import FixedSizeSampling, PoissonSampling, SamplingScheme
+from mf_aggregators.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
 from simulations.participation_ledger import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
@@ -215,16 +220,80 @@ def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
     assert f"({fields['widened_epsilon']:.4g}, 1e-05)-DP" in out
 
 
-def test_a_population_that_is_not_the_ledgers_amplifies_nothing(
-    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+def _shuffled() -> tuple[list[int], ...]:
+    """Three batches of one client make a pass over each part of three."""
+    return tuple([4 * (i // 4) + i % 4] for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cohorts", "deviation"),
+    [
+        # Of a larger population each client would be drawn less often, and hidden better.
+        (PoissonSampling(12, 4, 1200, 1), _DRAWN, "12 clients, not 1200"),
+        (PoissonSampling(12, 4, 12, 1), ([0], [0]), "round of another part"),
+        (PoissonSampling(12, 4, 12, 1), ([0, 1, 2, 3],), "more clients took part"),
+        (PoissonSampling(12, 4, 12, 3), ([0, 1],), "had 2 clients, not 3"),
+        (FixedSizeSampling(12, 4, 12, 1), ([0], [1], [2], [3], [0], [5, 9]), "had 2 clients"),
+        (FixedSizeSampling(12, 4, 12, 1), ([0], []), "had 0 clients, not 1"),
+        (FixedSizeSampling(12, 4, 12, 2), _DRAWN, "round 12 had 0 clients"),
+        (FixedSizeSampling(12, 4, 11, 1), _shuffled(), "12 clients, not 11"),
+        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [0]), "twice in one pass"),
+        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [4], [0]), "another part"),
+        (Shuffling(12, 4, 12, 1), ([0, 4],), "had 2 clients, not 1"),
+    ],
+)
+def test_nothing_is_amplified_that_the_ledger_contradicts(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    scheme: SamplingScheme,
+    cohorts: tuple[list[int], ...],
+    deviation: str,
 ) -> None:
-    # Of a larger population each client would be drawn less often, and hidden better.
-    ledger = _sampled_ledger(tmp_path, _DRAWN, PoissonSampling(12, 4, 1200, 1))
+    ledger = _sampled_ledger(tmp_path, cohorts, scheme)
+    status, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    assert status == 0
+    assert fields["keeps_plan"] is False
+    assert fields["amplified_epsilon"] is None
+    assert deviation in fields["sampling_deviation"]
+    assert fields["widened_epsilon"] >= fields["realised_epsilon"]
+    text = ledger_report.text(fields, 12, 1e-5)
+    assert text.startswith("WARNING: the ledger contradicts its sampling scheme (")
+    assert deviation in text
+    assert "allows" not in text
+    assert "client 0" not in text
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 12])
+@pytest.mark.parametrize(
+    "scheme",
+    [FixedSizeSampling(12, 4, 12, 1), Shuffling(12, 4, 12, 1), PoissonSampling(12, 4, 12, 1)],
+)
+def test_a_ledger_that_its_scheme_may_have_drawn_is_amplified_finished_or_not(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    scheme: SamplingScheme,
+    rounds: int,
+) -> None:
+    ledger = _sampled_ledger(tmp_path, _shuffled()[:rounds], scheme)
     _, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
-    assert json.loads(out)["keeps_plan"] is False
-    _, out, _ = _call(capsys, checkpoint, ledger)
-    assert "WARNING: the ledger contradicts its sampling scheme" in out
-    assert "allows" not in out
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is None
+    assert fields["sampling_deviation"] is None
+    # Of all rounds, however early the run ended.
+    assert fields["amplified_epsilon"] == pytest.approx(
+        accounting.amplified_epsilon(
+            fields["amplified_noise_multiplier"],
+            1e-5,
+            num_rounds=12,
+            num_bands=4,
+            population=12,
+            clients_per_round=1,
+            sampling=scheme.name,
+        )
+    )
 
 
 @pytest.mark.parametrize(
