@@ -3,10 +3,10 @@ r"""start-tff-worker: runs a TFF worker, which computes clients' updates for run
 A run on another machine uses workers that it is told of by --workers=HOST:PORT,HOST:PORT. A
 worker has no state of its own: it may be ended and started again at any time.
 
-Anybody who reaches the port can run programs as the user who started the worker, and read
-what runs send to it: there is no encryption and no authentication, and it listens on all
-network interfaces. Start it in a trusted network alone, behind a firewall, or reach it
-through an ssh tunnel (ssh -L 8000:localhost:8000 HOST, and --workers=localhost:8000).
+There is no encryption and no authentication: anybody who reaches the port can run programs as
+the user who started the worker, and read what runs send to it, and it listens on all network
+interfaces. Start it in a trusted network alone, behind a firewall, or reach it through an ssh
+tunnel (ssh -L 8000:localhost:8000 HOST, and --workers=localhost:8000).
 
 Examples:
   start-tff-worker --port=8000
