@@ -1,11 +1,10 @@
 """The privacy guarantee of a run: what was planned, and what really happened gives.
 
-A plan names a participation schema, and the noise is scaled to the sensitivity of C
-under it. What a finished run guarantees follows from the participations that took
-place: their smallest separation and largest number per client define a schema of
-their own, and the same noise is measured against the sensitivity under that one. A run
-that kept its plan has the planned guarantee as well; one that broke it has only what it
-earned.
+A plan names a participation schema, and the noise is scaled to the sensitivity of C under it.
+What a finished run guarantees follows from the participations that took place: their
+separations and their largest number per client define a schema of their own, and the same
+noise is measured against the sensitivity under that one. A run that kept its plan has the
+planned guarantee as well; one that broke it has only what it earned.
 """
 
 import dataclasses
@@ -107,6 +106,8 @@ class RealisedParticipation:
       max_participations: The largest number of participations of one client.
       keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
         was planned. Only who holds the sampler's seed can know it, and must have compared.
+      largest_separation: The largest distance between adjacent participations of one client;
+        None if none took part twice, or if it is not known.
     """
 
     num_rounds: int
@@ -114,11 +115,14 @@ class RealisedParticipation:
     separation: int | None
     max_participations: int
     keeps_sampling: bool | None = None
+    largest_separation: int | None = None
 
     def schema(self) -> Participation:
-        """Returns the narrowest schema of this separation and number of participations."""
+        """Returns the narrowest schema of these separations and number of participations."""
         if self.separation is None:
-            return participations.SingleParticipation()
+            return SingleParticipation()
+        if self.separation == self.largest_separation:
+            return FixedEpochOrder(self.max_participations, self.separation)
         return MinSeparation(self.separation, self.max_participations)
 
 
@@ -150,14 +154,14 @@ def realised_participation(
       num_rounds: The number of rounds that were released.
 
     Returns:
-      The smallest separation and the largest count.
+      The smallest and the largest separation, and the largest count.
 
     Raises:
       ValueError: If a client's rounds are not increasing or not among the rounds
         that were released: such a record cannot be trusted.
     """
     num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
-    separation: int | None = None
+    separations: set[int] = set()
     most, num_clients = 0, 0
     for rounds in rounds_of_clients:
         if not len(rounds):
@@ -175,9 +179,14 @@ def realised_participation(
                     f"a client took part in round {earlier} and then in round {later}: the "
                     "record of participations is broken."
                 )
-            distance = int(later) - int(earlier)
-            separation = distance if separation is None else min(separation, distance)
-    return RealisedParticipation(num_rounds, num_clients, separation, most)
+            separations.add(int(later) - int(earlier))
+    return RealisedParticipation(
+        num_rounds,
+        num_clients,
+        min(separations, default=None),
+        most,
+        largest_separation=max(separations, default=None),
+    )
 
 
 def planned(
@@ -405,16 +414,16 @@ def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedPartici
     """Returns whether the participations that took place are allowed by a schema or scheme."""
     if isinstance(plan, (PoissonSampling, FixedSizeSampling, Shuffling)):
         return took_place.keeps_sampling is True
-    most = took_place.max_participations
-    if most <= 1 or took_place.separation is None:
+    most, smallest = took_place.max_participations, took_place.separation
+    if most <= 1 or smallest is None:
         return True
-    if isinstance(plan, participations.SingleParticipation):
+    if isinstance(plan, SingleParticipation):
         return False
-    if isinstance(plan, participations.FixedEpochOrder):
-        # The smallest separation alone does not show that all are equal to it.
-        return False
+    if isinstance(plan, FixedEpochOrder):
+        is_fixed = smallest == took_place.largest_separation == plan.separation
+        return is_fixed and most <= plan.epochs
     allowed = plan.max_participations
-    return took_place.separation >= plan.separation and (allowed is None or most <= allowed)
+    return smallest >= plan.separation and (allowed is None or most <= allowed)
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -82,7 +82,7 @@ class PrivacyStatement:
       realised: The guarantee that follows; None while the run is under way.
       worst_client: The client whose own participations changed the output most; None if
         that is not known. Its epsilon is at most that of ``realised``, which is for every
-        pattern of the realised separation and number of participations.
+        pattern of the realised separations and number of participations.
       widened: What ``guarantees.widened`` returned, for a run that broke its plan; None for
         others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
@@ -221,6 +221,7 @@ class PrivacyStatement:
                     "num_rounds": took_place.num_rounds,
                     "num_clients": took_place.num_clients,
                     "separation": took_place.separation,
+                    "largest_separation": took_place.largest_separation,
                     "max_participations": took_place.max_participations,
                     "keeps_sampling": took_place.keeps_sampling,
                 }
@@ -289,10 +290,15 @@ class PrivacyStatement:
             )
         if took_place.separation is None:
             apart = "no client took part twice"
+        elif took_place.separation == took_place.largest_separation:
+            apart = (
+                "adjacent participations of one client were exactly "
+                f"{_count(took_place.separation, 'round')} apart"
+            )
         else:
             apart = (
-                f"two participations of one client were at least {took_place.separation} rounds "
-                "apart"
+                "two participations of one client were at least "
+                f"{_count(took_place.separation, 'round')} apart"
             )
         return (
             f"in {took_place.num_rounds} released rounds, {took_place.num_clients} of "

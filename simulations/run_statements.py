@@ -86,12 +86,7 @@ class RunStatements:
         if guarantees.keeps_plan(self._planned.plan.participation, took_place):
             return None
         before = None if self._broken is None else self._broken.took_place
-        if (
-            self._broken is None
-            or before is None
-            or (before.separation, before.max_participations)
-            != (took_place.separation, took_place.max_participations)
-        ):
+        if self._broken is None or before is None or before.schema() != took_place.schema():
             self._broken = self.after(ledger)
         return self._broken
 

@@ -46,7 +46,7 @@ class ParticipationSummary:
     """What took place, over all devices and rounds.
 
     Attributes:
-      took_place: The realised separation and number of participations.
+      took_place: The realised separations and number of participations.
       separation_percentile_1: The first percentile of the rounds between two adjacent
         participations of one device; None if no device took part twice.
       separation_median: Their median; None likewise.
@@ -87,6 +87,7 @@ def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
             num_clients=len(first),
             separation=int(np.min(separations)) if twice else None,
             max_participations=most,
+            largest_separation=int(np.max(separations)) if twice else None,
         ),
         separation_percentile_1=float(np.percentile(separations, 1)) if twice else None,
         separation_median=float(np.median(separations)) if twice else None,

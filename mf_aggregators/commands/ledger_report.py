@@ -81,6 +81,7 @@ def _realised(took_place: RealisedParticipation, guarantee: Guarantee) -> dict[s
         "realised_num_rounds": took_place.num_rounds,
         "realised_num_clients": took_place.num_clients,
         "realised_separation": took_place.separation,
+        "realised_largest_separation": took_place.largest_separation,
         "realised_max_participations": took_place.max_participations,
         "realised_sensitivity": guarantee.sensitivity,
         "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
@@ -108,8 +109,8 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
       delta: That the epsilons are for.
     """
     guarantee = (
-        f"What took place gives ({found['realised_epsilon']:.4g}, {delta:g})-DP, by its smallest "
-        "separation and its largest number of participations."
+        f"What took place gives ({found['realised_epsilon']:.4g}, {delta:g})-DP, by the rounds "
+        "between participations of one client and their largest number."
     )
     if found["realised_num_rounds"] < num_rounds:
         guarantee += (

@@ -1,5 +1,6 @@
 """Planned and realised guarantees: what took place decides."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting, amplification, guarantees, workloads
-from mf_aggregators.factorizations import banded, blt, identity, tree_aggregation
+from mf_aggregators.factorizations import (
+    Factorization,
+    banded,
+    blt,
+    identity,
+    toeplitz,
+    tree_aggregation,
+)
 from mf_aggregators.guarantees import RealisedParticipation
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -17,6 +25,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.sampling_schemes import PoissonSampling
+from tests.mf_aggregators import brute_force
 
 _DELTA = 1e-5
 
@@ -24,7 +33,7 @@ _DELTA = 1e-5
 def test_participations_are_measured() -> None:
     measured = guarantees.realised_participation([[0, 5, 9], [], [2], [1, 8]], 10)
     assert measured == RealisedParticipation(
-        num_rounds=10, num_clients=3, separation=4, max_participations=3
+        num_rounds=10, num_clients=3, separation=4, max_participations=3, largest_separation=7
     )
     assert measured.schema() == MinSeparation(4, 3)
 
@@ -124,9 +133,68 @@ def test_more_rounds_than_the_matrix_has_are_refused() -> None:
         guarantees.realised(plan, identity(4), RealisedParticipation(5, 1, None, 1))
 
 
-def test_fixed_epochs_are_not_shown_by_separations_alone() -> None:
-    took_place = guarantees.realised_participation([[0, 4, 9]], 12)
-    assert not guarantees.keeps_plan(FixedEpochOrder(3, 4), took_place)
+_SIX_ROUNDS = 6
+_SCHEMAS: list[Participation] = [
+    SingleParticipation(),
+    *(FixedEpochOrder(k, b) for k in range(1, 5) for b in range(1, 7)),
+    *(MinSeparation(b, k) for k in (None, 1, 2, 3, 4) for b in range(1, 7)),
+]
+
+
+@pytest.mark.parametrize("participation", _SCHEMAS, ids=str)
+def test_a_record_keeps_a_schema_exactly_if_every_client_does(participation: Participation) -> None:
+    """Every pattern of six rounds, alone and beside a client that keeps to the schema."""
+    allowed = set(brute_force.patterns(participation, _SIX_ROUNDS))
+    longest = max(allowed, key=len)
+    for size in range(1, _SIX_ROUNDS + 1):
+        for pattern in itertools.combinations(range(_SIX_ROUNDS), size):
+            for record in ([pattern], [longest, (), pattern], [pattern, (3,), longest]):
+                took_place = guarantees.realised_participation(record, _SIX_ROUNDS)
+                assert guarantees.keeps_plan(participation, took_place) == (pattern in allowed)
+                # The schema of what took place allows it, and no distance or count beyond it.
+                own = set(brute_force.patterns(took_place.schema(), _SIX_ROUNDS))
+                assert own >= {each for each in record if each}
+                assert max(map(len, own)) == max(map(len, record))
+
+
+def test_equal_distances_make_fixed_epochs() -> None:
+    measured = guarantees.realised_participation([[0, 4, 8], [3, 7], [2]], 12)
+    assert measured.schema() == FixedEpochOrder(3, 4)
+    # One larger distance, and they are only a smallest one.
+    assert guarantees.realised_participation([[0, 4, 8], [3, 8]], 12).schema() == MinSeparation(
+        4, 3
+    )
+    # Without the largest distance nothing shows that all are equal.
+    by_hand = RealisedParticipation(12, 3, 4, 3)
+    assert by_hand.schema() == MinSeparation(4, 3)
+    assert not guarantees.keeps_plan(FixedEpochOrder(3, 4), by_hand)
+
+
+@pytest.mark.parametrize(
+    "factorization",
+    [
+        banded(workloads.prefix_sum(12), 6),
+        blt(12, 2),
+        tree_aggregation(12),
+        toeplitz(12, 7),
+    ],
+    ids=lambda each: each.mechanism,
+)
+def test_a_record_of_fixed_epochs_is_measured_against_them(factorization: Factorization) -> None:
+    """With more bands than rounds between, only these patterns tell their sensitivity exactly."""
+    schema = FixedEpochOrder(3, 4)
+    plan = guarantees.planned(factorization, schema, 1.3, _DELTA)
+    took_place = guarantees.realised_participation([[0, 4, 8], [3, 7], [2]], 12)
+    assert guarantees.keeps_plan(schema, took_place)
+    realised = guarantees.realised(plan, factorization, took_place)
+    assert realised.participation == schema
+    assert realised.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
+    wider = guarantees.planned(factorization, MinSeparation(4, 3), 1.3, _DELTA)
+    stddev = plan.noise_multiplier * plan.sensitivity
+    assert realised.noise_multiplier >= stddev / wider.sensitivity * (1 - 1e-12)
+    # The noise against the true change by each client, its contributions all alike.
+    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), schema)
+    assert realised.noise_multiplier <= stddev / truth * (1 + 1e-9)
 
 
 def test_a_sampled_run_has_the_amplified_guarantee() -> None:

@@ -56,6 +56,7 @@ def test_a_finished_run() -> None:
         "num_rounds": 10,
         "num_clients": 1,
         "separation": 3,
+        "largest_separation": 3,
         "max_participations": 3,
         "keeps_sampling": None,
     }

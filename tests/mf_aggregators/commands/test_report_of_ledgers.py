@@ -67,6 +67,28 @@ def test_a_run_that_kept_its_plan(
     assert fields["worst_client_sensitivity"] == pytest.approx(math.sqrt(3))
 
 
+def test_a_run_in_a_fixed_order_of_epochs_kept_its_plan(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of more bands than rounds between: exact there, where at least three rounds are not."""
+    arguments = ("--participation=fixed_epoch", "--separation=3", "--format=json")
+    ledger = _ledger(tmp_path, "ada,0\nada,3\nada,6\nbo,7\nbo,10\ncy,2\n")
+    _, out, _ = _call(capsys, checkpoint, ledger, *arguments)
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is True
+    assert fields["realised_separation"] == fields["realised_largest_separation"] == 3
+    assert fields["realised_epsilon"] == pytest.approx(fields["epsilon"])
+    assert fields["realised_sensitivity"] == fields["sensitivity"]
+    assert fields["realised_sensitivity_is_exact"] is True
+    # One participation a round later, and no epoch follows the other.
+    ledger = _ledger(tmp_path, "ada,0\nada,3\nada,6\nbo,7\nbo,11\ncy,2\n")
+    _, out, _ = _call(capsys, checkpoint, ledger, *arguments)
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is False
+    assert fields["realised_largest_separation"] == 4
+    assert fields["realised_epsilon"] >= fields["epsilon"]
+
+
 def test_a_run_that_broke_its_plan(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
