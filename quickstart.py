@@ -2,7 +2,7 @@
 """Sets this project up from nothing but Python 3 and runs it.
 
     python3 quickstart.py train [flags of run-stackoverflow]
-    python3 quickstart.py test [arguments of pytest]
+    python3 quickstart.py test [--all] [arguments of pytest]
     python3 quickstart.py setup
 
 Any Python from 3.8 will do, without pip or venv. It finds or fetches uv, lets uv lay the locked
@@ -49,9 +49,12 @@ CHECKS = (
     ("mypy",),
 )
 
-# Tests are shared out among the cores; more processes than four would need more memory
-# than they save time.
-PYTEST = ("pytest", "-q", "--numprocesses=logical", "--maxprocesses=4", "--dist=worksteal")
+# Tests are shared out among the cores, modules as a whole, so that no fixture is made twice;
+# more processes than four would need more memory than they save time.
+PYTEST = (
+    *("pytest", "-q", "--durations=20"),
+    *("--numprocesses=logical", "--maxprocesses=4", "--dist=loadscope", "--no-loadscope-reorder"),
+)
 
 
 class SetupError(Exception):
@@ -292,6 +295,8 @@ def run_tests(arguments: Sequence[str]) -> int:
     mark = f"MF_AGGREGATORS_TESTS={os.getpid()}.{time.time()}"
     name, value = mark.split("=")
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", name: value}
+    # There is a process for each core already, and threads that wait for one would spin.
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     for check in (*CHECKS, (*PYTEST, *arguments)):
         say(" ".join(check))
         command = [str(VENV / "bin/python"), "-m", *check]

@@ -1,6 +1,31 @@
-"""What all tests share: no process outlives them."""
+"""What all tests share: which of them run and when, and that no process outlives them."""
 
+import pathlib
 import sys
+
+import pytest
+
+_LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that runs long tests too."""
+    parser.addoption("--all", action="store_true", help="run the tests marked as long, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves long tests out, unless they are asked for: by --all, by -m, or by a test's name.
+
+    The library's modules, which are many and quick, come last: of several processes, none is
+    left with a long module while the others have nothing to do.
+    """
+    items.sort(key=lambda item: item.path.is_relative_to(_LIBRARY))
+    if config.option.all or config.option.markexpr or any("::" in arg for arg in config.args):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 def pytest_sessionfinish() -> None:

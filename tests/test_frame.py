@@ -104,7 +104,7 @@ def test_help_names_the_commands() -> None:
     done = _run("--help")
 
     assert done.returncode == 0
-    for command in ("train", "test", "setup"):
+    for command in ("train", "test [--all]", "setup"):
         assert f"quickstart.py {command}" in done.stdout
 
 
@@ -230,6 +230,42 @@ def test_a_worker_left_behind_by_the_tests_is_ended(
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+# tests/conftest.py
+
+
+@pytest.mark.parametrize(
+    ("arguments", "run"),
+    [
+        (["test_x.py"], {"short"}),
+        (["test_x.py", "--all"], {"short", "long"}),
+        (["test_x.py", "-m", "long"], {"long"}),
+        (["test_x.py::test_long"], {"long"}),
+        (["test_x.py", "--numprocesses=2", "--all"], {"short", "long"}),
+    ],
+    ids=" ".join,
+)
+def test_long_tests_run_if_asked_for(
+    tmp_path: pathlib.Path, arguments: list[str], run: set[str]
+) -> None:
+    for file in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / file, tmp_path)
+    (tmp_path / "test_x.py").write_text(
+        "import pathlib\nimport pytest\n"
+        "def test_short():\n    pathlib.Path('ran-short').touch()\n"
+        "@pytest.mark.long\ndef test_long():\n    pathlib.Path('ran-long').touch()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert {path.name for path in tmp_path.glob("ran-*")} == {f"ran-{name}" for name in run}
 
 
 # README.md and .ci/run
