@@ -15,7 +15,6 @@ Examples:
 import functools
 import math
 import pathlib
-import shlex
 import sys
 import warnings
 from typing import Any
@@ -24,9 +23,10 @@ import tqdm
 from absl import flags
 
 from mf_aggregators import checkpoints, factorization_cache, planning, sampling_schemes, validation
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, plan_steps, training_recipes
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation
 from mf_aggregators.planning import Candidate, Plan, Setting
 
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
@@ -68,6 +68,12 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group = FlagGroup(values, "Output")
     group.string(
+        "dataset",
+        "What the printed commands train on, as run-stackoverflow --dataset has it: docstrings, "
+        "stackoverflow or the path of a .sqlite file. Default: docstrings or stackoverflow if "
+        "--population is theirs (2511 or 342477); otherwise a template is printed.",
+    )
+    group.string(
         "output",
         "A directory to write the recommended factorization to, as mf-factorize would.",
     )
@@ -82,6 +88,7 @@ def main(values: flags.FlagValues) -> None:
     for name in _REQUIRED:
         command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
     setting = _setting(values)
+    recipe = training_recipes.find(values.dataset, setting.population)
     cache = (
         pathlib.Path(values.cache_dir).expanduser()
         if values.cache_dir
@@ -114,7 +121,7 @@ def main(values: flags.FlagValues) -> None:
             participation=plan.recommended.participation,
         )
     directory = values.output or f"plan_{plan.recommended.name.replace(' ', '_')}"
-    commands = _commands(plan, directory, values.output is None)
+    steps = plan_steps.of(plan, recipe, directory, values.output is None)
     fields = {
         "recommended": plan.recommended.mechanism,
         "recommended_num_bands": plan.recommended.num_bands,
@@ -129,10 +136,13 @@ def main(values: flags.FlagValues) -> None:
         "left_out": [
             {"mechanism": each.mechanism, "reason": each.reason} for each in plan.left_out
         ],
-        "commands": commands,
+        "dataset": None if recipe is None else recipe.dataset,
+        "commands": plan_steps.as_strings(steps),
+        "steps": [step.to_dict() for step in steps],
         "output": values.output,
     }
-    command_line.print_result(values, fields, _text(plan, commands))
+    show_rates = recipe is not None and recipe.follows_rate_rule
+    command_line.print_result(values, fields, _text(plan, steps, show_rates))
 
 
 def run() -> None:
@@ -205,71 +215,6 @@ def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
     }
 
 
-def _commands(plan: Plan, directory: str, factorize: bool) -> list[str]:
-    """What a user types to run the recommended candidate.
-
-    Privacy parameters are printed in full: rounded ones are those of another guarantee.
-    """
-    setting, chosen = plan.setting, plan.recommended
-    commands = []
-    if factorize:
-        commands.append(
-            _joined(
-                f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={setting.num_rounds}",
-                *(f"--{name}={value}" for name, value in chosen.options),
-                _participation_flags(chosen.participation),
-                f"--output={shlex.quote(directory)}",
-            )
-        )
-    clients = None
-    if chosen.sampling is not None:
-        # The bands are those of the checkpoint.
-        clients = f"--sampling={chosen.sampling.name}"
-    elif isinstance(chosen.participation, MinSeparation):
-        clients = _timer_flags(chosen.participation)
-    if clients is not None:
-        commands.append(
-            _joined(
-                f"run-stackoverflow --checkpoint={shlex.quote(directory)}",
-                clients,
-                f"--num_rounds={setting.num_rounds}",
-                f"--clients_per_round={setting.clients_per_round}",
-                f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
-                f"--server_learning_rate={chosen.server_learning_rate:.4g}",
-            )
-        )
-    arguments = (
-        repr(directory),
-        f"participation=mfa.participation.{chosen.participation!r}",
-        f"noise_multiplier={chosen.noise_multiplier!r}",
-        "clip_norm=1.0",
-        f"clients_per_round={setting.clients_per_round}",
-    )
-    return [*commands, f"mfa.mf_dp_aggregator({', '.join(arguments)})"]
-
-
-def _joined(*words: str) -> str:
-    return " ".join(word for word in words if word)
-
-
-def _timer_flags(participation: MinSeparation) -> str:
-    limit = participation.max_participations
-    return f"--separation={participation.separation}" + (
-        "" if limit is None else f" --max_participations={limit}"
-    )
-
-
-def _participation_flags(participation: Any) -> str:
-    if isinstance(participation, SingleParticipation):
-        return "--participation=single"
-    if isinstance(participation, FixedEpochOrder):
-        return (
-            f"--participation=fixed_epoch --separation={participation.separation} "
-            f"--max_participations={participation.epochs}"
-        )
-    return f"--participation=min_sep {_timer_flags(participation)}"
-
-
 _COLUMNS = (
     "",
     "mechanism",
@@ -285,7 +230,7 @@ _COLUMNS = (
 )
 
 
-def _text(plan: Plan, commands: list[str]) -> str:
+def _text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
     setting = plan.setting
     who = (
         f"{setting.sampling} sampling from {setting.population} clients"
@@ -293,7 +238,9 @@ def _text(plan: Plan, commands: list[str]) -> str:
         else f"{setting.population} clients with timers: {setting.participation}"
     )
     rows = [_COLUMNS, *(_row(each, each is plan.recommended) for each in plan.candidates)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    if not show_rates:
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
         f"{who}",
@@ -308,7 +255,10 @@ def _text(plan: Plan, commands: list[str]) -> str:
     lines += ["", f"Recommended: {plan.reason}"]
     if plan.left_out:
         lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in plan.left_out)]
-    return "\n".join([*lines, "", "To run it:", *(f"  {command}" for command in commands)])
+    lines += ["", "To run it:"]
+    for step in steps:
+        lines += ["", *(f"  {line}" for line in step.lines())]
+    return "\n".join(lines)
 
 
 def _count(number: int, unit: str) -> str:

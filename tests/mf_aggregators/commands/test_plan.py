@@ -1,6 +1,7 @@
 """mf-plan as scripts and people use it."""
 
 import ast
+import dataclasses
 import json
 import math
 import pathlib
@@ -13,10 +14,11 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators import checkpoints
-from mf_aggregators.commands import command_line, factorize, plan
-from simulations import run_flags, run_plans, sampled_runs
-from stackoverflow_nwp import run_stackoverflow
+from mf_aggregators import checkpoints, planning
+from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
+from simulations import data_samplers, run_flags, run_plans, sampled_runs
+from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
+from stackoverflow_nwp.federated_text import Example
 
 _SETTING = (
     "--num_rounds=12",
@@ -87,6 +89,8 @@ def _factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 
 
 def _options(words: list[str]) -> dict[str, Any]:
+    """What a run would do, with every default filled in, for a file in a template's place."""
+    words = [word.replace(plan_steps.PLACEHOLDER, "mine.sqlite") for word in words]
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     command = run_stackoverflow.command()
@@ -146,6 +150,8 @@ def test_printed_commands_run(
     assert matrix.rmse(workload, named["participation"]) == pytest.approx(chosen["rmse"], rel=1e-3)
     assert named["noise_multiplier"] == chosen["noise_multiplier"]
     assert (named["clip_norm"], named["clients_per_round"]) == (1.0, 10)
+    assert [step["command"] for step in fields["steps"][:-1]] == [make, *run]
+    assert [step["is_template"] for step in fields["steps"]] == [False, *(True for _ in run), False]
 
     if not run:
         assert not chosen["amplified"]
@@ -156,9 +162,10 @@ def test_printed_commands_run(
     options = _options(words)
     # The guarantee is that of the plan, to the last digit.
     assert (options["target_epsilon"], options["delta"]) == (7.123456789, 1.5e-6)
-    assert options["server_learning_rate"] == pytest.approx(
-        chosen["server_learning_rate"], rel=1e-3
-    )
+    # Nobody knows the best rates for somebody's data: none is printed, and it is said.
+    assert "--dataset=YOUR_DATASET" in words
+    assert not any("learning_rate" in word for word in words)
+    assert "A template" in fields["steps"][1]["notes"][0]
     loaded = run_plans._loaded(options)
     if chosen["amplified"]:
         scheme = sampled_runs.scheme_of(options, 40, loaded)
@@ -181,7 +188,7 @@ def test_the_aggregator_is_made(
     *run, aggregator = fields["commands"]
     # What --output wrote needs no mf-factorize.
     assert [shlex.split(command)[0] for command in run] == ["run-stackoverflow"]
-    assert shlex.split(run[0])[1] == f"--checkpoint={output}"
+    assert shlex.split(run[0])[2] == f"--checkpoint={output}"
     program = (
         f"import mf_aggregators as mfa\nfactory = {aggregator}\n"
         "print(repr(factory.noise_multiplier), factory.factorization.num_rounds)"
@@ -306,3 +313,213 @@ def test_an_output_that_cannot_be_written_is_one_line(
     assert (status, out) == (2, "")
     assert "is not a checkpoint" in err.strip().splitlines()[-1]
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def _known(
+    capsys: pytest.CaptureFixture[str], cache: str, recipe: training_recipes.TrainingRecipe
+) -> dict[str, Any]:
+    """A plan of two rounds for a known population, which takes no time."""
+    return _planned(
+        capsys, cache, "--num_rounds=2", "--delta=1e-6", f"--population={recipe.population}"
+    )
+
+
+def test_recipes_are_those_of_the_runs() -> None:
+    known = {settings.SMALL: datasets.DOCSTRINGS, settings.PAPER: datasets.STACKOVERFLOW}
+    for own, dataset in known.items():
+        recipe = training_recipes.find(dataset, 1)
+        assert recipe is not None
+        assert (recipe.dataset, recipe.clip_norm) == (dataset, own.clip_norm)
+        assert recipe.population is not None
+        assert training_recipes.find(None, recipe.population) == recipe
+    assert training_recipes.find(None, 2510) is None
+    own_file = training_recipes.find("mine.sqlite", 342_477)
+    assert own_file is not None
+    assert own_file.clip_norm == settings.for_dataset("mine.sqlite").clip_norm
+
+
+def test_the_embedded_data_are_trained_on_as_the_default_run_does(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    """Flag for flag: the plan's mechanism, rounds, clients and target, and nothing else."""
+    fields = _planned(capsys, cache, "--population=2511")
+    (run,) = (step for step in fields["steps"] if step["command"].startswith("run-stackoverflow"))
+    assert not run["is_template"]
+    assert fields["dataset"] == "docstrings"
+    printed = _options(shlex.split(run["command"]))
+    default = _options(["run-stackoverflow"])
+    differing = {name for name in default if printed[name] != default[name]}
+    assert differing == {
+        "checkpoint",
+        "separation",
+        "num_rounds",
+        "clients_per_round",
+        "target_epsilon",
+        "delta",
+        "noise_multiplier",
+    }
+    _, named = _arguments(fields["commands"][-1])
+    assert named["clip_norm"] == default["clip_norm"]
+
+
+def test_stackoverflow_is_trained_on_by_the_papers_recipe(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    recipe = training_recipes.find("stackoverflow", 342_477)
+    assert recipe is not None
+    fields = _known(capsys, cache, recipe)
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    step = fields["steps"][1]
+    options = _options(shlex.split(step["command"]))
+    assert not step["is_template"]
+    assert options["dataset"] == "stackoverflow"
+    for name in ("server_momentum", "clip_norm", "client_learning_rate", "lstm_size"):
+        assert options[name] == getattr(settings.PAPER, name)
+    assert options["server_learning_rate"] == pytest.approx(
+        chosen["server_learning_rate"], rel=1e-3
+    )
+
+
+def test_only_stackoverflow_has_a_column_of_learning_rates(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    small = ("--num_rounds=2", "--delta=1e-6", "--population=342477", cache)
+    assert "server rate" in _call(capsys, *_SETTING, *small)[1]
+    assert "server rate" not in _call(capsys, *_SETTING, *small, "--dataset=mine.sqlite")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset=stackoverflow", "--population=342478"], "more than the 342477"),
+        (["--dataset=reddit"], "or the path of a .sqlite file"),
+        (["--dataset="], "or the path of a .sqlite file"),
+    ],
+)
+def test_data_sets_that_are_not_there_are_refused(
+    capsys: pytest.CaptureFixture[str], cache: str, arguments: list[str], message: str
+) -> None:
+    status, out, err = _call(capsys, *_SETTING, "--delta=1e-6", cache, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_a_template_is_marked_above_its_command(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    status, out, _ = _call(capsys, *_SETTING, cache)
+    assert status == 0
+    lines = out.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  run-stackoverflow "))
+    notes = lines[lines.index("", at - 6) + 1 : at] if "" in lines[at - 6 : at] else lines[:at]
+    assert notes[0].startswith("  # A template: ")
+    assert all(line.startswith("  # ") and len(line) <= 102 for line in notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrases"),
+    [
+        (("--separation=3",), ("timers", "at least 3 rounds apart", "every device")),
+        # As many parts as batches: nothing is amplified.
+        (_SAMPLING, ("all clients in one fixed order of 4 batches", "once")),
+        (
+            ("--sampling=poisson", "--num_rounds=12", "--population=30"),
+            ("all clients in one fixed order of 3 batches", "4 times at most"),
+        ),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_the_guarantee_depends_on_stands_with_the_aggregator(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    arguments: tuple[str, ...],
+    phrases: tuple[str, ...],
+) -> None:
+    fields = _planned(capsys, cache, *arguments)
+    status, text, _ = _call(capsys, *_SETTING, *arguments, cache)
+    assert status == 0
+    lines = text.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  mfa.mf_dp_aggregator("))
+    first = max(i for i in range(at) if not lines[i])
+    above = lines[first + 1 : at]
+    assert all(line.startswith("  # ") for line in above)
+    printed = " ".join(line.removeprefix("  # ") for line in above)
+    # A script that takes the command alone, and one that reads the steps, see it as well.
+    for said in (printed, fields["commands"][-1], " ".join(fields["steps"][-1]["notes"])):
+        for phrase in ("(7.12346, 1.5e-06)-DP only if", *phrases):
+            assert phrase in said
+    _arguments(fields["commands"][-1])
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
+def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
+    cache: str, sampling: str
+) -> None:
+    """The sampler is evaluated as printed, and is of the scheme that was amplified."""
+    import simulations
+
+    plan_of_four_rounds = planning.make(
+        planning.Setting(
+            num_rounds=4,
+            population=45,
+            clients_per_round=10,
+            participation=None,
+            sampling=sampling,
+            epsilon=7.0,
+            delta=1e-6,
+            model_size=1000,
+        ),
+        cache_directory=pathlib.Path(cache.removeprefix("--cache_dir=")),
+    )
+    amplified = [each for each in plan_of_four_rounds.candidates if each.sampling is not None]
+    assert len(amplified) == 3
+    for candidate in amplified:
+        chosen = dataclasses.replace(plan_of_four_rounds, recommended=candidate)
+        step = plan_steps.of(chosen, None, "directory", True)[-1]
+        assert step.sampler is not None
+        sampler = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
+        assert isinstance(sampler, data_samplers.DataSampler)
+        assert sampler.scheme == candidate.sampling
+        again = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
+        assert sampler.seed != again.seed
+        (alone,) = plan_steps.as_strings([step])
+        for said in (alone, " ".join(line.removeprefix("# ") for line in step.lines())):
+            assert "(7, 1e-06)-DP only if a data centre draws every batch itself" in said
+            assert step.sampler in said
+            assert "stay secret" in said
+        _arguments(alone)
+
+
+def test_printed_commands_train(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rounds on a file of 40 clients, as printed but for a model that is smaller still."""
+    monkeypatch.chdir(tmp_path)
+    sentence = "the model returns a list of values ."
+    examples = [
+        Example(f"{split}_{client}", split, sentence)
+        for split, clients in (("train", 40), ("heldout", 2), ("test", 2))
+        for client in range(clients)
+    ]
+    federated_text.write(tmp_path / "mine.sqlite", examples)
+    fields = _planned(capsys, cache, "--num_rounds=2", "--dataset=mine.sqlite")
+    make, train, _ = fields["commands"]
+    assert not any(step["is_template"] for step in fields["steps"])
+    _factorize(capsys, shlex.split(make))
+    smaller = ["--vocab_size=6", "--embedding_size=2", "--lstm_size=2", "--format=json"]
+    name, *words = shlex.split(train)
+    assert name == "run-stackoverflow"
+    program = [sys.executable, "-m", "stackoverflow_nwp.run_stackoverflow"]
+    finished = subprocess.run(
+        [*program, *words, *smaller, f"--cache_dir={tmp_path}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads(finished.stdout)
+    assert result["rounds"] == 2
+    assert result["privacy"]["planned"]["epsilon"] <= 7.123456789

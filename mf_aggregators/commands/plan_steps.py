@@ -1,0 +1,211 @@
+"""The steps that a plan prints: commands to run, and the aggregator for one's own program."""
+
+import dataclasses
+import shlex
+import textwrap
+from typing import Any
+
+from mf_aggregators.commands.training_recipes import TrainingRecipe
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.planning import Candidate, Plan
+
+# In place of the data set in a template.
+PLACEHOLDER = "YOUR_DATASET"
+# Where a plan knows nothing of the data.
+_CLIP_NORM_TO_BEGIN_WITH = 1.0
+_LINE_LENGTH = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A command of the shell, or an expression of Python.
+
+    Attributes:
+      command: What to type.
+      language: ``shell`` or ``python``.
+      is_template: Whether it does not run before something is filled in.
+      notes: Sentences that must be read with it: what to fill in, and what the guarantee
+        depends on.
+      sampler: The Python expression of the sampler that has to draw the batches; None
+        where clients are not sampled.
+    """
+
+    command: str
+    language: str
+    is_template: bool = False
+    notes: tuple[str, ...] = ()
+    sampler: str | None = None
+
+    def lines(self) -> list[str]:
+        """Returns the command below its notes, which are comments in both languages."""
+        comments = textwrap.wrap(
+            " ".join(self.notes), _LINE_LENGTH, initial_indent="# ", subsequent_indent="# "
+        )
+        return [*comments, self.command]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the step as JSON has it."""
+        return dataclasses.asdict(self)
+
+
+def of(plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: bool) -> list[Step]:
+    """Returns what a user types to run the recommended candidate.
+
+    Privacy parameters are printed in full: rounded ones are those of another guarantee.
+
+    Args:
+      plan: The plan.
+      recipe: How to train; None for a template that leaves the data set open.
+      directory: Of the candidate's checkpoint.
+      factorize: Whether the checkpoint is still to be made.
+
+    Returns:
+      The steps, in their order.
+    """
+    chosen = plan.recommended
+    steps = [_factorize(plan, directory)] if factorize else []
+    if chosen.sampling is not None:
+        # The bands are those of the checkpoint.
+        steps.append(_train(plan, recipe, directory, f"--sampling={chosen.sampling.name}"))
+    elif isinstance(chosen.participation, MinSeparation):
+        steps.append(_train(plan, recipe, directory, _timer_flags(chosen.participation)))
+    return [*steps, _aggregator(plan, recipe, directory)]
+
+
+def as_strings(steps: list[Step]) -> list[str]:
+    """Returns the commands alone; what a guarantee depends on stays with its aggregator."""
+    return [
+        f"{step.command}  # {' '.join(step.notes)}" if step.language == "python" else step.command
+        for step in steps
+    ]
+
+
+def _factorize(plan: Plan, directory: str) -> Step:
+    chosen = plan.recommended
+    return _shell(
+        f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={plan.setting.num_rounds}",
+        *(f"--{name}={value}" for name, value in chosen.options),
+        _participation_flags(chosen.participation),
+        f"--output={shlex.quote(directory)}",
+    )
+
+
+def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: str) -> Step:
+    setting, chosen = plan.setting, plan.recommended
+    dataset = PLACEHOLDER if recipe is None else shlex.quote(recipe.dataset)
+    rate = ""
+    if recipe is not None and recipe.follows_rate_rule:
+        rate = f"--server_learning_rate={chosen.server_learning_rate:.4g}"
+    step = _shell(
+        f"run-stackoverflow --dataset={dataset} --checkpoint={shlex.quote(directory)}",
+        clients,
+        f"--num_rounds={setting.num_rounds}",
+        f"--clients_per_round={setting.clients_per_round}",
+        f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
+        rate,
+    )
+    if recipe is not None:
+        return dataclasses.replace(step, notes=(f"Trains on {recipe.description}.",))
+    return dataclasses.replace(
+        step,
+        is_template=True,
+        notes=(
+            f"A template: put the path of a .sqlite file with your {setting.population} clients "
+            f"in the place of {PLACEHOLDER} (make-text-dataset makes one), or name it by mf-plan "
+            "--dataset.",
+            "Add --client_learning_rate, --server_learning_rate and --clip_norm once you have "
+            "tuned them: the defaults were tuned on another data set.",
+        ),
+    )
+
+
+def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> Step:
+    setting, chosen = plan.setting, plan.recommended
+    clip_norm = _CLIP_NORM_TO_BEGIN_WITH if recipe is None else recipe.clip_norm
+    arguments = (
+        repr(directory),
+        f"participation=mfa.participation.{chosen.participation!r}",
+        f"noise_multiplier={chosen.noise_multiplier!r}",
+        f"clip_norm={clip_norm!r}",
+        f"clients_per_round={setting.clients_per_round}",
+    )
+    notes = [_condition(plan)]
+    if recipe is None:
+        notes.append(
+            f"clip_norm={clip_norm!r} is a place to begin: fill in the L2 norm that suits your "
+            "updates. The guarantee does not depend on it."
+        )
+    return Step(
+        f"mfa.mf_dp_aggregator({', '.join(arguments)})",
+        "python",
+        notes=tuple(notes),
+        sampler=_sampler(chosen),
+    )
+
+
+def _condition(plan: Plan) -> str:
+    """Who has to do what for the guarantee to hold, in a sentence or two."""
+    chosen = plan.recommended
+    guarantee = f"({plan.setting.epsilon:g}, {plan.setting.delta:g})-DP"
+    schema = chosen.participation
+    if chosen.sampling is not None:
+        return (
+            f"{guarantee} only if a data centre draws every batch itself, round i by draw(i) of "
+            f"the sampler {_sampler(chosen)}, whose seed and draws stay secret for ever. Devices "
+            "that decide themselves when they take part have a much weaker guarantee."
+        )
+    if isinstance(schema, FixedEpochOrder):
+        return (
+            f"{guarantee} only if a data centre goes through all clients in one fixed order of "
+            f"{schema.separation} batches, each client in one of them, {_times(schema.epochs)}: "
+            f"batch i + {schema.separation} has the clients of batch i. No draw has to be secret. "
+            "A random order, or devices that decide themselves when they take part, have a weaker "
+            "guarantee."
+        )
+    return (
+        f"{guarantee} only if timers enforce {schema} on every device: that is yours to do "
+        "(simulations/ shows how)."
+    )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times at most"
+
+
+def _sampler(candidate: Candidate) -> str | None:
+    scheme = candidate.sampling
+    if scheme is None:
+        return None
+    return (
+        f"simulations.data_samplers.create(mfa.sampling_schemes.create({scheme.name!r}, "
+        f"num_rounds={scheme.num_rounds}, num_bands={scheme.num_bands}, "
+        f"population={scheme.population}, clients_per_round={scheme.clients_per_round}), "
+        "seed=simulations.data_samplers.secret_seed())"
+    )
+
+
+def _shell(*words: str) -> Step:
+    return Step(" ".join(word for word in words if word), "shell")
+
+
+def _timer_flags(participation: MinSeparation) -> str:
+    limit = participation.max_participations
+    return f"--separation={participation.separation}" + (
+        "" if limit is None else f" --max_participations={limit}"
+    )
+
+
+def _participation_flags(participation: Participation) -> str:
+    if isinstance(participation, SingleParticipation):
+        return "--participation=single"
+    if isinstance(participation, FixedEpochOrder):
+        return (
+            f"--participation=fixed_epoch --separation={participation.separation} "
+            f"--max_participations={participation.epochs}"
+        )
+    return f"--participation=min_sep {_timer_flags(participation)}"
