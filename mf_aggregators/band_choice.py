@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import tqdm
 
@@ -200,16 +201,25 @@ def banded_matrix(
         return mechanisms.identity(num_rounds)
     return factorization_cache.fetch(
         cache_directory,
-        {
-            "mechanism": "banded",
-            "num_rounds": num_rounds,
-            "num_bands": num_bands,
-            "relative_gap": RELATIVE_GAP,
-        },
+        _description(num_rounds, num_bands),
         lambda: mechanisms.banded(
             workloads.prefix_sum(num_rounds), num_bands, relative_gap=RELATIVE_GAP
         ),
     )
+
+
+def is_kept(num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None) -> bool:
+    """Returns whether :func:`banded_matrix` finds its matrix in the cache."""
+    return factorization_cache.holds(cache_directory, _description(num_rounds, num_bands))
+
+
+def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
+    return {
+        "mechanism": "banded",
+        "num_rounds": num_rounds,
+        "num_bands": num_bands,
+        "relative_gap": RELATIVE_GAP,
+    }
 
 
 def _accounting_fingerprint() -> str:

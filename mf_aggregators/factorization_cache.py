@@ -29,6 +29,16 @@ def default_directory() -> pathlib.Path:
     return user_cache.directory() / "factorizations"
 
 
+def holds(directory: pathlib.Path | None, description: Mapping[str, Any]) -> bool:
+    """Returns whether the cache has an entry, which may be damaged.
+
+    Args:
+      directory: The cache; None for none.
+      description: As :func:`fetch` takes it.
+    """
+    return directory is not None and os.path.exists(directory / _name(description))
+
+
 def fetch(
     directory: pathlib.Path | None,
     description: Mapping[str, Any],

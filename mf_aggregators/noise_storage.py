@@ -32,6 +32,8 @@ _SECONDS_PER_PRODUCT = 2e-11
 _SECONDS_PER_STATE_BYTE = 1e-8
 _SECONDS_PER_BYTE_OF_LARGE_STATE = 4e-8
 _SECONDS_PER_FILE_OPERATION = 5e-5
+# What a round with files takes longer than one without, however small the model.
+_SECONDS_PER_ROUND_WITH_FILES = 4e-3
 
 # What a file of noise has besides its numbers, at most.
 _BYTES_OF_HEADERS = 128
@@ -99,16 +101,23 @@ def cost(
     raise ValueError("the cost of a storage needs one: state or disk.")
 
 
-def choose(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int = 4) -> NoiseCost:
-    """Returns the cheaper storage of those that fit, with its cost.
+def choose(
+    recursion: NoiseRecursion,
+    num_parameters: int,
+    bytes_of_float: int = 4,
+    disk_limit: float | None = None,
+) -> NoiseCost:
+    """Returns the storage that takes less time, of those that fit, with its cost.
 
     Args:
       recursion: The mechanism's recursion.
       num_parameters: d, the entries of a row.
       bytes_of_float: 4, or 8 for float64 parameters.
+      disk_limit: Bytes that files may take; None for no limit.
 
     Returns:
-      The cost of the choice.
+      The cost of the choice. Where the state is too large to be cheap and files take more
+      than their limit, it is that of the files.
 
     Raises:
       ValueError: If there is no parameter.
@@ -117,10 +126,9 @@ def choose(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int =
     of_disk = cost(recursion, num_parameters, NoiseStorage.DISK, bytes_of_float)
     if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
         return of_disk
-    # A difference that nobody notices is not worth a directory.
-    if of_state.seconds_per_round < max(0.25, 1.5 * of_disk.seconds_per_round):
+    if disk_limit is not None and of_disk.disk_bytes > disk_limit:
         return of_state
-    return of_disk
+    return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
 
 
 def fits_in_graph(recursion: NoiseRecursion) -> bool:
@@ -160,7 +168,8 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: i
     )
     panels = math.ceil(num_parameters / PANEL)
     seconds = (
-        drawn * num_parameters * _SECONDS_PER_NORMAL
+        _SECONDS_PER_ROUND_WITH_FILES
+        + drawn * num_parameters * _SECONDS_PER_NORMAL
         + read * row * _SECONDS_PER_BYTE_READ
         + written * row * _SECONDS_PER_BYTE_WRITTEN
         + products / rounds * num_parameters * _SECONDS_PER_PRODUCT

@@ -8,9 +8,10 @@ rate one.
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,34 +19,22 @@ import numpy as np
 from mf_aggregators import (
     accounting,
     band_choice,
-    factorization_cache,
-    factorizations,
     lower_bounds,
+    mechanism_proposals,
     noise_recursions,
     noise_storage,
-    sampling_schemes,
     validation,
     workloads,
 )
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations.toeplitz import recursion_of
+from mf_aggregators.mechanism_proposals import Proposal
 from mf_aggregators.noise_storage import NoiseCost
-from mf_aggregators.participation import (
-    FixedEpochOrder,
-    Participation,
-    SingleParticipation,
-)
+from mf_aggregators.participation import Participation
+from mf_aggregators.sampling_schemes import SamplingScheme
 
-# Dense optimisation takes minutes above these.
-_MOST_ROUNDS_OF_BANDED = 4096
-_MOST_ROUNDS_OF_OPTIMAL = 4096
-# Searches over Toeplitz coefficients take minutes above this.
-_MOST_ROUNDS_OF_BANDED_INVERSE = 20_000
-_BUFFERS = (2, 4)
-_BANDS_OF_INVERSE = (16, 64)
 _BYTES_OF_FLOAT = 4
-# Fewer bands than the most, for those who look for less memory.
-_FEWER_BANDS = (4, 16, 64)
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
 
@@ -71,6 +60,7 @@ class Setting:
       model_size: The parameters d of the model.
       noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
         no limit.
+      noise_disk: Bytes of files that its noise may take; None for no limit.
 
     Raises:
       ValueError: If a value is out of its range, both or none of participation and
@@ -86,6 +76,7 @@ class Setting:
     delta: float
     model_size: int
     noise_memory: float | None = None
+    noise_disk: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
@@ -99,6 +90,8 @@ class Setting:
             )
         if self.noise_memory is not None:
             validation.non_negative_number(self.noise_memory, "noise_memory")
+        if self.noise_disk is not None:
+            validation.non_negative_number(self.noise_disk, "noise_disk")
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.participation is None:
@@ -116,10 +109,13 @@ class Candidate:
 
     Attributes:
       mechanism: As ``mf-factorize --mechanism`` spells it.
-      num_bands: The bands of ``banded``, ``toeplitz`` and ``banded_inverse``, else None.
+      num_bands: The bands of ``banded``, ``toeplitz`` and ``banded_inverse``, and of an
+        amplified ``identity``, else None.
       options: The flags of ``mf-factorize`` that make it, without the common ones.
       participation: The schema that its noise is scaled for.
       sampling: The sampling scheme that amplifies it, if any.
+      base_bands: The bands of the banded matrix that ``structured`` approximates; None where
+        it approximates the optimum, and for other mechanisms.
       rmse: Root mean square error over rounds at sensitivity 1 and noise multiplier 1.
       max_error: The largest error of a round, likewise.
       noise_multiplier: What the target needs, relative to the sensitivity under
@@ -139,7 +135,8 @@ class Candidate:
     num_bands: int | None
     options: tuple[tuple[str, Any], ...]
     participation: Participation
-    sampling: sampling_schemes.SamplingScheme | None
+    sampling: SamplingScheme | None
+    base_bands: int | None
     rmse: float
     max_error: float
     noise_multiplier: float
@@ -215,6 +212,44 @@ def server_learning_rate(effective_rmse: float) -> float:
     return float(_RATE_BASE ** round(fitted / math.log(_RATE_BASE)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """What a plan computes, before it does.
+
+    Attributes:
+      name: The mechanism with its options.
+      is_kept: Whether it is in the cache.
+      expected_seconds: How long it takes on two cores; None if it is not known, or short.
+    """
+
+    name: str
+    is_kept: bool
+    expected_seconds: float | None
+
+
+def computations(
+    setting: Setting, *, cache_directory: pathlib.Path | None = None
+) -> tuple[Computation, ...]:
+    """Returns what :func:`make` computes for a setting, in the same order.
+
+    Args:
+      setting: What the run is given.
+      cache_directory: Where factorizations are kept between calls; None for nowhere.
+
+    Returns:
+      A computation for each mechanism that is not left out beforehand.
+    """
+    return tuple(
+        _computation(proposal)
+        for proposal in _proposals(setting, cache_directory)
+        if proposal.compute is not None
+    )
+
+
+def _computation(proposal: Proposal) -> Computation:
+    return Computation(proposal.name, proposal.is_kept, proposal.expected_seconds)
+
+
 def make(
     setting: Setting,
     *,
@@ -226,7 +261,7 @@ def make(
     Args:
       setting: What the run is given.
       cache_directory: Where factorizations are kept between calls; None for nowhere.
-      progress: Is told what is being computed.
+      progress: Is told the name of each computation before it begins.
 
     Returns:
       The plan.
@@ -236,25 +271,20 @@ def make(
     """
     candidates: list[Candidate] = []
     left_out: list[LeftOut] = []
-    proposals = _with_timers if setting.sampling is None else _with_sampling
-    for found in proposals(setting, cache_directory, progress):
-        if isinstance(found, LeftOut):
-            left_out.append(found)
+    for proposal in _proposals(setting, cache_directory):
+        if proposal.compute is None:
+            left_out.append(LeftOut(proposal.name, proposal.reason))
             continue
-        limit = setting.noise_memory
-        if limit is not None and found.kept_bytes > limit:
-            left_out.append(
-                LeftOut(
-                    found.name,
-                    f"keeps {found.kept_bytes / 1e9:.3g} GB of noise between rounds, more than "
-                    f"{limit / 1e9:.3g} GB",
-                )
-            )
-            continue
-        candidates.append(found)
+        progress(_computation(proposal).name)
+        candidate = _candidate(setting, proposal, cache_directory)
+        reason = _left_out(setting, candidate)
+        if reason is None:
+            candidates.append(candidate)
+        else:
+            left_out.append(LeftOut(candidate.name, reason))
     if not candidates:
         raise ValueError(
-            "no mechanism fits: allow more noise memory, a smaller model or fewer rounds."
+            "no mechanism fits: allow more noise memory or disk, a smaller model or fewer rounds."
         )
     candidates.sort(key=lambda candidate: candidate.effective_rmse)
     recommended = _recommended(candidates)
@@ -290,241 +320,103 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     )
 
 
-_Proposals = Iterator[Candidate | LeftOut]
-
-
-def _with_timers(
-    setting: Setting, cache_directory: pathlib.Path | None, progress: Callable[[str], None]
-) -> _Proposals:
-    """Mechanisms for devices with participation timers: one noise multiplier for all."""
-    schema = setting.participation
-    assert schema is not None
-    rounds = setting.num_rounds
-    multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
-    bound = lower_bounds.compute(_workload(rounds), schema)
-    for mechanism, options, compute in _for_schema(setting, schema, cache_directory):
-        if compute is None:
-            yield LeftOut(_label(mechanism, options), str(options["reason"]))
-            continue
-        progress(_label(mechanism, options))
-        factorization = _fetch(cache_directory, mechanism, options, rounds, schema, compute)
-        yield _candidate(
-            setting,
-            mechanism,
-            options,
-            factorization,
-            schema,
-            multiplier,
-            None if bound is None else bound.rmse,
+def _proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:
+    if setting.participation is not None:
+        return mechanism_proposals.for_timers(
+            setting.num_rounds,
+            setting.participation,
+            functools.partial(_affordable_bands, setting),
+            cache_directory,
         )
-
-
-def _with_sampling(
-    setting: Setting, cache_directory: pathlib.Path | None, progress: Callable[[str], None]
-) -> _Proposals:
-    """Mechanisms of a data centre: amplified banded ones, and a fixed order of epochs."""
     assert setting.sampling is not None
-    rounds, batch = setting.num_rounds, setting.clients_per_round
-    most = band_choice.most_bands(rounds, setting.population, batch)
-    single = SingleParticipation()
-    for num_bands in band_choice.powers_of_two(most):
-        if num_bands > 1 and rounds > _MOST_ROUNDS_OF_BANDED:
-            yield LeftOut(
-                f"banded {num_bands}",
-                f"is optimised for at most {_MOST_ROUNDS_OF_BANDED} rounds",
-            )
-            continue
-        progress(f"banded {num_bands}, amplified")
-        scheme = sampling_schemes.create(
-            setting.sampling,
-            num_rounds=rounds,
-            num_bands=num_bands,
-            population=setting.population,
-            clients_per_round=batch,
-        )
-        candidate = _candidate(
-            setting,
-            "identity" if num_bands == 1 else "banded",
-            {} if num_bands == 1 else {"num_bands": num_bands},
-            band_choice.banded_matrix(rounds, num_bands, cache_directory),
-            single,
-            band_choice.noise_multiplier(scheme, setting.epsilon, setting.delta, cache_directory),
-            None,
-        )
-        yield dataclasses.replace(candidate, num_bands=num_bands, sampling=scheme)
-    if rounds > _MOST_ROUNDS_OF_OPTIMAL:
-        yield LeftOut("optimal", f"is optimised for at most {_MOST_ROUNDS_OF_OPTIMAL} rounds")
-        return
-    # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
-    schema = FixedEpochOrder(math.ceil(rounds / most), most)
-    progress("optimal for a fixed order of epochs")
-    factorization = _fetch(
+    return mechanism_proposals.for_sampling(
+        setting.num_rounds,
+        setting.population,
+        setting.clients_per_round,
+        setting.sampling,
         cache_directory,
-        "optimal",
-        {},
-        rounds,
-        schema,
-        lambda: factorizations.optimal(
-            workloads.prefix_sum(rounds), schema, relative_gap=band_choice.RELATIVE_GAP
-        ),
-    )
-    bound = lower_bounds.compute(_workload(rounds), schema)
-    yield _candidate(
-        setting,
-        "optimal",
-        {},
-        factorization,
-        schema,
-        accounting.noise_multiplier(setting.epsilon, setting.delta),
-        None if bound is None else bound.rmse,
     )
 
 
-_Compute = Callable[[], Factorization]
-
-
-def _for_schema(
-    setting: Setting, schema: Participation, cache_directory: pathlib.Path | None
-) -> Iterator[tuple[str, dict[str, Any], _Compute | None]]:
-    """Mechanism, options, and how to compute it, or None and a reason among the options."""
-    rounds = setting.num_rounds
-    yield "identity", {}, lambda: factorizations.identity(rounds)
-    for decoder in ("online", "full"):
-        yield (
-            "tree",
-            {"decoder": decoder},
-            lambda decoder=decoder: factorizations.tree_aggregation(rounds, decoder),  # type: ignore[misc]
-        )
-    for num_buffers in _BUFFERS:
-        yield (
-            "blt",
-            {"num_buffers": num_buffers},
-            lambda buffers=num_buffers: factorizations.blt(rounds, buffers, schema),  # type: ignore[misc]
-        )
-    separation = _separation(schema, rounds)
-    for num_bands in sorted({min(bands, rounds) for bands in _BANDS_OF_INVERSE}):
-        options: dict[str, Any] = {"num_bands": num_bands}
-        if rounds > _MOST_ROUNDS_OF_BANDED_INVERSE:
-            options["reason"] = f"is optimised for at most {_MOST_ROUNDS_OF_BANDED_INVERSE} rounds"
-            yield "banded_inverse", options, None
+def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
+    """The most bands that fit into memory and disk, at least 1, and what limits them."""
+    affordable, budget = most, "noise"
+    if setting.noise_memory is not None:
+        # b bands keep b - 1 rows.
+        rows = int(setting.noise_memory // (_BYTES_OF_FLOAT * setting.model_size))
+        affordable = min(most, rows + 1)
+    if setting.noise_disk is None or _fits_on_disk(setting, affordable):
+        return affordable, budget
+    # As many as fit are found by bisection: one band keeps nothing.
+    fitting, too_many = 1, affordable
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if _fits_on_disk(setting, middle):
+            fitting = middle
         else:
-            yield (
-                "banded_inverse",
-                options,
-                lambda bands=num_bands: factorizations.banded_inverse(rounds, bands, schema),  # type: ignore[misc]
-            )
-    affordable = _affordable_bands(setting, separation)
-    if affordable < separation:
-        yield (
-            "banded",
-            {
-                "num_bands": separation,
-                "reason": f"keeps more noise than allowed; bands that fit: {affordable}",
-            },
-            None,
+            too_many = middle
+    return fitting, "noise on disk"
+
+
+def _fits_on_disk(setting: Setting, num_bands: int) -> bool:
+    rounds = setting.num_rounds
+    # What a recursion costs follows from its sizes alone.
+    recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
+    cost = noise_storage.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
+    return setting.noise_disk is None or cost.disk_bytes <= setting.noise_disk
+
+
+def _left_out(setting: Setting, candidate: Candidate) -> str | None:
+    """Why a candidate does not fit, if it does not."""
+    memory, disk = setting.noise_memory, setting.noise_disk
+    if memory is not None and candidate.kept_bytes > memory:
+        return (
+            f"keeps {candidate.kept_bytes / 1e9:.3g} GB of noise between rounds, more than "
+            f"{memory / 1e9:.3g} GB"
         )
-    yield (
-        "toeplitz",
-        {"num_bands": affordable},
-        lambda: factorizations.toeplitz(rounds, affordable, schema),
-    )
-    for num_bands in sorted({bands for bands in _FEWER_BANDS if bands < affordable} | {affordable}):
-        options = {"num_bands": num_bands}
-        if rounds > _MOST_ROUNDS_OF_BANDED:
-            options["reason"] = f"is optimised for at most {_MOST_ROUNDS_OF_BANDED} rounds"
-            yield "banded", options, None
-        elif num_bands > 1:
-            yield (
-                "banded",
-                options,
-                # The optimum for this schema as well, and kept for others and for sampling.
-                lambda bands=num_bands: band_choice.banded_matrix(  # type: ignore[misc]
-                    rounds, bands, cache_directory
-                ),
-            )
-    if schema.most_participations(rounds) == 1 and rounds <= _MOST_ROUNDS_OF_OPTIMAL:
-        yield (
-            "optimal",
-            {},
-            lambda: factorizations.optimal(
-                workloads.prefix_sum(rounds), relative_gap=band_choice.RELATIVE_GAP
-            ),
+    if disk is not None and candidate.cost.disk_bytes > disk:
+        return (
+            f"keeps {candidate.cost.disk_bytes / 1e9:.3g} GB of noise on disk, more than "
+            f"{disk / 1e9:.3g} GB"
         )
-
-
-def _separation(schema: Participation, num_rounds: int) -> int:
-    if isinstance(schema, SingleParticipation) or schema.most_participations(num_rounds) == 1:
-        return num_rounds
-    return min(schema.separation, num_rounds)
-
-
-def _affordable_bands(setting: Setting, most: int) -> int:
-    """The most bands whose noise fits into the memory, at least 1: b bands keep b - 1 rows."""
-    if setting.noise_memory is None:
-        return most
-    rows = int(setting.noise_memory // (_BYTES_OF_FLOAT * setting.model_size))
-    return min(most, rows + 1)
-
-
-def _fetch(
-    cache_directory: pathlib.Path | None,
-    mechanism: str,
-    options: dict[str, Any],
-    num_rounds: int,
-    schema: Participation,
-    compute: _Compute,
-) -> Factorization:
-    # Banded matrices, which do not depend on the schema, come from the cache already.
-    if mechanism in ("identity", "tree", "banded"):
-        return compute()
-    description = {
-        "mechanism": mechanism,
-        "num_rounds": num_rounds,
-        "participation": participations.to_dict(schema),
-        **options,
-    }
-    if mechanism == "optimal":
-        description["relative_gap"] = band_choice.RELATIVE_GAP
-    return factorization_cache.fetch(cache_directory, description, compute)
-
-
-def _label(mechanism: str, options: dict[str, Any]) -> str:
-    words = [str(value) for name, value in options.items() if name != "reason"]
-    return " ".join([mechanism, *words])
+    return None
 
 
 def _candidate(
-    setting: Setting,
-    mechanism: str,
-    options: dict[str, Any],
-    factorization: Factorization,
-    schema: Participation,
-    multiplier: float,
-    bound: float | None,
+    setting: Setting, proposal: Proposal, cache_directory: pathlib.Path | None
 ) -> Candidate:
-    variances = factorization.per_round_variance(_workload(setting.num_rounds), schema)
+    assert proposal.compute is not None
+    factorization, schema = proposal.compute(), proposal.participation
+    workload = workloads.Workload("prefix_sum", setting.num_rounds)
+    variances = factorization.per_round_variance(workload, schema)
     rmse = float(np.sqrt(np.mean(variances)))
     max_error = float(np.sqrt(np.max(variances)))
+    bound = None
+    if proposal.scheme is None:
+        multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
+        bound = lower_bounds.compute(workload, schema)
+    else:
+        multiplier = band_choice.noise_multiplier(
+            proposal.scheme, setting.epsilon, setting.delta, cache_directory
+        )
     recursion = factorization.noise_recursion()
+    num_bands = dict(proposal.options).get("num_bands")
     return Candidate(
-        mechanism=mechanism,
-        num_bands=options.get("num_bands"),
-        options=tuple(options.items()),
+        mechanism=proposal.mechanism,
+        num_bands=num_bands if proposal.scheme is None else proposal.scheme.num_bands,
+        options=proposal.options,
         participation=schema,
-        sampling=None,
+        sampling=proposal.scheme,
+        base_bands=proposal.base_bands,
         rmse=rmse,
         max_error=max_error,
         noise_multiplier=multiplier,
         effective_rmse=rmse * multiplier / setting.clients_per_round,
         max_effective_error=max_error * multiplier / setting.clients_per_round,
-        over_lower_bound=None if bound is None else rmse / bound,
+        over_lower_bound=None if bound is None else rmse / bound.rmse,
         kept_bytes=(
             _BYTES_OF_FLOAT * setting.model_size * noise_recursions.floats_per_parameter(recursion)
         ),
-        cost=noise_storage.choose(recursion, setting.model_size),
+        cost=noise_storage.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
     )
-
-
-def _workload(num_rounds: int) -> workloads.Workload:
-    return workloads.describe({"name": "prefix_sum"}, num_rounds)

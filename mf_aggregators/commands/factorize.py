@@ -245,7 +245,8 @@ def _structured(
     )
     if values.base_checkpoint is None:
         command_line.check_choice(
-            not isinstance(participation, MinSeparation),
+            not isinstance(participation, MinSeparation)
+            or participation.most_participations(values.num_rounds) == 1,
             "--mechanism=structured approximates optimal, which has no solution for clients that "
             "return after at least --separation rounds: name a factorization to approximate by "
             "--base_checkpoint.",

@@ -12,14 +12,14 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --model_size=4050748
 """
 
-import functools
 import math
 import pathlib
 import sys
+import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
 from mf_aggregators import checkpoints, factorization_cache, planning, sampling_schemes, validation
@@ -27,7 +27,7 @@ from mf_aggregators.commands import command_line, plan_steps, training_recipes
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
-from mf_aggregators.planning import Candidate, Plan, Setting
+from mf_aggregators.planning import Candidate, Computation, Plan, Setting
 
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
 
@@ -61,10 +61,17 @@ def define_flags(values: flags.FlagValues) -> None:
         "How a data centre that draws every batch itself draws within the part of a round "
         "(BandMF Sec. 5). It is not for devices that decide when they take part.",
     )
-    FlagGroup(values, "Noise").number(
+    group = FlagGroup(values, "Noise")
+    group.number(
         "noise_memory_gb",
         "Gigabytes of noise that a mechanism may have to keep between rounds, for all parameters; "
         "blocks that are made ahead on disk come on top of it. Default: no limit.",
+    )
+    group.number(
+        "noise_disk_gb",
+        "Gigabytes that the files of noise may take, on the machine of TFF's worker. Mechanisms "
+        "that need more are left out.",
+        100.0,
     )
     group = FlagGroup(values, "Output")
     group.string(
@@ -94,26 +101,13 @@ def main(values: flags.FlagValues) -> None:
         if values.cache_dir
         else factorization_cache.default_directory()
     )
-    # How many there are is not known before, and each takes its own time.
-    with (
-        tqdm.tqdm(desc="mf-plan", bar_format="{desc} ({n} done, {elapsed})") as bar,
-        warnings.catch_warnings(),
-    ):
+    progress = _Progress(planning.computations(setting, cache_directory=cache))
+    with warnings.catch_warnings():
         # Losses that overflow where there is next to no noise are no news to a user.
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
-        warnings.showwarning = functools.partial(_warn_in_one_line, bar)
-        begun = False
-
-        def progress(message: str) -> None:
-            nonlocal begun
-            bar.n += int(begun)
-            begun = True
-            # Shown at once: the next mechanism may take a minute.
-            bar.set_description_str(f"mf-plan: {message}", refresh=True)
-
-        plan = planning.make(setting, cache_directory=cache, progress=progress)
-        bar.n += 1
-        bar.set_description_str("mf-plan: compared", refresh=True)
+        warnings.showwarning = progress.warn
+        plan = planning.make(setting, cache_directory=cache, progress=progress.begin)
+    progress.finish(cache)
     if values.output is not None:
         checkpoints.save(
             plan.recommended.factorization,
@@ -130,6 +124,7 @@ def main(values: flags.FlagValues) -> None:
         "delta": setting.delta,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
+        "noise_disk_gb": values.noise_disk_gb,
         "candidates": [
             _fields_of(candidate, candidate is plan.recommended) for candidate in plan.candidates
         ],
@@ -179,6 +174,7 @@ def _setting(values: flags.FlagValues) -> Setting:
         )
     if values.noise_memory_gb is not None:
         validation.non_negative_number(values.noise_memory_gb, "--noise_memory_gb")
+    validation.non_negative_number(values.noise_disk_gb, "--noise_disk_gb")
     return Setting(
         num_rounds=values.num_rounds,
         population=values.population,
@@ -189,6 +185,7 @@ def _setting(values: flags.FlagValues) -> Setting:
         delta=values.delta,
         model_size=values.model_size,
         noise_memory=None if values.noise_memory_gb is None else 1e9 * values.noise_memory_gb,
+        noise_disk=1e9 * values.noise_disk_gb,
     )
 
 
@@ -246,6 +243,7 @@ def _text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
         f"{who}",
         f"target ({setting.epsilon:g}, {setting.delta:g})-DP for every client (zero-out); model of "
         f"{setting.model_size} parameters",
+        _budget(setting),
         "",
     ]
     for row in rows:
@@ -261,15 +259,59 @@ def _text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
     return "\n".join(lines)
 
 
+def _budget(setting: Setting) -> str:
+    memory, disk = setting.noise_memory, setting.noise_disk
+    assert disk is not None
+    kept = "any amount of noise" if memory is None else f"at most {memory / 1e9:g} GB of noise"
+    return f"{kept} between rounds, and at most {disk / 1e9:g} GB of files (--noise_disk_gb)"
+
+
 def _count(number: int, unit: str) -> str:
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
-def _warn_in_one_line(
-    bar: "tqdm.tqdm[Any]", message: Warning | str, *unused: Any, **also_unused: Any
-) -> None:
-    text = " ".join(str(message).split())
-    bar.write(f"{bar.desc.rstrip(': ')}: warning: {text}", file=sys.stderr)
+class _Progress:
+    """Says on standard error what is being computed, a line for each mechanism."""
+
+    def __init__(self, computations: Sequence[Computation]) -> None:
+        self._computations = {each.name: each for each in computations}
+        self._done = -1
+        self._name = ""
+        self._start = time.monotonic()
+
+    def begin(self, name: str) -> None:
+        """Says that a mechanism is next, and how long it takes if that is long."""
+        self._done += 1
+        self._name = name
+        computation = self._computations[name]
+        expected = ""
+        if computation.is_kept:
+            expected = ", kept from an earlier plan"
+        elif computation.expected_seconds is not None:
+            seconds = f"{computation.expected_seconds:.1g}"
+            expected = f", takes about {float(seconds):.0f} s on two idle cores"
+        self._print(
+            f"{name}: {self._done} of {len(self._computations)} done, {self._elapsed()} s so "
+            f"far{expected}"
+        )
+
+    def finish(self, cache: pathlib.Path) -> None:
+        """Says what was kept, and where."""
+        self._print(
+            f"compared {len(self._computations)} mechanisms in {self._elapsed()} s; matrices and "
+            f"noise multipliers are kept in {cache}: the next plan of as many rounds takes seconds."
+        )
+
+    def warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
+        """Prints a warning in one line, in the place of ``warnings.showwarning``."""
+        self._print(f"{self._name}: warning: {' '.join(str(message).split())}")
+
+    def _elapsed(self) -> int:
+        return round(time.monotonic() - self._start)
+
+    @staticmethod
+    def _print(text: str) -> None:
+        print(f"mf-plan: {text}", file=sys.stderr, flush=True)
 
 
 def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import shlex
 import textwrap
 from typing import Any
 
+from mf_aggregators import noise_storage
 from mf_aggregators.commands.training_recipes import TrainingRecipe
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -68,7 +69,7 @@ def of(plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: boo
       The steps, in their order.
     """
     chosen = plan.recommended
-    steps = [_factorize(plan, directory)] if factorize else []
+    steps = _factorize(plan, directory) if factorize else []
     if chosen.sampling is not None:
         # The bands are those of the checkpoint.
         steps.append(_train(plan, recipe, directory, f"--sampling={chosen.sampling.name}"))
@@ -85,14 +86,27 @@ def as_strings(steps: list[Step]) -> list[str]:
     ]
 
 
-def _factorize(plan: Plan, directory: str) -> Step:
+def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
-    return _shell(
-        f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={plan.setting.num_rounds}",
+    rounds, schema = plan.setting.num_rounds, _participation_flags(chosen.participation)
+    steps, base = [], ""
+    if chosen.base_bands is not None:
+        base_directory = shlex.quote(f"{directory}_base")
+        steps.append(
+            _shell(
+                f"mf-factorize --mechanism=banded --num_rounds={rounds}",
+                f"--num_bands={chosen.base_bands} {schema} --output={base_directory}",
+            )
+        )
+        base = f"--base_checkpoint={base_directory}"
+    own = _shell(
+        f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={rounds}",
         *(f"--{name}={value}" for name, value in chosen.options),
-        _participation_flags(chosen.participation),
+        schema,
+        base,
         f"--output={shlex.quote(directory)}",
     )
+    return [*steps, own]
 
 
 def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: str) -> Step:
@@ -108,6 +122,7 @@ def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: s
         f"--clients_per_round={setting.clients_per_round}",
         f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
         rate,
+        f"--noise_storage={chosen.cost.storage.value}" if _storage_is_forced(plan) else "",
     )
     if recipe is not None:
         return dataclasses.replace(step, notes=(f"Trains on {recipe.description}.",))
@@ -127,13 +142,15 @@ def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: s
 def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> Step:
     setting, chosen = plan.setting, plan.recommended
     clip_norm = _CLIP_NORM_TO_BEGIN_WITH if recipe is None else recipe.clip_norm
-    arguments = (
+    arguments = [
         repr(directory),
         f"participation=mfa.participation.{chosen.participation!r}",
         f"noise_multiplier={chosen.noise_multiplier!r}",
         f"clip_norm={clip_norm!r}",
         f"clients_per_round={setting.clients_per_round}",
-    )
+    ]
+    if _storage_is_forced(plan):
+        arguments.append(f"noise_storage={chosen.cost.storage.value!r}")
     notes = [_condition(plan)]
     if recipe is None:
         notes.append(
@@ -146,6 +163,13 @@ def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> St
         notes=tuple(notes),
         sampler=_sampler(chosen),
     )
+
+
+def _storage_is_forced(plan: Plan) -> bool:
+    """Whether the noise is not where it would go without a limit of disk."""
+    recursion = plan.recommended.factorization.noise_recursion()
+    unlimited = noise_storage.choose(recursion, plan.setting.model_size)
+    return unlimited.storage is not plan.recommended.cost.storage
 
 
 def _condition(plan: Plan) -> str:

@@ -152,11 +152,7 @@ class ToeplitzFactorization(ToeplitzStructure):
     def noise_recursion(self) -> ToeplitzNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
         scales = self._column_norms() if self._equal_column_norms else None
-        if self.num_bands <= max(1.0, _MOST_BANDS_KEPT_SHARE * self._num_rounds):
-            return ToeplitzNoise(self._num_rounds, self._coefficients, scales)
-        none = np.empty((self._num_rounds, 0))
-        window = self.noising_coefficients()[np.newaxis]
-        return WindowNoise(self._num_rounds, window, none, none, scales)
+        return recursion_of(self._num_rounds, self._coefficients, self.noising_coefficients, scales)
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns the squared row norms of B: see the base class."""
@@ -275,6 +271,30 @@ def toeplitz(
             "equal_column_norms": equal_column_norms,
         },
     )
+
+
+def recursion_of(
+    num_rounds: int,
+    coefficients: np.ndarray,
+    inverse: Callable[[], np.ndarray],
+    row_scales: np.ndarray | None = None,
+) -> ToeplitzNoise | WindowNoise:
+    """Returns forward substitution for few bands, and the product with T^-1 for many.
+
+    Args:
+      num_rounds: n.
+      coefficients: (b,) the first column of T.
+      inverse: Returns the (n,) first column of T^-1; called for many bands.
+      row_scales: (n,) factors of the rows; None for ones.
+
+    Returns:
+      A recursion that keeps b - 1 rows of the noise, or one that draws earlier rows of Z
+      again.
+    """
+    if len(coefficients) <= max(1.0, _MOST_BANDS_KEPT_SHARE * num_rounds):
+        return ToeplitzNoise(num_rounds, coefficients, row_scales)
+    none = np.empty((num_rounds, 0))
+    return WindowNoise(num_rounds, inverse()[np.newaxis], none, none, row_scales)
 
 
 def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from mf_aggregators import (
     factorizations,
     lower_bounds,
     noise_recursions,
+    noise_storage,
     participation,
     planning,
     workloads,
@@ -119,6 +120,7 @@ def test_timers_compare_every_mechanism(with_timers: Plan) -> None:
         "banded_inverse",
         "toeplitz",
         "banded",
+        "structured",
     }
     assert not with_timers.left_out
     # The most bands that the timers allow.
@@ -231,6 +233,103 @@ def test_more_memory_is_never_worse(cache: pathlib.Path) -> None:
     assert errors == sorted(errors, reverse=True)
 
 
+def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pathlib.Path) -> None:
+    """One participation: within 0.02 % of the dense optimum, for fewer rows of Z."""
+    setting = dataclasses.replace(
+        _TIMERS,
+        num_rounds=256,
+        population=2560,
+        participation=MinSeparation(256),
+        model_size=4_000_000,
+    )
+    plan = planning.make(setting, cache_directory=cache)
+    _check(plan)
+    assert plan.recommended.mechanism == "structured"
+    assert plan.recommended.base_bands is None
+    (optimal,) = (each for each in plan.candidates if each.mechanism == "optimal")
+    assert plan.recommended.rmse == pytest.approx(optimal.rmse, rel=1e-3)
+    # The optimum is certified to 0.1 % of its square.
+    assert plan.recommended.rmse >= optimal.rmse * (1 - 5e-4)
+    assert plan.recommended.cost.seconds_per_round < optimal.cost.seconds_per_round
+
+
+def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> None:
+    """Clients that return: where memory is short, it is better than what else fits."""
+    setting = dataclasses.replace(
+        _TIMERS, num_rounds=120, population=200, participation=MinSeparation(20)
+    )
+    bands = dataclasses.replace(setting, noise_memory=8.0 * _ROW_IN_BYTES)
+    plan = planning.make(bands, cache_directory=cache)
+    _check(plan)
+    best = plan.candidates[0]
+    assert (best.mechanism, best.base_bands) == ("structured", 20)
+    # Its sensitivity is an upper bound, and counts every participation that is allowed.
+    strategy = best.factorization.strategy_matrix()
+    pattern = strategy[:, ::20].sum(axis=1)
+    found = best.factorization.sensitivity(MinSeparation(20)).value
+    assert found >= np.linalg.norm(pattern) * (1 - 1e-12)
+
+
+def test_a_fixed_order_has_its_approximation_beside_it(cache: pathlib.Path) -> None:
+    setting = dataclasses.replace(
+        _TIMERS, num_rounds=16, population=80, participation=None, sampling="poisson"
+    )
+    plan = planning.make(setting, cache_directory=cache)
+    _check(plan)
+    fixed = {each.mechanism: each for each in plan.candidates if each.sampling is None}
+    assert set(fixed) == {"optimal", "structured"}
+    assert fixed["structured"].participation == FixedEpochOrder(2, 8)
+    assert fixed["structured"].rmse >= fixed["optimal"].rmse * (1 - 1e-3)
+
+
+def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
+    """What does not fit is left out with the reason, and fewer bands are weighed that do."""
+    setting = dataclasses.replace(
+        _TIMERS, num_rounds=128, population=1280, participation=MinSeparation(128)
+    )
+    setting = dataclasses.replace(setting, model_size=1_000_000)
+    for limit in (0.4e9, 0.6e9):
+        limited = dataclasses.replace(setting, noise_disk=limit)
+        plan = planning.make(limited, cache_directory=cache)
+        _check(plan)
+        for candidate in plan.candidates:
+            recursion = candidate.factorization.noise_recursion()
+            storage = candidate.cost.storage
+            cost = noise_storage.cost(recursion, 1_000_000, storage)
+            assert cost == candidate.cost
+            assert cost.disk_bytes <= limit
+        for each in plan.left_out:
+            assert "on disk" in each.reason or "at most" in each.reason
+    unlimited = planning.make(setting, cache_directory=cache)
+    assert not unlimited.left_out
+    assert max(each.cost.disk_bytes for each in unlimited.candidates) > 0.6e9
+
+
+def test_without_disk_noise_stays_in_the_state(cache: pathlib.Path) -> None:
+    plan = planning.make(dataclasses.replace(_TIMERS, noise_disk=0.0), cache_directory=cache)
+    _check(plan)
+    assert {each.cost.storage for each in plan.candidates} == {noise_storage.NoiseStorage.STATE}
+
+
+def test_many_rounds_are_not_planned_beyond_the_disk() -> None:
+    """Toeplitz noise of all bands needs tables of n^2 / 2 numbers, whatever the model."""
+    setting = dataclasses.replace(
+        _TIMERS,
+        num_rounds=10_000,
+        population=100_000,
+        participation=MinSeparation(10_000),
+        model_size=100_000,
+    )
+    unlimited = planning.make(setting)
+    assert unlimited.candidates[0].mechanism == "toeplitz"
+    assert unlimited.candidates[0].cost.disk_bytes > 4e8
+    plan = planning.make(dataclasses.replace(setting, noise_disk=1e8))
+    assert plan.recommended.mechanism == "blt"
+    assert all(each.cost.disk_bytes <= 1e8 for each in plan.candidates)
+    # Nothing else that is 0.5 % worse at most takes less time.
+    assert plan.recommended.cost.seconds_per_round < 0.1
+
+
 def test_many_rounds_leave_out_what_would_take_too_long() -> None:
     setting = dataclasses.replace(
         _TIMERS, num_rounds=100_000, population=10_000, participation=MinSeparation(100)
@@ -261,6 +360,30 @@ def test_progress_names_each_mechanism_before_it_is_computed(cache: pathlib.Path
     told: list[str] = []
     plan = planning.make(_TIMERS, cache_directory=cache, progress=told.append)
     assert sorted(told) == sorted(each.name for each in plan.candidates)
+
+
+def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> None:
+    before = planning.computations(_TIMERS, cache_directory=tmp_path)
+    told: list[str] = []
+    planning.make(_TIMERS, cache_directory=tmp_path, progress=told.append)
+    assert [each.name for each in before] == told
+    assert not any(each.is_kept for each in before)
+    after = planning.computations(_TIMERS, cache_directory=tmp_path)
+    computed_at_once = {"identity", "tree online", "tree full"}
+    assert {each.name for each in after if not each.is_kept} == computed_at_once
+    # Nothing of 24 rounds takes seconds; the dense searches of 2,052 rounds do, until kept.
+    assert {each.expected_seconds for each in before} == {None}
+    large = dataclasses.replace(
+        _TIMERS, num_rounds=2052, population=342_000, clients_per_round=1000
+    )
+    large = dataclasses.replace(large, participation=MinSeparation(342))
+    long = {
+        each.name
+        for each in planning.computations(large, cache_directory=tmp_path)
+        if each.expected_seconds is not None and each.expected_seconds > 5.0
+    }
+    assert {"banded 64", "banded 342", "structured 4 8"} <= long
+    assert not long & {"identity", "blt 4", "toeplitz 342"}
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path) -> None:
@@ -335,6 +458,7 @@ def test_no_learning_rate_without_an_error(error: float) -> None:
         ({"num_rounds": 0}, "num_rounds must be at least 1"),
         ({"model_size": 0}, "model_size must be at least 1"),
         ({"noise_memory": -1.0}, "noise_memory must not be negative"),
+        ({"noise_disk": -1.0}, "noise_disk must not be negative"),
         ({"sampling": "poisson"}, "not both"),
         ({"participation": None}, "not both"),
         ({"participation": None, "sampling": "poisson", "population": 9}, "too small"),

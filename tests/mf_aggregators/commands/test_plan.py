@@ -16,6 +16,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
+from mf_aggregators.participation import MinSeparation
 from simulations import data_samplers, run_flags, run_plans, sampled_runs
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
@@ -213,7 +214,10 @@ def test_a_table_that_names_what_is_left_out(
     assert lines[0] == (
         "12 rounds of 10 clients, 40 clients with timers: participations at least 4 rounds apart"
     )
-    header, *rows = lines[3 : lines.index("", 3)]
+    assert lines[2] == (
+        "at most 1e-05 GB of noise between rounds, and at most 100 GB of files (--noise_disk_gb)"
+    )
+    header, *rows = lines[4 : lines.index("", 4)]
     assert "effective RMSE" in header
     assert [row[:2] for row in rows].count("* ") == 1
     assert max(len(line) for line in [*lines[:3], header, *rows]) <= 130
@@ -277,6 +281,8 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--model_size=many"], "model_size"),
         (["--noise_memory_gb=-1"], "--noise_memory_gb must not be negative"),
         (["--noise_memory_gb=nan"], "--noise_memory_gb must be finite"),
+        (["--noise_disk_gb=-1"], "--noise_disk_gb must not be negative"),
+        (["--noise_disk_gb=nan"], "--noise_disk_gb must be finite"),
         (["--sampling=poisson", "--separation=4"], "--sampling is for a data centre"),
         (["--sampling=cyclic"], "sampling"),
         (["--sampling=poisson", "--delta=1e-13"], "at least 1e-12"),
@@ -523,3 +529,71 @@ def test_printed_commands_train(
     result = json.loads(finished.stdout)
     assert result["rounds"] == 2
     assert result["privacy"]["planned"]["epsilon"] <= 7.123456789
+
+
+def test_an_approximation_is_printed_with_what_it_approximates(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Eight rows of noise for 120 rounds, where clients return after 20.
+    sizes = ("--num_rounds=120", "--population=200", "--noise_memory_gb=3.2e-5")
+    fields = _planned(capsys, cache, *sizes)
+    assert fields["recommended"] == "structured"
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    base, own, run, aggregator = fields["commands"]
+    for command in (base, own):
+        _factorize(capsys, shlex.split(command))
+    directory, named = _arguments(aggregator)
+    assert f"--checkpoint={directory}" in shlex.split(run)
+    found = checkpoints.load(directory).rmse(mfa.workloads.prefix_sum(120), named["participation"])
+    assert found == pytest.approx(chosen["rmse"], rel=2e-3)
+
+
+def test_noise_that_may_not_use_the_disk_is_kept_in_the_state(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    # So large that files would take less time than the state.
+    sizes = ("--separation=4", "--model_size=300000")
+    forced = _planned(capsys, cache, *sizes, "--noise_disk_gb=0")
+    assert forced["noise_disk_gb"] == 0.0
+    assert all(candidate["disk_gb"] == 0.0 for candidate in forced["candidates"])
+    _, run, aggregator = forced["commands"]
+    assert "--noise_storage=state" in shlex.split(run)
+    assert _arguments(aggregator)[1]["noise_storage"] == "state"
+    free = _planned(capsys, cache, *sizes)
+    assert free["noise_disk_gb"] == 100.0
+    assert any(candidate["disk_gb"] > 0.0 for candidate in free["candidates"])
+    assert not any("noise_storage" in command for command in free["commands"])
+
+
+def test_progress_counts_mechanisms_and_seconds_and_says_what_is_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    arguments = (*_SETTING, "--separation=4", f"--cache_dir={tmp_path}")
+    first, second = (_call(capsys, *arguments)[2].splitlines() for _ in range(2))
+    *lines, last = first
+    total = len(lines)
+    assert [
+        line.split(": ", 2)[2].startswith(f"{i} of {total} done, ") for i, line in enumerate(lines)
+    ] == [True] * total
+    assert all(" s so far" in line for line in lines)
+    assert not any("kept" in line for line in lines)
+    assert last.startswith(f"mf-plan: compared {total} mechanisms in ")
+    assert f"are kept in {tmp_path}: the next plan" in last
+    assert sum("kept from an earlier plan" in line for line in second[:-1]) > total / 2
+
+
+def test_progress_says_how_long_a_long_computation_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    setting = planning.Setting(2052, 342_000, 1000, MinSeparation(342), None, 8.0, 1e-6, 1000)
+    progress = plan._Progress(planning.computations(setting, cache_directory=tmp_path))
+    progress.begin("blt 4")
+    progress.begin("banded 342")
+    short, long = capsys.readouterr().err.splitlines()
+    assert "takes" not in short
+    assert ", takes about " in long
+    assert long.endswith(" s on two idle cores")
