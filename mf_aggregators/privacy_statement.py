@@ -81,15 +81,18 @@ class PrivacyStatement:
       took_place: What happened; None while the run is under way.
       realised: The guarantee that follows; None while the run is under way.
       worst_client: The client whose own participations changed the output most; None if
-        that is not known. Its epsilon is at most that of ``realised``, which is for every
-        pattern of the realised separations and number of participations.
+        that is not known, and for a run whose batches were to be drawn, by whatever rule
+        they were: who was drawn is a secret that no statement tells. Its epsilon is at most
+        that of ``realised``, which is for every pattern of the realised separations and
+        number of participations.
       widened: What ``guarantees.widened`` returned, for a run that broke its plan; None for
         others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
         other attributes are of the run itself, with the noise that it really added.
 
     Raises:
-      ValueError: If a run that broke its plan has no widened guarantee.
+      ValueError: If a run that broke its plan has no widened guarantee, or a client is named for
+        one whose batches were to be drawn.
     """
 
     facts: RunFacts
@@ -105,6 +108,11 @@ class PrivacyStatement:
             raise ValueError(
                 "a run that broke its plan needs its widened guarantee: the planned one does not "
                 "hold, and the realised one may be better than it."
+            )
+        if self.plan.sampling is not None and self.worst_client is not None:
+            raise ValueError(
+                "the statement of a sampled run must not name a client or its rounds: who was "
+                "drawn is a secret, which the amplified guarantee rests on."
             )
 
     @property

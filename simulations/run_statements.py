@@ -192,10 +192,11 @@ def realised(
             None if keeps_plan else guarantees.widened(plan_of_run, plan.factorization, took_place)
         ),
         realised=guarantees.realised(plan_of_run, plan.factorization, took_place),
-        # Of a sampled run, who was drawn is a secret that the statement must not tell.
+        # Of a sampled run, who was drawn is a secret that the statement must not tell, not even
+        # of one that left its scheme: its other batches were drawn.
         worst_client=(
             None
-            if took_place.keeps_sampling
+            if plan_of_run.sampling is not None
             else guarantees.worst_client(plan_of_run, plan.factorization, record)
         ),
     )

@@ -141,7 +141,7 @@ def test_no_noise_and_fixed_seeds_are_not_private() -> None:
     assert "fixed seed" in fixed.to_markdown()
 
 
-def _sampled(keeps_sampling: bool, name: str = "poisson") -> PrivacyStatement:
+def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyStatement:
     factorization = banded(workloads.prefix_sum(12), 3)
     scheme = sampling_schemes.create(
         name, num_rounds=12, num_bands=3, population=300, clients_per_round=10
@@ -176,6 +176,18 @@ def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
     text = statement.to_markdown()
     assert text.index("nothing is amplified") < text.index("DP setting")
     assert f"({statement.earned.epsilon:.4g}, " in text
+
+
+@pytest.mark.parametrize("keeps_sampling", [True, False, None])
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_a_statement_of_a_sampled_run_cannot_name_a_client(
+    name: str, keeps_sampling: bool | None
+) -> None:
+    """Nor of one whose batches were drawn in another way: the others of its clients were not."""
+    statement = _sampled(keeps_sampling, name)
+    assert statement.to_dict()["worst_client"] is None
+    with pytest.raises(ValueError, match="who was drawn is a secret"):
+        dataclasses.replace(statement, worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25))
 
 
 def test_the_worst_client_is_told_without_its_name() -> None:

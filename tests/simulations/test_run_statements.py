@@ -1,5 +1,6 @@
 """Statements of runs say what the flags made of the guarantee."""
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -10,7 +11,7 @@ from absl import flags
 
 import mf_aggregators as mfa
 from digit_classification.run_digits import COMMAND
-from simulations import device_flags, run_flags, run_plans, run_statements
+from simulations import data_samplers, device_flags, run_flags, run_plans, run_statements
 from simulations.participation_ledger import ParticipationLedger
 from simulations.run_directory import RunDirectory
 
@@ -93,6 +94,59 @@ def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
     )
     assert broken.keeps_plan is False
     assert broken.earned.epsilon > statement.plan.epsilon
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
+def test_no_statement_of_a_sampled_run_names_a_client_or_its_rounds(
+    tmp_path: pathlib.Path, sampling: str
+) -> None:
+    """Of a run under way, stopped and finished; and of batches that were not drawn so."""
+    values = _values(f"--sampling={sampling}", "--clients_per_round=9", "--noise_multiplier=0.7")
+    behaviour = device_flags.behaviour(values)
+    plan = _plan(values)
+    assert plan.scheme is not None
+    sampler = data_samplers.create(plan.scheme, 3)
+    names = tuple(f"zebra-{index}." for index in range(plan.data.num_clients))
+    drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(12))), plan.scheme)
+    first_cohort = drawn.cohorts[0]
+    # The first clients in all rounds, as no draw gives them; and those of timers.
+    again = dataclasses.replace(drawn, cohorts=(first_cohort,) * 12)
+    by_timers = dataclasses.replace(drawn, sampling=None)
+    run = RunDirectory(tmp_path)
+    statements = run_statements.RunStatements(plan, behaviour, run, sampler)
+    ledgers = [drawn.first_rounds(0), drawn.first_rounds(5), drawn, again, by_timers]
+    for ledger, keeps_plan in zip(ledgers, [None, True, True, False, False], strict=True):
+        statements.before(ledger)
+        contents = _stated(run)
+        assert contents["keeps_plan"] is keeps_plan
+        # What a command prints of a statement is its contents and its warnings.
+        texts = [(run.path / name).read_text() for name in ("privacy.json", "PRIVACY.md")]
+        assert not any("zebra" in text for text in texts)
+        assert contents["worst_client"] is None
+        assert "protected least" not in texts[1]
+        assert not _lists_of_numbers(contents)
+
+
+def _lists_of_numbers(value: Any) -> list[list[int]]:
+    """All lists of numbers in the contents of a JSON file, as rounds of a client are."""
+    parts = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(parts, list):
+        return []
+    is_own = parts is value and parts and all(isinstance(each, int) for each in parts)
+    return [
+        *([parts] if is_own else []),
+        *(found for each in parts for found in _lists_of_numbers(each)),
+    ]
+
+
+def test_lists_of_rounds_are_found_in_the_statement_of_a_run_under_timers(
+    tmp_path: pathlib.Path,
+) -> None:
+    """There, the client that was protected least may be told of itself."""
+    statements, run = _statements(tmp_path)
+    statements.before(_ledger(0, 1))
+    assert _lists_of_numbers(_stated(run)) == [[0]]
+    assert _stated(run)["worst_client"]["client_id"] == "0"
 
 
 def _statements(

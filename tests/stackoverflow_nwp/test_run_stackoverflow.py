@@ -21,7 +21,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
 from mf_aggregators.sampling_schemes import PoissonSampling, Shuffling
 from simulations import (
     data_samplers,
@@ -239,6 +239,10 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
         text = (output / name).read_text()
         assert seed not in text
         assert str(int(seed, 16)) not in text
+    # Who was drawn is as secret as the seed.
+    stated = [out, err, *((output / name).read_text() for name in ("privacy.json", "PRIVACY.md"))]
+    for client in ParticipationLedger.load(output / "participation.npz").client_ids:
+        assert not any(client in text for text in stated)
     scheme = PoissonSampling(6, num_bands=2, population=_NUM_CLIENTS, clients_per_round=1)
     sampler = data_samplers.create(scheme, int(seed, 16))
     ledger = ParticipationLedger.load(output / "participation.npz")
@@ -293,8 +297,9 @@ def test_only_what_the_sampler_drew_is_amplified(
     broken = run_statements.realised(plan, statement, tampered, sampler)
     assert broken.keeps_plan is False
     assert broken.earned.sampling is None
-    assert broken.earned.participation == MinSeparation(
-        plan.scheme.num_bands, plan.scheme.most_participations
+    # In all rounds of its part, which are as far apart as there are parts.
+    assert broken.earned.participation == FixedEpochOrder(
+        plan.scheme.most_participations, plan.scheme.num_bands
     )
     multiplier = 0.7 / math.sqrt(plan.scheme.most_participations)
     assert broken.earned.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
