@@ -71,6 +71,9 @@ _MOST_POINTS = 500_000
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
 
+# The first step from a noise multiplier whose stated epsilon is above its target.
+_RELATIVE_STEP = 1e-6
+
 # dp-accounting's Renyi bound for subsets cancels where there is more noise than this.
 _LARGEST_NOISE_OF_SUBSETS = 1e6
 
@@ -94,6 +97,10 @@ def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> fl
       ValueError: If an argument is out of its range.
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    return _epsilon(scheme, sigma, delta)
+
+
+def _epsilon(scheme: SamplingScheme, sigma: float, delta: float) -> float:
     less = safe_delta(delta, _participations(scheme))
     unamplified = gaussian_accounting.epsilon(_unamplified_multiplier(scheme, sigma), delta)
     if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
@@ -103,6 +110,8 @@ def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> fl
 
 def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> float:
     """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
+
+    The epsilon that is stated of it, with a grid of its own, is never above the target.
 
     Args:
       scheme: How the batches are drawn.
@@ -122,19 +131,12 @@ def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> fl
     enough = gaussian_accounting.noise_multiplier(target, delta) * math.sqrt(
         _participations(scheme)
     )
-    if isinstance(scheme, PoissonSampling):
-        if scheme.sampling_probability >= 1.0:
-            return enough
-        # Fine intervals take time where there is little noise: they only polish.
-        interval = _interval_for(target)
-        near = _smallest(_poisson_excess(scheme, target, less, _COARSER * interval), enough, 1.5)
-        return _smallest(_poisson_excess(scheme, target, less, interval), near, 1.001)
-
-    def excess(log_sigma: float) -> float:
-        # Infinite values have no place in a search for a root.
-        return min(_amplified_epsilon(scheme, math.exp(log_sigma), less), 1e6) - target
-
-    return _smallest(excess, enough, 1.5)
+    found = _searched(scheme, target, less, enough)
+    step = _RELATIVE_STEP
+    while found < enough and _epsilon(scheme, found, delta) > target:
+        found = min(found * (1.0 + step), enough)
+        step *= 2.0
+    return found
 
 
 def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
@@ -166,6 +168,23 @@ def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
         )
         return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
     return dp_event.GaussianDpEvent(_unamplified_multiplier(scheme, sigma))
+
+
+def _searched(scheme: SamplingScheme, target: float, delta: float, enough: float) -> float:
+    """The least noise multiplier that a search finds, at most one that is known to suffice."""
+    if isinstance(scheme, PoissonSampling):
+        if scheme.sampling_probability >= 1.0:
+            return enough
+        # Fine intervals take time where there is little noise: they only polish.
+        interval = _interval_for(target)
+        near = _smallest(_poisson_excess(scheme, target, delta, _COARSER * interval), enough, 1.5)
+        return _smallest(_poisson_excess(scheme, target, delta, interval), near, 1.001)
+
+    def excess(log_sigma: float) -> float:
+        # Infinite values have no place in a search for a root.
+        return min(_amplified_epsilon(scheme, math.exp(log_sigma), delta), 1e6) - target
+
+    return _smallest(excess, enough, 1.5)
 
 
 def _participations(scheme: SamplingScheme) -> int:

@@ -24,6 +24,8 @@ from mf_aggregators import validation
 # far from any use and the privacy loss over- or underflows.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
+# What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
+_ROUNDING = 1e-14
 
 
 def epsilon(noise_multiplier: float, delta: float) -> float:
@@ -43,21 +45,7 @@ def epsilon(noise_multiplier: float, delta: float) -> float:
     """
     noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = validation.delta(delta)
-    if noise_multiplier < _SMALLEST_NOISE_MULTIPLIER:
-        return math.inf
-    loss = _gaussian(noise_multiplier)
-
-    def excess(candidate: float) -> float:
-        return loss.get_delta_for_epsilon(candidate) - delta
-
-    if excess(0.0) <= 0.0:
-        return 0.0
-    # zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
-    rho = zcdp_rho(noise_multiplier)
-    upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
-    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
-    # The root may lie below the true one by the solver's tolerance.
-    return float(root * (1.0 + 1e-11) + 1e-11)
+    return _epsilon(noise_multiplier, delta)
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
@@ -91,6 +79,11 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
     # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
     while excess(root) > 0.0:
         root += 1e-9
+    # What is stated of this noise is its epsilon, with that one's margin, and after roundings.
+    step = 1e-11
+    while _epsilon(math.exp(root) * (1.0 - _ROUNDING), delta) > target:
+        root += step
+        step *= 2.0
     return math.exp(root)
 
 
@@ -165,3 +158,21 @@ def event(noise_multiplier: float) -> dp_event.DpEvent:
 
 def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
     return privacy_loss_mechanism.GaussianPrivacyLoss(sigma)
+
+
+def _epsilon(noise_multiplier: float, delta: float) -> float:
+    if noise_multiplier < _SMALLEST_NOISE_MULTIPLIER:
+        return math.inf
+    loss = _gaussian(noise_multiplier)
+
+    def excess(candidate: float) -> float:
+        return loss.get_delta_for_epsilon(candidate) - delta
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    # zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
+    rho = zcdp_rho(noise_multiplier)
+    upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
+    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
+    # The root may lie below the true one by the solver's tolerance.
+    return float(root * (1.0 + 1e-11) + 1e-11)

@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import version
+from mf_aggregators import printed_guarantees, version
 from mf_aggregators.guarantees import (
     Guarantee,
     RealisedParticipation,
     WorstClient,
     keeps_plan,
 )
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -283,8 +284,8 @@ class PrivacyStatement:
             "finished": "The run is finished; what it released satisfies",
         }[self.status]
         return (
-            f"{state} **({guarantee.epsilon:.4g}, {guarantee.delta:g})-differential privacy** for "
-            "every client."
+            f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
+            "privacy** for every client."
         )
 
     def _realised_text(self) -> str:
@@ -322,7 +323,8 @@ class PrivacyStatement:
         return (
             f" The client that was protected least took part in "
             f"{_count(len(worst.rounds), 'round')}; for its rounds alone the sensitivity is "
-            f"{worst.sensitivity:.6g} and epsilon {worst.epsilon:.6g}, without amplification."
+            f"{rounded_up(worst.sensitivity, '.6g')} and epsilon "
+            f"{rounded_up(worst.epsilon, '.6g')}, without amplification."
         )
 
 
@@ -348,7 +350,7 @@ def _accounting(plan: Guarantee) -> str:
 def _pair(guarantee: Guarantee) -> str:
     if not math.isfinite(guarantee.epsilon):
         return "no guarantee"
-    return f"({guarantee.epsilon:.4g}, {guarantee.delta:g})-DP"
+    return f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-DP"
 
 
 def _assumption(plan: Guarantee, facts: RunFacts) -> str:
@@ -368,7 +370,7 @@ def _assumption(plan: Guarantee, facts: RunFacts) -> str:
 
 def _draws(scheme: SamplingScheme) -> str:
     if isinstance(scheme, PoissonSampling):
-        return f"each client with probability {scheme.sampling_probability:.6g}."
+        return f"each client with probability {rounded_up(scheme.sampling_probability, '.6g')}."
     if isinstance(scheme, FixedSizeSampling):
         return f"a uniformly random subset of {scheme.clients_per_round} of its {scheme.part_size}."
     return (
@@ -381,17 +383,19 @@ def _formal(guarantee: Guarantee) -> str:
     if not math.isfinite(guarantee.epsilon):
         return "Without noise there is no finite epsilon."
     kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
+    sensitivity = rounded_up(guarantee.sensitivity, ".6g")
+    # In full: what follows is not said of less noise, nor of more than there was.
+    multiplier = repr(guarantee.noise_multiplier)
+    rho = f"{rounded_up(guarantee.zcdp_rho, '.6g')}-zCDP"
+    pair = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
     if guarantee.sampling is not None:
         return (
-            f"The largest column norm of C is {guarantee.sensitivity:.6g} and the noise multiplier "
-            f"relative to it {guarantee.noise_multiplier:.6g}, which with amplification is "
-            f"({guarantee.epsilon:.6g}, {guarantee.delta:g})-DP, and {guarantee.zcdp_rho:.6g}-zCDP "
-            "without."
+            f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
+            f"it {multiplier}, which with amplification is {pair}, and {rho} without."
         )
     return (
-        f"The sensitivity of C is {kind} {guarantee.sensitivity:.6g} and the noise multiplier "
-        f"relative to it {guarantee.noise_multiplier:.6g}, which is "
-        f"{guarantee.zcdp_rho:.6g}-zCDP and ({guarantee.epsilon:.6g}, {guarantee.delta:g})-DP."
+        f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
+        f"{multiplier}, which is {rho} and {pair}."
     )
 
 

@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 import tqdm
 from absl import flags
 
-from mf_aggregators import checkpoints, noise_directory, version
+from mf_aggregators import checkpoints, noise_directory, printed_guarantees, version
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.guarantees import Guarantee
 from mf_aggregators.privacy_statement import PrivacyStatement
 from simulations import (
     device_flags,
@@ -294,16 +295,12 @@ def _print_outcome(
         "num_parameters": outcome.num_parameters,
         "privacy": statement.to_dict(),
     }
-    if math.isfinite(guarantee.epsilon):
-        earned = f"({guarantee.epsilon:.3f}, {guarantee.delta:g})-DP for each client"
-    else:
-        earned = "none: this run is not private"
     lines = [
         ("rounds", f"{rounds} of {statement.plan.num_rounds}"),
         ("test accuracy", percent(outcome.test_accuracy)),
         ("untrained model", percent(outcome.untrained_accuracy)),
         *command.outcome_lines(outcome.facts),
-        ("privacy earned", earned),
+        ("privacy earned", privacy_earned(guarantee)),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
@@ -311,6 +308,14 @@ def _print_outcome(
     for warning in statement.warnings:
         text += f"\nwarning: {warning}"
     command_line.print_result(values, fields, text)
+
+
+def privacy_earned(guarantee: Guarantee) -> str:
+    """Returns a run's guarantee for a person to read, rounded up."""
+    if not math.isfinite(guarantee.epsilon):
+        return "none: this run is not private"
+    numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
+    return f"{numbers}-DP for each client"
 
 
 def percent(accuracy: float | None) -> str | None:

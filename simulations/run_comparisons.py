@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import scipy.stats
 
+from mf_aggregators.printed_guarantees import rounded_up
 from simulations import run_directory, run_figures
 from simulations.repeated_runs import FinishedRun
 
@@ -129,12 +130,16 @@ def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
     epsilons = [run.epsilon for run in every if run.epsilon is not None]
     if epsilons and max(epsilons) > (1.0 + _EPSILON_TOLERANCE) * min(epsilons):
         return (
-            f"the private runs have epsilons from {min(epsilons):.5g} to {max(epsilons):.5g}, "
+            f"the private runs have epsilons from {rounded_up(min(epsilons), '.5g')} to "
+            f"{rounded_up(max(epsilons), '.5g')}, "
             "and less noise is more accurate under any mechanism."
         )
     deltas = sorted({run.delta for run in every if run.delta is not None})
     if len(deltas) > 1:
-        return f"the private runs have deltas from {deltas[0]:g} to {deltas[-1]:g}."
+        return (
+            f"the private runs have deltas from {rounded_up(deltas[0], '.6g')} to "
+            f"{rounded_up(deltas[-1], '.6g')}."
+        )
     rounds = sorted({run.rounds for run in every})
     if len(rounds) > 1:
         return f"the runs have from {rounds[0]} to {rounds[-1]} rounds."
@@ -171,9 +176,6 @@ def to_markdown(rows: Sequence[Row]) -> str:
     def percent(fraction: float | None) -> str:
         return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
     header = ["mechanism", "test accuracy", "95 % interval", "min", "max", "epsilon", "delta"]
     cells = [
         [*header, "runs", "minutes"],
@@ -186,10 +188,10 @@ def to_markdown(rows: Sequence[Row]) -> str:
                 else f"± {percent(row.test_accuracy_half_width)}",
                 percent(row.test_accuracy_min),
                 percent(row.test_accuracy_max),
-                number(row.epsilon, ".3f"),
-                number(row.delta, "g"),
+                "-" if row.epsilon is None else rounded_up(row.epsilon, ".3f"),
+                "-" if row.delta is None else rounded_up(row.delta, ".6g"),
                 str(row.repetitions),
-                number(None if row.seconds_mean is None else row.seconds_mean / 60.0, ".1f"),
+                "-" if row.seconds_mean is None else f"{row.seconds_mean / 60.0:.1f}",
             ]
             for row in rows
         ),

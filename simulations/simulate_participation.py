@@ -29,6 +29,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.guarantees import RealisedParticipation
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
+from mf_aggregators.printed_guarantees import pair
 from simulations import device_flags
 from simulations.cohorts import TooFewEligibleClientsError
 from simulations.device_populations import DevicePopulation, DeviceRound
@@ -340,7 +341,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     delta = fields["delta"]
     if not math.isfinite(fields["planned_epsilon"]):
         return f"{found}\nWithout noise nothing is guaranteed."
-    planned = f"({fields['planned_epsilon']:.4g}, {delta:g})-DP for each device"
+    planned = f"{pair(fields['planned_epsilon'], delta)}-DP for each device"
     if "realised_epsilon" not in fields:
         if fields["keeps_plan"]:
             return (
@@ -349,7 +350,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
             )
         return f"{found}\n--checkpoint adds the guarantee that is left."
     realised = (
-        f"What took place gives ({fields['realised_epsilon']:.4g}, {delta:g})-DP, by the smallest "
+        f"What took place gives {pair(fields['realised_epsilon'], delta)}-DP, by the smallest "
         "separation and the largest number of participations."
     )
     if fields["keeps_plan"]:
@@ -357,7 +358,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     return (
         f"{found}\nPlanned was {planned}. {realised} Whatever else might have happened within "
         "that separation, and the larger of both numbers of participations: "
-        f"({fields['widened_epsilon']:.4g}, {delta:g})-DP."
+        f"{pair(fields['widened_epsilon'], delta)}-DP."
     )
 
 

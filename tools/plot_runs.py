@@ -12,6 +12,8 @@ import sys
 
 import matplotlib.figure
 
+from mf_aggregators.printed_guarantees import rounded_up
+
 
 def main(arguments: list[str]) -> int:
     """Reads the runs and writes the figure; returns the exit status."""
@@ -28,7 +30,7 @@ def main(arguments: list[str]) -> int:
             rows = [row for row in csv.DictReader(file) if row["heldout_accuracy"]]
         privacy = json.loads((directory / "privacy.json").read_text())
         epsilon = (privacy["realised"] or privacy["planned"])["epsilon"]
-        earned = "not private" if epsilon is None else f"epsilon {epsilon:.1f}"
+        earned = "not private" if epsilon is None else f"epsilon {rounded_up(epsilon, '.1f')}"
         axes.plot(
             [int(row["round"]) for row in rows],
             [100.0 * float(row["heldout_accuracy"]) for row in rows],

@@ -23,6 +23,7 @@ from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.printed_guarantees import pair, rounded_up
 
 VIOLATED = 1
 
@@ -175,13 +176,15 @@ def run() -> None:
 
 
 def _verdict(result: audit.AuditResult) -> str:
-    claim = f"({result.epsilon:.4g}, {result.delta:g})-DP"
     if result.exceeded:
+        # In full: what is rounded up might not be exceeded.
+        claim = f"({result.epsilon!r}, {result.delta!r})-DP"
         return (
             f"VIOLATED: an observer learns more than {claim} of noise multiplier "
-            f"{result.claim.noise_multiplier:.4g} allows (an intact mechanism is said to with "
-            f"probability {result.false_alarm_rate:g} at most)."
+            f"{result.claim.noise_multiplier!r} allows (an intact mechanism is said to with "
+            f"probability {rounded_up(result.false_alarm_rate, '.6g')} at most)."
         )
+    claim = f"{pair(result.epsilon, result.delta)}-DP"
     share = f"{math.floor(100.0 * result.ratio)} %"
     if result.ratio < _SHARE_THAT_TELLS:
         return (

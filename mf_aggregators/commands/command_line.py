@@ -16,12 +16,17 @@ from absl import flags
 
 from mf_aggregators.commands import command_help
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 
 DONE = 0
 BAD_INPUT = 2
 INTERRUPTED = 130
 
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
+
+
+# Words of the names of numbers that a guarantee consists of or rests on.
+_NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm"}
 
 
 class CommandError(ValueError):
@@ -107,17 +112,29 @@ def check_choice(condition: bool, message: str) -> None:
 
 
 def table(rows: Sequence[tuple[str, Any]]) -> str:
-    """Returns aligned lines of names and values, floats to six digits."""
+    """Returns aligned lines of names and values, floats to six digits.
+
+    The numbers of a guarantee, told by their names, are rounded so that none is better than it
+    is: bounds from below are rounded down, and a noise multiplier, which the others follow from,
+    is printed in full.
+    """
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {_readable(value)}" for name, value in rows)
+    return "\n".join(f"{name:<{width}}  {_readable(name, value)}" for name, value in rows)
 
 
-def _readable(value: Any) -> str:
+def _readable(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)
+    if not isinstance(value, float):
+        return str(value)
+    words = set(name.split("_"))
+    if name.endswith("noise_multiplier"):
+        return repr(float(value))
+    if name == "ratio" or ("_lower_bound" in name and "over" not in words):
+        return rounded_down(value, ".6g")
+    if words & _NEVER_ROUNDED_DOWN:
+        return rounded_up(value, ".6g")
+    return f"{value:.6g}"
 
 
 def _json_able(value: Any) -> Any:

@@ -8,6 +8,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.guarantees import Guarantee, RealisedParticipation
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.participation_records import ParticipationRecord
+from mf_aggregators.printed_guarantees import pair
 
 
 def fields(
@@ -109,7 +110,7 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
       delta: That the epsilons are for.
     """
     guarantee = (
-        f"What took place gives ({found['realised_epsilon']:.4g}, {delta:g})-DP, by the rounds "
+        f"What took place gives {pair(found['realised_epsilon'], delta)}-DP, by the rounds "
         "between participations of one client and their largest number."
     )
     if found["realised_num_rounds"] < num_rounds:
@@ -120,7 +121,7 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
     if found["keeps_plan"]:
         return guarantee
     if found["keeps_plan"] is None:
-        amplified = f"({found['amplified_epsilon']:.4g}, {delta:g})-DP"
+        amplified = f"{pair(found['amplified_epsilon'], delta)}-DP"
         return (
             f"Whoever observes all {num_rounds} rounds, and does not learn who was drawn, learns "
             f"about one client at most what {amplified} allows (zero-out adjacency), if every "
@@ -137,6 +138,6 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
     )
     return (
         f"WARNING: {breaks} {guarantee} Whatever else might have happened within that separation, "
-        f"and the larger of both numbers of participations: ({found['widened_epsilon']:.4g}, "
-        f"{delta:g})-DP."
+        f"and the larger of both numbers of participations: "
+        f"{pair(found['widened_epsilon'], delta)}-DP."
     )

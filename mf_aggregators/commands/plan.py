@@ -28,6 +28,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
 from mf_aggregators.planning import Candidate, Computation, Plan, Setting
+from mf_aggregators.printed_guarantees import pair, rounded_up
 
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
 
@@ -241,8 +242,8 @@ def _text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
     lines = [
         f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
         f"{who}",
-        f"target ({setting.epsilon:g}, {setting.delta:g})-DP for every client (zero-out); model of "
-        f"{setting.model_size} parameters",
+        f"target {pair(setting.epsilon, setting.delta, '.6g')}-DP for every client (zero-out); "
+        f"model of {setting.model_size} parameters",
         _budget(setting),
         "",
     ]
@@ -327,7 +328,7 @@ def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
         f"{candidate.effective_rmse:.4g}",
         f"{candidate.max_effective_error:.4g}",
         f"{candidate.rmse:.5g}",
-        f"{candidate.noise_multiplier:.5g}",
+        rounded_up(candidate.noise_multiplier, ".5g"),
         "-" if bound is None else f"{bound:.3f}",
         f"{candidate.kept_bytes / 1e9:.3g}",
         f"{candidate.cost.disk_bytes / 1e9:.3g}",

@@ -24,6 +24,7 @@ from mf_aggregators import (
     noise_recursions,
     noise_storage,
     participation_records,
+    printed_guarantees,
     validation,
     workloads,
 )
@@ -152,8 +153,8 @@ def main(values: flags.FlagValues) -> None:
     elif math.isfinite(fields["epsilon"]) and not ledger_report.is_sampled(realised):
         text += (
             f"\n\nWhoever observes all {factorization.num_rounds} rounds learns about one client "
-            f"at most what ({fields['epsilon']:.4g}, {values.delta:g})-DP allows (zero-out "
-            f"adjacency), if every client keeps to: {schema}."
+            f"at most what {printed_guarantees.pair(fields['epsilon'], values.delta)}-DP allows "
+            f"(zero-out adjacency), if every client keeps to: {schema}."
         )
     if realised:
         text += f"\n\n{ledger_report.text(realised, factorization.num_rounds, values.delta)}"

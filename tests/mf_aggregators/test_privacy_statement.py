@@ -9,6 +9,7 @@ from mf_aggregators import guarantees, sampling_schemes, workloads
 from mf_aggregators.factorizations import Factorization, banded, identity
 from mf_aggregators.guarantees import RealisedParticipation, WorstClient
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy_statement import PrivacyStatement, RunFacts
 
 
@@ -61,7 +62,7 @@ def test_a_finished_run() -> None:
         "keeps_sampling": None,
     }
     text = statement.to_markdown()
-    assert f"({statement.plan.epsilon:.4g}, 0.0001)-differential privacy" in text
+    assert f"({rounded_up(statement.plan.epsilon)}, 0.0001)-differential privacy" in text
     assert "Warning" not in text
 
 
@@ -97,7 +98,7 @@ def test_an_interrupted_run() -> None:
     assert statement.realised is not None
     assert statement.realised.epsilon < statement.plan.epsilon
     assert statement.earned == statement.plan
-    assert f"({statement.plan.epsilon:.4g}, 0.0001)-differential" in statement.to_markdown()
+    assert f"({rounded_up(statement.plan.epsilon)}, 0.0001)-differential" in statement.to_markdown()
     assert "decision to stop" in statement.to_markdown()
     assert "stopped before its last round" in statement.to_markdown()
 
@@ -108,7 +109,7 @@ def test_a_broken_plan_is_the_first_thing_said() -> None:
     text = statement.to_markdown()
     assert text.index("break the planned schema") < text.index("DP setting")
     assert statement.realised is not None
-    assert f"({statement.realised.epsilon:.4g}, " in text
+    assert f"({rounded_up(statement.realised.epsilon)}, " in text
     assert statement.earned == statement.realised
 
 
@@ -175,7 +176,7 @@ def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
     assert statement.earned.epsilon > statement.plan.epsilon
     text = statement.to_markdown()
     assert text.index("nothing is amplified") < text.index("DP setting")
-    assert f"({statement.earned.epsilon:.4g}, " in text
+    assert f"({rounded_up(statement.earned.epsilon)}, " in text
 
 
 @pytest.mark.parametrize("keeps_sampling", [True, False, None])

@@ -16,6 +16,7 @@ import mf_aggregators as mfa
 from mf_aggregators import participation_records
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from mf_aggregators.printed_guarantees import rounded_up
 from simulations import simulate_participation
 from simulations.availability import Diurnal
 from simulations.device_populations import DeviceBehaviour, DevicePopulation
@@ -187,14 +188,14 @@ def test_the_guarantee_is_that_of_what_took_place(
     status, text, _ = _call(capsys, *setting, *privacy, *arguments)
     if keeps_plan:
         assert fields["widened_epsilon"] is None
-        assert f"The plan was kept: ({plan.epsilon:.4g}, 1e-05)-DP" in text
+        assert f"The plan was kept: ({rounded_up(plan.epsilon)}, 1e-05)-DP" in text
     else:
         widened = mfa.guarantees.widened(plan, factorization, took_place).epsilon
         assert fields["widened_epsilon"] == widened > plan.epsilon
         assert "WARNING: that breaks the schema of the plan" in text
         assert "(participations" not in text.split("WARNING")[0]
         assert "The plan was kept" not in text
-        assert f"({widened:.4g}, 1e-05)-DP" in text
+        assert f"({rounded_up(widened)}, 1e-05)-DP" in text
     assert ("enforce no separation" in text) == ("--timer=wall_clock" in arguments)
 
 

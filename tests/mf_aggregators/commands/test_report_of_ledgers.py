@@ -11,6 +11,7 @@ from mf_aggregators import accounting, checkpoints, workloads
 from mf_aggregators.commands import command_line, ledger_report, report
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -221,7 +222,7 @@ def test_a_sampled_run_is_not_held_against_a_schema(
     assert _NAMED not in out
     assert "WARNING" not in out
     assert "if every client keeps to" not in out
-    assert f"({fields['amplified_epsilon']:.4g}, 1e-05)-DP allows" in out
+    assert f"({rounded_up(fields['amplified_epsilon'])}, 1e-05)-DP allows" in out
     assert "privacy.json" in out
 
 
@@ -246,7 +247,7 @@ def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
     assert fields["amplified_epsilon"] is None
     _, out, _ = _call(capsys, checkpoint, ledger)
     assert "WARNING: the ledger contradicts its sampling scheme" in out
-    assert f"({fields['widened_epsilon']:.4g}, 1e-05)-DP" in out
+    assert f"({rounded_up(fields['widened_epsilon'])}, 1e-05)-DP" in out
 
 
 def _shuffled() -> tuple[list[int], ...]:

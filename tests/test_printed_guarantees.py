@@ -1,0 +1,356 @@
+"""No number of a guarantee is printed better than it was computed: compared as decimals."""
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import (
+    accounting,
+    checkpoints,
+    factorizations,
+    guarantees,
+    sampling_schemes,
+    workloads,
+)
+from mf_aggregators import audit as audits
+from mf_aggregators import printed_guarantees as printed
+from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
+from mf_aggregators.audit_statistics import Contribution, ErrorRates
+from mf_aggregators.commands import audit, command_line, plan, report
+from mf_aggregators.guarantees import WorstClient
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy_statement import PrivacyStatement, Represented, RunFacts
+from simulations import federated_runs, run_comparisons, simulate_participation
+from simulations.repeated_runs import FinishedRun
+
+_POSITIVE = st.floats(1e-9, 1e7)
+# Most have an epsilon that rounding to nearest would print too small.
+_MULTIPLIERS = (0.3, 0.4137, 0.5, 0.61803, 0.777, 1.1, 1.937, 3.3, 7.31)
+
+
+def _decimal(value: float) -> Decimal:
+    """What a float stands for: the shortest decimal that is read as it."""
+    return Decimal(repr(float(value)))
+
+
+def _unit(text: str) -> Decimal:
+    """One unit of the last digit that a text shows or leaves out as a trailing zero of g."""
+    exponent = Decimal(text).as_tuple().exponent
+    assert isinstance(exponent, int)
+    return Decimal(1).scaleb(exponent)
+
+
+@given(_POSITIVE, st.integers(1, 15))
+def test_significant_digits_are_rounded_up_and_down_by_less_than_a_unit(
+    value: float, digits: int
+) -> None:
+    form = f".{digits}g"
+    unit = Decimal(1).scaleb(_decimal(value).adjusted() - digits + 1)
+    above, below = printed.rounded_up(value, form), printed.rounded_down(value, form)
+    assert 0 <= Decimal(above) - _decimal(value) < unit
+    assert 0 <= _decimal(value) - Decimal(below) < unit
+    assert float(above) >= value >= float(below)
+    # As short as format would have it.
+    assert len(above.replace("-", "").split("e")[0].replace(".", "").lstrip("0")) <= digits + 1
+    assert format(value, form) in (above, below)
+
+
+@given(_POSITIVE, st.integers(1, 12))
+def test_decimals_are_rounded_up_and_down_by_less_than_a_unit(value: float, digits: int) -> None:
+    above, below = (f(value, f".{digits}f") for f in (printed.rounded_up, printed.rounded_down))
+    assert _unit(above) == _unit(below) == Decimal(1).scaleb(-digits)
+    assert 0 <= Decimal(above) - _decimal(value) < _unit(above)
+    assert 0 <= _decimal(value) - Decimal(below) < _unit(below)
+
+
+def test_numbers_that_the_format_has_are_printed_as_they_are() -> None:
+    assert printed.rounded_up(8.0, ".3f") == printed.rounded_down(8.0, ".3f") == "8.000"
+    assert printed.rounded_up(8.0) == "8"
+    assert printed.rounded_up(math.nextafter(8.0, 9.0), ".3f") == "8.001"
+    assert printed.rounded_up(0.0, ".6g") == "0"
+    assert printed.rounded_up(math.inf) == "inf"
+    assert printed.pair(7.9999999999, 1.2345678e-6) == "(8, 1.23457e-06)"
+
+
+@pytest.mark.parametrize("form", ["4g", ".4e", ".g", ".16g", ".0f", ""])
+def test_other_formats_are_refused(form: str) -> None:
+    with pytest.raises(ValueError, match="form must"):
+        printed.rounded_up(1.0, form)
+
+
+# A target that the noise is made for is printed as it was asked for.
+
+
+@given(st.floats(1e-4, 60.0), st.floats(1e-11, 0.01))
+@settings(deadline=None, max_examples=200)
+def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
+    target: float, delta: float
+) -> None:
+    multiplier = accounting.noise_multiplier(target, delta)
+    found = accounting.epsilon(multiplier, delta)
+    assert found <= target
+    # Nor is there noise that the target does not need.
+    assert accounting.epsilon(multiplier * (1.0 - 1e-4), delta) > target or found == 0.0
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
+@pytest.mark.parametrize("target", [0.7, 2.0, 8.0, 9.37])
+def test_the_epsilon_of_calibrated_amplified_noise_is_not_above_its_target(
+    sampling: str, target: float
+) -> None:
+    multiplier = accounting.amplified_noise_multiplier(
+        target,
+        1e-5,
+        num_rounds=24,
+        num_bands=3,
+        population=600,
+        clients_per_round=20,
+        sampling=sampling,
+    )
+    found = accounting.amplified_epsilon(
+        multiplier,
+        1e-5,
+        num_rounds=24,
+        num_bands=3,
+        population=600,
+        clients_per_round=20,
+        sampling=sampling,
+    )
+    assert target * (1.0 - 1e-3) < found <= target
+
+
+# Each place that prints one.
+
+
+def _pairs(text: str) -> list[tuple[Decimal, Decimal]]:
+    return [
+        (Decimal(epsilon), Decimal(delta))
+        for epsilon, delta in re.findall(r"\(([\d.e+-]+), ([\d.e+-]+)\)-(?:DP|differential)", text)
+    ]
+
+
+def _check(text: str, epsilons: Iterable[float], delta: float) -> None:
+    """The pairs of a text are of these epsilons, in their order, and none is better."""
+    expected = list(epsilons)
+    found = _pairs(text)
+    assert len(found) == len(expected), text
+    for (epsilon, its_delta), value in zip(found, expected, strict=True):
+        assert _decimal(value) <= epsilon <= _decimal(value) * Decimal("1.01"), text
+        assert _decimal(delta) <= its_delta <= _decimal(delta) * Decimal("1.0001"), text
+
+
+@pytest.mark.parametrize("multiplier", _MULTIPLIERS)
+def test_privacy_statements_of_timers(multiplier: float) -> None:
+    delta = 1.23456749e-4
+    factorization = factorizations.identity(10)
+    schema = MinSeparation(3, 3)
+    planned = guarantees.planned(factorization, schema, multiplier, delta)
+    larger = guarantees.planned(factorization, schema, 2 * multiplier, delta)
+    took_place = guarantees.realised_participation([[0, 1, 4]], 10)
+    realised = guarantees.realised(planned, factorization, took_place)
+    worst = WorstClient("a", (0, 1, 4), 1.2345674, 3.4567891)
+    statement = PrivacyStatement(
+        RunFacts("Identity", 7, 2, 0.5, False),
+        planned,
+        took_place,
+        realised,
+        worst,
+        guarantees.widened(planned, factorization, took_place),
+        Represented(20, 70, larger),
+    )
+    text = statement.to_markdown()
+    _check(
+        text,
+        [larger.epsilon, statement.earned.epsilon, planned.epsilon, realised.epsilon],
+        delta,
+    )
+    rhos = [Decimal(rho) for rho in re.findall(r"([\d.e+-]+)-zCDP", text)]
+    for rho, guarantee in zip(rhos, [planned, realised], strict=True):
+        assert 0 <= rho - _decimal(guarantee.zcdp_rho) < Decimal("1e-5") * rho
+    # The noise is a hypothesis: exactly what was added, neither more nor less.
+    multipliers = re.findall(r"noise multiplier relative to it\s+([\d.e+-]+),", text)
+    assert [float(each) for each in multipliers] == [
+        planned.noise_multiplier,
+        realised.noise_multiplier,
+    ]
+    sensitivity, epsilon = re.findall(
+        r"the sensitivity is ([\d.]+) and epsilon ([\d.]+), without", text
+    )[0]
+    assert (sensitivity, epsilon) == ("1.23457", "3.45679")
+    assert json.loads(json.dumps(statement.to_dict()))["planned"]["epsilon"] == planned.epsilon
+
+
+@pytest.mark.parametrize("multiplier", [0.61803, 1.937])
+def test_privacy_statements_of_sampling(multiplier: float) -> None:
+    scheme = sampling_schemes.create(
+        "poisson", num_rounds=10, num_bands=1, population=50, clients_per_round=5
+    )
+    planned = guarantees.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
+    text = PrivacyStatement(RunFacts("Identity", 50, 5, 0.5, False), planned).to_markdown()
+    _check(text, [planned.epsilon, planned.epsilon], 1e-5)
+
+
+@pytest.mark.parametrize("multiplier", _MULTIPLIERS)
+def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
+    guarantee = guarantees.planned(factorizations.identity(4), MinSeparation(2), multiplier, 1e-4)
+    _check(federated_runs.privacy_earned(guarantee), [guarantee.epsilon], 1e-4)
+
+
+def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:
+    status = command_line.run("", command.define_flags, command.main, ["command", *arguments])
+    assert status == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("multiplier", ["0.4137", "1.937"])
+@pytest.mark.parametrize("ledger", ["a,0\nb,1\na,3\n", "a,0\na,1\na,3\n"])
+def test_mf_report(
+    multiplier: str,
+    ledger: str,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checkpoints.save(
+        factorizations.banded(workloads.prefix_sum(6), 2, participation=MinSeparation(3)),
+        tmp_path / "c",
+    )
+    (tmp_path / "ledger.csv").write_text(ledger)
+    arguments = [
+        f"--checkpoint={tmp_path / 'c'}",
+        f"--ledger={tmp_path / 'ledger.csv'}",
+        f"--noise_multiplier={multiplier}",
+        "--separation=3",
+        "--delta=1.23456749e-5",
+    ]
+    fields = json.loads(_run(capsys, report, *arguments, "--format=json"))
+    text = _run(capsys, report, *arguments)
+    epsilons = [fields["epsilon"], fields["realised_epsilon"]]
+    if fields["widened_epsilon"] is not None:
+        epsilons.append(fields["widened_epsilon"])
+    _check(text, epsilons, fields["delta"])
+    _check_table(text, fields)
+
+
+def _check_table(text: str, fields: dict[str, object]) -> None:
+    shown = dict(re.findall(r"^(\w+) +(\S.*)$", text.split("\n\n")[0], re.MULTILINE))
+    checked = 0
+    for name, value in fields.items():
+        if not isinstance(value, float):
+            continue
+        if name.endswith("noise_multiplier"):
+            assert float(shown[name]) == value
+        elif "_lower_bound" in name and "over" not in name:
+            assert Decimal(shown[name]) <= _decimal(value), name
+        elif "epsilon" in name or name in ("delta", "zcdp_rho", "mu"):
+            assert Decimal(shown[name]) >= _decimal(value), name
+        else:
+            continue
+        assert float(shown[name]) == pytest.approx(value, rel=1e-5)
+        checked += 1
+    assert checked >= 3
+
+
+def test_mf_plan(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--num_rounds=8",
+        "--population=60",
+        "--clients_per_round=6",
+        "--target_epsilon=3.1234512",
+        "--delta=1.2345612e-3",
+        "--model_size=100",
+        f"--cache_dir={tmp_path}",
+    ]
+    fields = json.loads(_run(capsys, plan, *arguments, "--format=json"))
+    text = _run(capsys, plan, *arguments)
+    assert "(3.12346, 0.00123457)-DP" in text
+    # A requirement: what is printed suffices.
+    needed = fields["candidates"][0]["noise_multiplier"]
+    assert accounting.epsilon(needed, fields["delta"]) <= 3.1234512
+    assert printed.rounded_up(needed, ".5g") in text
+    assert Decimal(printed.rounded_up(needed, ".5g")) >= _decimal(needed)
+
+
+@pytest.mark.parametrize("exceeded", [False, True])
+def test_mf_audit(
+    exceeded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = Claim(8, MinSeparation(3), 0.41371239, 1.0, 100)
+    epsilon = accounting.epsilon(claim.noise_multiplier, 1e-6)
+    # Above the claim by less than printed digits tell.
+    mu = claim.mu * (1.0 + 1e-9 if exceeded else 0.912345678)
+    result = AuditResult(
+        claim,
+        1e-6,
+        epsilon,
+        epsilon * mu / claim.mu,
+        mu,
+        (AnyMechanismBound(1e-6, epsilon, 3.123456789),),
+        Contribution((0, 3), (1, 1), (0, 0), 2.0),
+        (ErrorRates.of_counts(0.5, 3, 1000, 5, 100, 1e-4),),
+        1.2345674e-4,
+    )
+    monkeypatch.setattr(audits, "audit", lambda *unused, **also_unused: result)
+    arguments = ["command", "--mechanism=identity", "--noise_multiplier=0.41371239"]
+    outputs = []
+    for form in ("json", "text"):
+        status = command_line.run(
+            "", audit.define_flags, audit.main, [*arguments, f"--format={form}"]
+        )
+        assert status == (audit.VIOLATED if exceeded else command_line.DONE)
+        outputs.append(capsys.readouterr().out)
+    fields, text = json.loads(outputs[0]), outputs[1]
+    _check_table(text, fields)
+    ((shown, _),) = _pairs(text)
+    if exceeded:
+        # What is said to be exceeded is no more than what was.
+        assert shown <= _decimal(epsilon) < _decimal(result.epsilon_lower_bound)
+        assert "multiplier 0.41371239 allows" in text
+    else:
+        assert 0 <= shown - _decimal(epsilon) < Decimal("0.01")
+    rate = re.findall(r"^false_alarm_rate +(\S+)$", text, re.MULTILINE)[0]
+    assert rate == "0.000123457"
+
+
+@pytest.mark.parametrize("multiplier", ["0.61803", "0.4137", "0.777", "1.1"])
+def test_simulate_participation(
+    multiplier: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints.save(factorizations.identity(8), tmp_path / "c")
+    arguments = [
+        "--population=40",
+        "--clients_per_round=5",
+        "--separation=4",
+        f"--checkpoint={tmp_path / 'c'}",
+        f"--noise_multiplier={multiplier}",
+    ]
+    fields = json.loads(_run(capsys, simulate_participation, *arguments, "--format=json"))
+    text = _run(capsys, simulate_participation, *arguments)
+    _check(text, [fields["planned_epsilon"], fields["realised_epsilon"]], 1e-6)
+    _check_table(text, fields)
+
+
+@given(
+    st.lists(st.floats(1.0, 9.0), min_size=2, max_size=2),
+    st.lists(st.floats(1e-9, 0.1), min_size=2, max_size=2),
+)
+@settings(deadline=None)
+def test_tables_of_comparisons(epsilons: list[float], deltas: list[float]) -> None:
+    runs = {
+        name: [FinishedRun(0.5, 9, epsilon, delta, 1.0)]
+        for name, epsilon, delta in zip(("blt", "tree"), epsilons, deltas, strict=True)
+    }
+    rows = run_comparisons.summarise(runs)
+    for line, row in zip(run_comparisons.to_markdown(rows).splitlines()[2:], rows, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert row.epsilon is not None
+        assert row.delta is not None
+        assert 0 <= Decimal(cells[5]) - _decimal(row.epsilon) < Decimal("0.001")
+        assert 0 <= Decimal(cells[6]) - _decimal(row.delta) < _decimal(row.delta) * Decimal("1e-5")
