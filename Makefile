@@ -1,5 +1,5 @@
 # Short names for what quickstart.py and the tools in .venv do.
-#   make train ARGS='--total_rounds=20'
+#   make train ARGS='--num_rounds=20'
 
 PYTHON ?= python3
 ARGS ?=

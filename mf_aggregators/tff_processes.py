@@ -12,8 +12,11 @@ import signal
 import subprocess
 import warnings
 from types import FrameType
+from typing import TYPE_CHECKING
 
-import psutil
+# Of the extra `tff`, as TFF itself: flags and help texts do without both.
+if TYPE_CHECKING:
+    import psutil
 
 _WORKER = "worker_binary"
 _SECONDS_TO_END = 5.0
@@ -38,7 +41,12 @@ def end_workers() -> None:
     """Ends the TFF worker processes that this process started.
 
     TFF starts a new one if it is used again.
+
+    Raises:
+      ImportError: If psutil is missing, which the extra ``tff`` installs.
     """
+    import psutil
+
     # TFF's finaliser interrupts a worker that it knows of, and fails with a message if the
     # worker is gone already or Python is being torn down: it must forget the worker first.
     for manager in [found for found in gc.get_objects() if _is_service_manager(found)]:
@@ -51,7 +59,14 @@ def end_workers() -> None:
 
 
 def end_workers_at_exit() -> None:
-    """Makes sure that no worker outlives this process, also when it is ended by SIGTERM."""
+    """Makes sure that no worker outlives this process, also when it is ended by SIGTERM.
+
+    Raises:
+      ImportError: If psutil is missing, which the extra ``tff`` installs.
+    """
+    # At exit it would be too late to say that it is missing.
+    import psutil  # noqa: F401
+
     atexit.register(end_workers)
     signal.signal(signal.SIGTERM, _exit_on_signal)
 
@@ -60,7 +75,9 @@ def _exit_on_signal(signal_number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signal_number)
 
 
-def _end(process: psutil.Process) -> None:
+def _end(process: "psutil.Process") -> None:
+    import psutil
+
     with contextlib.suppress(psutil.NoSuchProcess):
         process.terminate()
         try:
@@ -76,7 +93,9 @@ def _is_service_manager(candidate: object) -> bool:
     )
 
 
-def _name(process: psutil.Process) -> str:
+def _name(process: "psutil.Process") -> str:
+    import psutil
+
     try:
         return str(process.name())
     except psutil.NoSuchProcess:

@@ -78,6 +78,8 @@ def main(values: flags.FlagValues) -> None:
     validation.positive_integer(values.parallel_runs, "--parallel_runs")
     targets = _targets(values)
     chosen = _trainable(chosen, values, targets)
+    if any(experiment.targets for experiment in chosen):
+        command_line.check_extra("a training run")
     directory = pathlib.Path(values.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     cache = factorization_cache.default_directory()

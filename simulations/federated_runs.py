@@ -83,6 +83,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     behaviour = device_flags.behaviour(values)
     _check_behaviour(options, behaviour)
     workers = None if values.workers is None else worker_addresses.parse(values.workers)
+    command_line.check_extra("a training run")
     directory = RunDirectory(
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
@@ -134,12 +135,6 @@ def _train(
     if plan.scheme is not None:
         sampler = sampled_runs.sampler_of(plan.scheme, directory, options["seed"])
     _say(command, "starting TensorFlow Federated")
-    try:
-        import tensorflow_federated  # noqa: F401
-    except ImportError as error:
-        raise CommandError(
-            f"TensorFlow Federated cannot be imported ({error}): see Installing in README.md."
-        ) from error
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations import federated_training, remote_workers
 

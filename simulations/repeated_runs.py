@@ -187,6 +187,7 @@ def run_all(
         stops after its round, and can be resumed.
       OSError: If the directory cannot be written.
     """
+    command_line.check_extra("a training run")
     root = runs[0].root
     check_choice(
         root.is_dir() or not root.exists(),

@@ -175,9 +175,8 @@ class _Worker:
 
 def _binary() -> pathlib.Path:
     """TFF's worker, found without the seconds that an import of TFF takes."""
+    command_line.check_extra("a worker")
     package: Any = importlib.util.find_spec("tensorflow_federated")
-    if package is None:
-        raise CommandError("TensorFlow Federated is not installed: see Installing in README.md.")
     return pathlib.Path(package.origin).parent / "data" / "worker_binary"
 
 

@@ -168,6 +168,7 @@ def main(values: flags.FlagValues) -> None:
     command_line.check_choice(
         output.suffix in _SQLITE, f"--output={output} must end in one of {', '.join(_SQLITE)}."
     )
+    command_line.check_extra("a data set in TFF's format", ["tensorflow"])
     start = time.monotonic()
     fields: dict[str, Any] = {"output": str(output)}
     if values.input == [datasets.DOCSTRINGS]:

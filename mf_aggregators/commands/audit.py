@@ -8,7 +8,6 @@ Examples:
   mf-audit --checkpoint=banded_64 --target_epsilon=8 --canaries=8000
 """
 
-import importlib.util
 import math
 import sys
 import time
@@ -99,6 +98,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Audits and reports; returns the exit status."""
     start = time.monotonic()
+    command_line.check_extra("an audit")
     factorization, schema = _audited(values)
     multiplier = mechanism_flags.noise_multiplier(values)
     claim = audit.Claim(
@@ -107,11 +107,6 @@ def main(values: flags.FlagValues) -> int:
         _NOISE_MULTIPLIER if multiplier is None else multiplier,
         _CLIP_NORM,
         _CLIENTS_PER_ROUND,
-    )
-    command_line.check_choice(
-        importlib.util.find_spec("tensorflow_federated") is not None,
-        "an audit runs in TensorFlow Federated, which is not installed: install the extra "
-        "mf-aggregators[tff] as README.md describes.",
     )
 
     def build_aggregator() -> Any:

@@ -5,6 +5,7 @@ for flags or input that it cannot work with. With ``--format=json`` it prints on
 object on standard output and nothing else there.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -21,6 +22,10 @@ from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 DONE = 0
 BAD_INPUT = 2
 INTERRUPTED = 130
+
+# What only the extra `tff` of setup.py installs, and no command that runs TensorFlow does without.
+_PACKAGES_OF_EXTRA = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
+_INSTALL_EXTRA = "install the extra mf-aggregators[tff], as Installing in README.md describes."
 
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 
@@ -69,6 +74,8 @@ def run(
         return DONE
     except flags.Error as error:
         return _refuse(program, f"{error} (--help lists the flags)")
+    except ImportError as error:
+        return _refuse(program, f"{error}: {_INSTALL_EXTRA}")
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, TypeError) and not _is_ours(error):
             raise
@@ -109,6 +116,24 @@ def check_choice(condition: bool, message: str) -> None:
     """Raises CommandError with ``message`` unless ``condition`` holds."""
     if not condition:
         raise CommandError(message)
+
+
+def check_extra(what: str, packages: Sequence[str] = _PACKAGES_OF_EXTRA) -> None:
+    """Checks that packages of the extra ``tff`` are installed, without importing them.
+
+    Args:
+      what: What needs them, for the message: the beginning of a sentence.
+      packages: Their names; by default those that every federated run needs.
+
+    Raises:
+      CommandError: If one is missing.
+    """
+    for package in packages:
+        try:
+            is_there = importlib.util.find_spec(package) is not None
+        except (ImportError, ValueError):
+            is_there = False
+        check_choice(is_there, f"{what} needs {package}, which is not installed: {_INSTALL_EXTRA}")
 
 
 def table(rows: Sequence[tuple[str, Any]]) -> str:
