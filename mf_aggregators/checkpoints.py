@@ -65,6 +65,7 @@ def save(
     *,
     workload: Mapping[str, Any] | None = None,
     participation: Participation | None = None,
+    overwrite: bool = True,
 ) -> None:
     """Writes a checkpoint, replacing an older checkpoint of the same name.
 
@@ -75,10 +76,11 @@ def save(
         ``workloads.from_description`` takes it; the prefix sum by default.
       participation: The schema that the stated errors are for; by default the one
         that the factorization was optimised for, or single participation.
+      overwrite: Whether a checkpoint that is there already may be replaced.
 
     Raises:
-      CheckpointError: If something that is not a checkpoint stands at ``directory``,
-        or it cannot be written.
+      CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
+        checkpoint that may not be replaced, or it cannot be written.
       ValueError: If the workload is none.
     """
     target = pathlib.Path(directory)
@@ -94,10 +96,7 @@ def save(
     description["description_sha256"] = _hash_of(description)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and not _is_replaceable(target):
-            raise CheckpointError(
-                f"{target} exists and is not a checkpoint: choose another directory."
-            )
+        check_destination(target, overwrite)
         staging = pathlib.Path(
             tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
         )
@@ -111,6 +110,30 @@ def save(
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror}.") from error
+
+
+def check_destination(directory: str | os.PathLike[str], overwrite: bool = True) -> None:
+    """Checks that what is there, if anything, may be replaced by a checkpoint.
+
+    Args:
+      directory: Where the checkpoint goes.
+      overwrite: Whether it may replace another checkpoint.
+
+    Raises:
+      CheckpointError: If something else than a checkpoint or an empty directory is there, or a
+        checkpoint that may not be replaced.
+      OSError: If nobody may look there.
+    """
+    target = pathlib.Path(directory)
+    if not os.path.lexists(target):
+        return
+    if not _is_replaceable(target):
+        raise CheckpointError(f"{target} exists and is not a checkpoint: choose another directory.")
+    if not overwrite and any(target.iterdir()):
+        raise CheckpointError(
+            f"{target} holds a checkpoint already: choose another directory, or replace it by "
+            "--overwrite (overwrite=True in Python)."
+        )
 
 
 def load(directory: str | os.PathLike[str]) -> Factorization:

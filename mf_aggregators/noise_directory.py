@@ -37,6 +37,9 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
+        with tempfile.TemporaryFile(dir=directory):
+            # Some directories, as those of /proc, take no file of anybody.
+            pass
     except OSError as error:
         raise ValueError(
             f"noise_directory {directory} cannot be used: {error.strerror}. Choose another one."

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from mf_aggregators import factorization_cache, validation
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.flag_groups import FlagGroup
 from reproduction import arms, catalogue, report, results, source_code
@@ -81,6 +81,7 @@ def main(values: flags.FlagValues) -> None:
     if any(experiment.targets for experiment in chosen):
         command_line.check_extra("a training run")
     directory = pathlib.Path(values.output_dir)
+    output_paths.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)
     cache = factorization_cache.default_directory()
     workspace = Workspace(

@@ -18,7 +18,7 @@ import tqdm
 from absl import flags
 
 from mf_aggregators import checkpoints, noise_directory, printed_guarantees, version
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.guarantees import Guarantee
 from mf_aggregators.privacy_statement import PrivacyStatement
@@ -84,6 +84,8 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     _check_behaviour(options, behaviour)
     workers = None if values.workers is None else worker_addresses.parse(values.workers)
     command_line.check_extra("a training run")
+    if values.noise_directory:
+        output_paths.check_directory(values.noise_directory, "noise_directory")
     directory = RunDirectory(
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )

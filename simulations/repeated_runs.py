@@ -24,8 +24,8 @@ from typing import Any
 
 import tqdm
 
-from mf_aggregators.commands import command_line
-from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands.command_line import CommandError
 from simulations import (
     atomic_files,
     quiet,
@@ -189,10 +189,7 @@ def run_all(
     """
     command_line.check_extra("a training run")
     root = runs[0].root
-    check_choice(
-        root.is_dir() or not root.exists(),
-        f"{root} is no directory: choose another --output_dir.",
-    )
+    output_paths.check_directory(root, "output_dir")
     root.mkdir(parents=True, exist_ok=True)
     with (
         _locked(root) as lock,

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,10 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
 DATA_FILE = "dataset.json"
 LOCK_FILE = "run.lock"
+
+# A directory that others make and remove again and again is there in one of these.
+_ATTEMPTS_TO_LOCK = 100
+_SECONDS_BETWEEN_ATTEMPTS = 0.002
 
 # What atomic_files writes here; a process that is killed may leave parts of them.
 _WHOLE_FILES = (CONFIG_FILE, METRICS_FILE, LEDGER_FILE, PRIVACY_FILE, STATEMENT_FILE)
@@ -172,7 +177,7 @@ class RunDirectory:
     def _take_lock(self) -> int:
         """Returns the open file that holds the lock."""
         path = self.path / LOCK_FILE
-        while True:
+        for _ in range(_ATTEMPTS_TO_LOCK):
             descriptor = None
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -193,8 +198,9 @@ class RunDirectory:
                     f"another process is running in {self.path}{process}: wait for it or end it."
                 ) from None
             except FileNotFoundError:
-                # Another process has removed the directory that it had made.
-                pass
+                # Another process has removed the directory that it had made; or, as in /proc,
+                # there will never be one.
+                time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
             except OSError as error:
                 if descriptor is not None:
                     os.close(descriptor)
@@ -204,6 +210,7 @@ class RunDirectory:
                 ) from error
             if descriptor is not None:
                 os.close(descriptor)
+        raise RunDirectoryError(f"{self.path} cannot be made: choose another --output_dir.")
 
     def read_config(self) -> dict[str, Any] | None:
         """Returns the configuration of the run that the directory holds, or None if it is new.
@@ -213,13 +220,18 @@ class RunDirectory:
             configuration cannot be read.
         """
         config_path = self.path / CONFIG_FILE
-        if not config_path.exists():
-            if self.path.exists() and not self._is_empty():
-                raise RunDirectoryError(
-                    f"{self.path} exists and is not the directory of a run: choose another "
-                    "--output_dir."
-                )
-            return None
+        try:
+            if not config_path.exists():
+                if self.path.exists() and not self._is_empty():
+                    raise RunDirectoryError(
+                        f"{self.path} exists and is not the directory of a run: choose another "
+                        "--output_dir."
+                    )
+                return None
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path} cannot be read: {error.strerror}. Choose another --output_dir."
+            ) from error
         try:
             config = json.loads(config_path.read_text(encoding="utf-8"))
             if not isinstance(config, dict):

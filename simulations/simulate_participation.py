@@ -13,7 +13,7 @@ Examples:
 
 import dataclasses
 import math
-import pathlib
+import os
 import sys
 import time
 from typing import Any
@@ -24,7 +24,7 @@ from absl import flags
 
 from mf_aggregators import accounting, checkpoints, guarantees, validation
 from mf_aggregators import participation as participations
-from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands import command_line, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.guarantees import RealisedParticipation
@@ -124,6 +124,7 @@ def define_flags(values: flags.FlagValues) -> None:
         f"A .npz file for the ledger of who took part when, for at most {_MOST_IN_LEDGER:,} "
         "devices.",
     )
+    output_paths.define_overwrite(values)
 
 
 def main(values: flags.FlagValues) -> int | None:
@@ -137,10 +138,12 @@ def main(values: flags.FlagValues) -> int | None:
         f"--output names every client, and {values.population} are too many: use at most "
         f"{_MOST_IN_LEDGER}, or leave it out.",
     )
-    command_line.check_choice(
-        values.output is None or pathlib.Path(values.output).absolute().parent.is_dir(),
-        f"--output={values.output} is in no directory that exists: make it, or choose another.",
-    )
+    if values.output is not None:
+        command_line.check_choice(
+            os.path.isdir(os.path.dirname(os.path.abspath(values.output))),
+            f"--output={values.output} is in no directory that exists: make it, or choose another.",
+        )
+        output_paths.check_file(values.output, "output", values.overwrite)
     multiplier = mechanism_flags.noise_multiplier(values)
     command_line.check_choice(
         multiplier is None or values.delta < 1.0 / values.population,

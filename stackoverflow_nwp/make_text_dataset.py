@@ -23,7 +23,7 @@ from typing import Any
 import tqdm
 from absl import flags
 
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from stackoverflow_nwp import datasets, federated_text, text_cleaning
 from stackoverflow_nwp.federated_text import Example
@@ -54,6 +54,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.string("text_column", "The field of a .jsonl file's objects that has the text.", "text")
     group.integer("min_sentences", "Clients with fewer sentences are left out.", 1, lower_bound=1)
     FlagGroup(values, "Output").string("output", "The .sqlite file to write. Required.")
+    output_paths.define_overwrite(values)
 
 
 def text_file_examples(paths: Sequence[pathlib.Path]) -> Iterator[Example]:
@@ -168,6 +169,7 @@ def main(values: flags.FlagValues) -> None:
     command_line.check_choice(
         output.suffix in _SQLITE, f"--output={output} must end in one of {', '.join(_SQLITE)}."
     )
+    output_paths.check_file(output, "output", values.overwrite)
     command_line.check_extra("a data set in TFF's format", ["tensorflow"])
     start = time.monotonic()
     fields: dict[str, Any] = {"output": str(output)}

@@ -3,9 +3,7 @@
 A subprocess refuses to import whatever only the extra (or the development tools) brings.
 """
 
-import ast
 import dataclasses
-import functools
 import importlib.metadata
 import json
 import pathlib
@@ -17,7 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests import console_commands
+
 _MATHEMATICS = {
     "mf-factorize": "--mechanism=blt --num_rounds=8 --num_buffers=1 --output=checkpoint",
     "mf-report": "--checkpoint=checkpoint --target_epsilon=8 --figure=figure.png",
@@ -66,20 +65,6 @@ for command, entry_point, flags in calls:
 """
 
 
-@functools.cache
-def _of_setup() -> dict[str, Any]:
-    """The lists of requirements and the console commands that setup.py names."""
-    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
-            found[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
-        if isinstance(node, ast.Dict) and "console_scripts" in ast.unparse(node):
-            scripts = ast.literal_eval(node)["console_scripts"]
-            found["commands"] = dict(script.split("=") for script in scripts)
-    return found
-
-
 def _closure(requirements: list[str]) -> set[str]:
     """The names of distributions, with all that they need."""
     found: set[str] = set()
@@ -96,7 +81,7 @@ def _closure(requirements: list[str]) -> set[str]:
 
 def _blocked() -> list[str]:
     """The packages to import that a plain installation of this project lacks."""
-    kept = _closure(_of_setup()["_MATHEMATICS"]) | {"mf-aggregators"}
+    kept = _closure(console_commands.of_setup()["_MATHEMATICS"]) | {"mf-aggregators"}
     return sorted(
         package
         for package, distributions in importlib.metadata.packages_distributions().items()
@@ -125,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def ended(folder: pathlib.Path) -> dict[str, list[_Ended]]:
     """How all calls ended, in one process: of help texts, of the mathematics, of training."""
-    entry_points = _of_setup()["commands"]
+    entry_points = console_commands.of_setup()["commands"]
     kinds = {
         "help": [(command, "--help") for command in entry_points],
         "mathematics": list(_MATHEMATICS.items()),
@@ -185,4 +170,4 @@ def test_what_trains_leaves_nothing_behind(folder: pathlib.Path) -> None:
 
 
 def test_all_commands_are_called_here() -> None:
-    assert {*_MATHEMATICS, *_TRAINING} == set(_of_setup()["commands"])
+    assert {*_MATHEMATICS, *_TRAINING} == set(console_commands.of_setup()["commands"])

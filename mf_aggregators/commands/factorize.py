@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import checkpoints, factorizations, lower_bounds, workloads
-from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands import command_line, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -94,6 +94,7 @@ def define_flags(values: flags.FlagValues) -> None:
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
     FlagGroup(values, "Output").string("output", "The checkpoint directory to write. Required.")
+    output_paths.define_overwrite(values)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -107,6 +108,8 @@ def main(values: flags.FlagValues) -> None:
             f"--{name} belongs to --mechanism={'|'.join(takers)}, not to "
             f"--mechanism={values.mechanism}.",
         )
+    output_paths.check_file(values.output, "output")
+    checkpoints.check_destination(values.output, values.overwrite)
     participation = mechanism_flags.participation(values)
     if participation is not None:
         check_fits(participation, values.num_rounds)
@@ -120,7 +123,11 @@ def main(values: flags.FlagValues) -> None:
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()
     checkpoints.save(
-        factorization, values.output, workload=workload.to_dict(), participation=schema
+        factorization,
+        values.output,
+        workload=workload.to_dict(),
+        participation=schema,
+        overwrite=values.overwrite,
     )
     sensitivity = factorization.sensitivity(schema)
     variances = sensitivity.value**2 * factorization.squared_decoder_rows(workload)

@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import checkpoints, factorization_cache, planning, sampling_schemes, validation
-from mf_aggregators.commands import command_line, plan_steps, training_recipes
+from mf_aggregators.commands import command_line, output_paths, plan_steps, training_recipes
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
@@ -85,6 +85,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "output",
         "A directory to write the recommended factorization to, as mf-factorize would.",
     )
+    output_paths.define_overwrite(values)
     group.string(
         "cache_dir",
         "Where factorizations are kept between calls. Default: in the user's cache directory.",
@@ -97,6 +98,9 @@ def main(values: flags.FlagValues) -> None:
         command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
     setting = _setting(values)
     recipe = training_recipes.find(values.dataset, setting.population)
+    if values.output is not None:
+        output_paths.check_file(values.output, "output")
+        checkpoints.check_destination(values.output, values.overwrite)
     cache = (
         pathlib.Path(values.cache_dir).expanduser()
         if values.cache_dir
@@ -114,6 +118,7 @@ def main(values: flags.FlagValues) -> None:
             plan.recommended.factorization,
             values.output,
             participation=plan.recommended.participation,
+            overwrite=values.overwrite,
         )
     directory = values.output or f"plan_{plan.recommended.name.replace(' ', '_')}"
     steps = plan_steps.of(plan, recipe, directory, values.output is None)

@@ -29,7 +29,7 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators import participation as participations
-from mf_aggregators.commands import command_line, ledger_report, mechanism_flags
+from mf_aggregators.commands import command_line, ledger_report, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 
@@ -88,6 +88,8 @@ def main(values: flags.FlagValues) -> None:
     for name in ("model_size", "clients_per_round", "released_rounds"):
         if getattr(values, name) is not None:
             validation.positive_integer(getattr(values, name), f"--{name}")
+    if values.figure is not None:
+        output_paths.check_file(values.figure, "figure")
     start = time.monotonic()
     factorization, description = checkpoints.load_with_description(values.checkpoint)
     schema = mechanism_flags.participation(values) or participations.from_dict(

@@ -1,0 +1,51 @@
+"""The console commands of setup.py, called in this process."""
+
+import ast
+import contextlib
+import importlib
+import io
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit status, and what it printed."""
+
+    status: Any
+    printed: str
+    errors: str
+
+
+def of_setup() -> Mapping[str, Any]:
+    """Returns the lists of requirements that setup.py names, and its commands' entry points."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
+            found[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
+        if isinstance(node, ast.Dict) and "console_scripts" in ast.unparse(node):
+            scripts = ast.literal_eval(node)["console_scripts"]
+            found["commands"] = dict(script.split("=") for script in scripts)
+    return found
+
+
+def call(command: str, *arguments: str) -> Ended:
+    """Calls a command by its entry point, as a console script would."""
+    module, _, function = of_setup()["commands"][command].partition(":")
+    run = getattr(importlib.import_module(module), function)
+    printed, errors = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [command, *arguments]),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            run()
+        except SystemExit as ended:
+            return Ended(ended.code, printed.getvalue(), errors.getvalue())
+    raise AssertionError(f"{command} did not exit.")
