@@ -6,14 +6,17 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
+from mf_aggregators import noise_storage
 from mf_aggregators.dp_query import FixedSeedWarning
+from mf_aggregators.noise_storage import NoiseStorage
 from simulations import (
     learning_rate_schedules,
     private_aggregation,
@@ -131,7 +134,8 @@ def train(
             f"the task's evaluate must return loss and accuracy: {', '.join(sorted(missing))} is "
             "missing."
         )
-    process = learning_process(plan, task, noise_directory)
+    storage = noise_storage_of(plan, directory, task.initial_weights)
+    process = learning_process(plan, task, noise_directory, storage)
     _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
     run = FederatedRun(
@@ -197,6 +201,42 @@ def train(
     )
 
 
+def noise_storage_of(
+    plan: Plan, directory: RunDirectory, initial_weights: Sequence[np.ndarray]
+) -> str:
+    """Returns where a run keeps its noise: for all its rounds where its first one kept it.
+
+    What ``auto`` chooses may change from version to version, and a saved state can only be
+    read by a run with the same storage, so that the choice is written to ``config.json``.
+
+    Args:
+      plan: What the run does.
+      directory: Of the run, new or begun.
+      initial_weights: Of the model; noise is of their type, and at least float32.
+
+    Returns:
+      ``state`` or ``disk``; ``auto`` where there is no noise to keep.
+    """
+    asked: str = plan.options["noise_storage"]
+    if asked != NoiseStorage.AUTO.value or plan.released_noise_multiplier == 0.0:
+        return asked
+    config = directory.read_config() or {}
+    chosen: str | None = config.get("noise_storage")
+    if chosen is None:
+        recursion = plan.factorization.noise_recursion()
+        size = sum(int(weight.size) for weight in initial_weights)
+        bytes_of_floats = sum(weight.size * max(4, weight.itemsize) for weight in initial_weights)
+        row = (size, math.ceil(bytes_of_floats / size))
+        # Version 0.5.0 did not write it down.
+        if any(directory.states.glob("round_*")):
+            storage = noise_storage.choose_of_version_0_5(recursion, *row)
+        else:
+            storage = noise_storage.choose(recursion, *row).storage
+        chosen = storage.value
+        directory.write_json(run_directory.CONFIG_FILE, {**config, "noise_storage": chosen})
+    return chosen
+
+
 def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: str) -> None:
     metrics = process.next.type_signature.result["metrics"].member["client_work"]["train"]
     names = tff.structure.name_list(metrics)
@@ -209,7 +249,10 @@ def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: st
 
 
 def learning_process(
-    plan: Plan, task: FederatedTask, noise_directory: str | os.PathLike[str]
+    plan: Plan,
+    task: FederatedTask,
+    noise_directory: str | os.PathLike[str],
+    storage: str,
 ) -> tff.learning.templates.LearningProcess:
     """Returns federated averaging with the plan's optimizers, clipping and noise.
 
@@ -221,6 +264,7 @@ def learning_process(
       plan: What the run does.
       task: Its model.
       noise_directory: Where noise rows go, if they go to disk.
+      storage: Whether they do: ``state``, ``disk`` or ``auto``.
 
     Raises:
       ValueError: If the noise's state is too large for where it is to be kept.
@@ -238,7 +282,7 @@ def learning_process(
         clients_per_round=plan.cohort_size,
         zeroing_norm=options["zeroing_norm"],
         seed=options["seed"],
-        noise_storage=options["noise_storage"],
+        noise_storage=storage,
         noise_directory=noise_directory,
         noise_source=options["noise_source"],
     )

@@ -10,6 +10,8 @@ import pytest
 from absl import flags
 
 from digit_classification.run_digits import COMMAND, DigitsData
+from mf_aggregators import factorizations, noise_storage
+from mf_aggregators.noise_storage import NoiseStorage
 from simulations import federated_training, quiet, run_flags, run_plans
 from simulations.device_populations import DeviceBehaviour
 from simulations.federated_task import FederatedTask
@@ -92,3 +94,30 @@ def test_the_task_as_it_is_trains(
     outcome = _train(plan, task, tmp_path)
     assert outcome.num_rounds == 2
     assert (tmp_path / "privacy.json").exists()
+
+
+@pytest.mark.parametrize("begun_under_version_0_5", [False, True])
+def test_a_run_goes_on_with_the_storage_that_it_began_with(
+    plan: run_plans.Plan,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun_under_version_0_5: bool,
+) -> None:
+    """Version 0.5.0 kept a state of 10 MB that files would have been quicker than."""
+    banded = dataclasses.replace(plan, factorization=factorizations.toeplitz(50, num_bands=25))
+    weights = [np.zeros((1000, 100), np.float32)]
+    directory = RunDirectory(tmp_path)
+    directory.write_json("config.json", {"flags": {}})
+    if begun_under_version_0_5:
+        (directory.states / "round_0").mkdir(parents=True)
+    expected = "state" if begun_under_version_0_5 else "disk"
+    assert federated_training.noise_storage_of(banded, directory, weights) == expected
+    # Whatever a later version finds cheaper.
+    other = NoiseStorage.DISK if begun_under_version_0_5 else NoiseStorage.STATE
+    cost = noise_storage.cost(banded.factorization.noise_recursion(), 100_000, other)
+    monkeypatch.setattr(noise_storage, "choose", lambda *_: cost)
+    (directory.states / "round_1").mkdir(parents=True, exist_ok=True)
+    assert federated_training.noise_storage_of(banded, directory, weights) == expected
+    assert directory.read_config() == {"flags": {}, "noise_storage": expected}
+    asked = dataclasses.replace(banded, options={**plan.options, "noise_storage": other.value})
+    assert federated_training.noise_storage_of(asked, directory, weights) == other.value
