@@ -59,6 +59,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             noise_stddev=self.noise_multiplier * self._clip_norm,
             seed=self._seed,
             noise=self._noise,
+            participation=self.participation,
         )
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
         process = tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
@@ -109,7 +110,8 @@ def mf_dp_aggregator(
     ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. It holds for
     at most ``factorization.num_rounds`` rounds; a further one fails.
 
-    The state holds the round and the secret seed of its noise. Never call ``next`` twice
+    The state holds the round, the secret seed of its noise and the schema that the noise is
+    scaled to (``mf_aggregators.declared_participation.in_state``). Never call ``next`` twice
     from one state with different clients, and never resume from an older state with another
     cohort: two sums under one row of noise reveal their difference. ``simulations`` shows a
     loop that resumes safely; TFF's ``run_training_process`` does not save who was drawn.

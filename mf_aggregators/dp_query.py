@@ -11,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from mf_aggregators import noise_making, tensor_noise, validation
+from mf_aggregators import declared_participation, noise_making, tensor_noise, validation
+from mf_aggregators.declared_participation import DeclaredParticipation
 from mf_aggregators.noise_making import NoiseOptions
 from mf_aggregators.noise_recursions import IndependentNoise, NoiseRecursion
+from mf_aggregators.participation import Participation
 
 
 class FixedSeedWarning(UserWarning):
@@ -26,10 +28,12 @@ class GlobalState(NamedTuple):
     Attributes:
       l2_norm_clip: float64 scalar: the clip norm.
       noise: The state of the noise stream.
+      participation: The schema that the noise is scaled to; no round changes it.
     """
 
     l2_norm_clip: Any
     noise: tensor_noise.NoiseState
+    participation: DeclaredParticipation
 
 
 class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
@@ -54,6 +58,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         noise_stddev: float,
         seed: int | None = None,
         noise: NoiseOptions | None = None,
+        participation: Participation | None = None,
     ) -> None:
         """Creates the query.
 
@@ -67,6 +72,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
           noise: Where noise rows are kept and random words come from; None chooses.
+          participation: The schema that the recursion is scaled to, for the state to tell; None
+            declares none.
 
         Raises:
           TypeError: If a tensor is not floating point.
@@ -90,6 +97,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                 FixedSeedWarning,
                 stacklevel=2,
             )
+        self._participation = declared_participation.declare(participation)
         self._fixed_seed = seed
         self._entropy = os.urandom(16) if seed is None else _digest(seed)
         self._name = os.urandom(16)
@@ -109,6 +117,9 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         return GlobalState(
             l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
             noise=tensor_noise.initial_state(self._noise, seed, stream),
+            participation=DeclaredParticipation(
+                *(tf.constant(number, tf.int64) for number in self._participation)
+            ),
         )
 
     def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
@@ -161,7 +172,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             tf.cast(value, spec.dtype) for value, spec in zip(noised, self._specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state, noised)
-        next_state = GlobalState(global_state.l2_norm_clip, next_noise_state)
+        next_state = global_state._replace(noise=next_noise_state)
         return result, next_state, dp_accounting.UnsupportedDpEvent()
 
     def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:

@@ -151,6 +151,36 @@ def check_fits(participation: Any, num_rounds: int) -> Participation:
     return participation
 
 
+def allows(wider: Participation, narrower: Participation, num_rounds: int) -> bool:
+    """Returns whether clients who keep to one schema keep to another one, too.
+
+    Args:
+      wider: The schema that is asked about, for example that of the noise.
+      narrower: The schema that clients keep to.
+      num_rounds: n; only participations in these rounds count.
+
+    Returns:
+      Whether ``wider`` allows every pattern that ``narrower`` allows.
+
+    Raises:
+      TypeError: If one of them is no schema.
+      ValueError: If ``num_rounds`` is not a positive integer.
+    """
+    check(wider)
+    most = check(narrower).most_participations(num_rounds)
+    if most == 1:
+        return True
+    if isinstance(wider, SingleParticipation) or wider.most_participations(num_rounds) < most:
+        return False
+    assert not isinstance(narrower, SingleParticipation)
+    if isinstance(wider, MinSeparation):
+        return narrower.separation >= wider.separation
+    # Where only two participations fit, and these are the first and the last round, a least
+    # separation is an exact one.
+    is_exact = isinstance(narrower, FixedEpochOrder) or num_rounds == narrower.separation + 1
+    return is_exact and narrower.separation == wider.separation
+
+
 def check_population(
     participation: Participation, num_rounds: int, population: int, clients_per_round: int
 ) -> None:

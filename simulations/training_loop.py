@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
+from mf_aggregators import declared_participation
+from mf_aggregators import participation as participations
 from mf_aggregators.participation import Participation
 from mf_aggregators.sampling_schemes import SamplingScheme
 from simulations.cohorts import TooFewEligibleClientsError
@@ -54,7 +56,9 @@ class FederatedRun:
     Attributes:
       process: The learning process.
       initial_state: Its state before the first round.
-      participation: The schema that the timers enforce, if they count rounds.
+      participation: The schema that the timers enforce, if they count rounds. The schema
+        that the process scales its noise to, which its state tells, must allow all that this
+        one does; they need not be equal.
       num_rounds: The number of rounds.
       clients_per_round: The cohort size.
       client_ids: The population.
@@ -68,8 +72,9 @@ class FederatedRun:
         lose nothing.
 
     Raises:
-      ValueError: If two clients have the same name, or the sampler is for another population
-        or other rounds, or is asked for together with a behaviour of devices.
+      ValueError: If two clients have the same name; if the timers allow participations that the
+        noise of the process is not scaled to; or if the sampler is for another population or
+        other rounds, or is asked for together with a behaviour of devices.
     """
 
     process: tff.learning.templates.LearningProcess
@@ -91,6 +96,7 @@ class FederatedRun:
                 "each client one of its own."
             )
         if self.sampler is None:
+            self._check_participation()
             return
         if self.behaviour != DeviceBehaviour():
             raise ValueError(
@@ -105,6 +111,16 @@ class FederatedRun:
                 f"{scheme.num_rounds} rounds, and the run has {self.clients_per_round} of "
                 f"{len(self.client_ids)} in {self.num_rounds}."
             )
+
+    def _check_participation(self) -> None:
+        for declared in declared_participation.in_state(self.initial_state):
+            if not participations.allows(declared, self.participation, self.num_rounds):
+                raise ValueError(
+                    f"the process scales its noise to another participation schema ({declared}) "
+                    f"than the timers of the run enforce ({self.participation}), which allows "
+                    "more: the guarantee of the process would not hold. Build its aggregator and "
+                    "the run with the same participation."
+                )
 
     @property
     def sampling(self) -> SamplingScheme | None:
@@ -159,11 +175,28 @@ def start(run: FederatedRun, store: StateStore) -> Progress:
                 "the clients of the saved rounds were drawn in another way than those of later "
                 "rounds would be: no guarantee covers both. Start a new run."
             )
+        _check_same_schema(run.initial_state, saved.state)
         return saved
     ledger = ParticipationLedger(run.client_ids, sampling=run.sampling)
     progress = Progress(run.initial_state, 0, ledger)
     store.save(progress)
     return progress
+
+
+def _check_same_schema(first: Any, saved: Any) -> None:
+    """Checks that the noise of saved rounds is scaled as that of later ones will be."""
+    ours, theirs = (declared_participation.in_state(state) for state in (first, saved))
+    if ours != theirs:
+        raise LedgerError(
+            "the noise of the saved rounds was scaled to another participation schema "
+            f"({_listed(theirs)}) than that of later rounds would be ({_listed(ours)}): no "
+            "guarantee covers both. Build the process as it was, or start a new run and account "
+            "for both."
+        )
+
+
+def _listed(schemas: tuple[Participation, ...]) -> str:
+    return "; ".join(map(str, schemas)) or "none"
 
 
 def rounds(

@@ -1,5 +1,7 @@
 """Participation schemas: counts, checks, descriptions."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,26 @@ def test_most_participations_is_the_size_of_the_largest_pattern(
 ) -> None:
     largest = max(len(pattern) for pattern in brute_force.patterns(schema, num_rounds))
     assert schema.most_participations(num_rounds) == largest
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 5, 6])
+def test_a_schema_allows_another_exactly_if_it_has_all_its_patterns(num_rounds: int) -> None:
+    schemas: list[Participation] = [
+        SingleParticipation(),
+        *(FixedEpochOrder(k, b) for k in (1, 2, 3, 7) for b in range(1, 7)),
+        *(MinSeparation(b, k) for k in (None, 1, 2, 3, 7) for b in range(1, 7)),
+    ]
+    patterns = {each: set(brute_force.patterns(each, num_rounds)) for each in schemas}
+    for wider in schemas:
+        for narrower in schemas:
+            found = participation.allows(wider, narrower, num_rounds)
+            assert found == (patterns[wider] >= patterns[narrower]), (wider, narrower)
+
+
+@pytest.mark.parametrize("pair", [(MinSeparation(2), "single"), (None, MinSeparation(2))])
+def test_what_is_no_schema_allows_nothing(pair: tuple[Any, Any]) -> None:
+    with pytest.raises(TypeError, match="participation must be"):
+        participation.allows(*pair, num_rounds=4)
 
 
 @given(_SCHEMAS)

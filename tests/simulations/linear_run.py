@@ -23,7 +23,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.dp_query import FixedSeedWarning
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.row_layout import PANEL
 from simulations import atomic_files, quiet, training_loop
 from simulations.quiet import StopRequest
@@ -38,13 +38,17 @@ PROGRAM_FEATURES = PANEL + 1000
 
 
 def learning_process(
-    num_rounds: int, num_features: int = 2, **noise: Any
+    num_rounds: int,
+    num_features: int = 2,
+    participation: Participation = PARTICIPATION,
+    **noise: Any,
 ) -> tff.learning.templates.LearningProcess:
     """Returns federated averaging of a linear model under banded noise of a fixed seed.
 
     Args:
       num_rounds: The rounds that there is noise for.
       num_features: The model has one parameter more.
+      participation: The schema that the noise is scaled to.
       **noise: Arguments of the aggregator.
     """
 
@@ -64,7 +68,7 @@ def learning_process(
             tff.learning.optimizers.build_sgdm(0.01),
             model_aggregator=mfa.mf_dp_aggregator(
                 mfa.factorizations.banded(mfa.workloads.prefix_sum(num_rounds), 3),
-                participation=PARTICIPATION,
+                participation=participation,
                 noise_multiplier=1.0,
                 clip_norm=1.0,
                 clients_per_round=3,
@@ -129,7 +133,7 @@ def run_program(directory: pathlib.Path, noise_storage: str) -> None:
       directory: Of the run.
       noise_storage: Of the aggregator.
     """
-    noise = {"noise_storage": noise_storage, "noise_directory": directory / "noise"}
+    noise: dict[str, Any] = {"noise_storage": noise_storage, "noise_directory": directory / "noise"}
     process = learning_process(PROGRAM_ROUNDS, PROGRAM_FEATURES, **noise)
     run = federated_run(process, PROGRAM_ROUNDS, PROGRAM_FEATURES)
     marks = directory / f"marks-{os.getpid()}"

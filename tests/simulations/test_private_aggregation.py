@@ -62,6 +62,19 @@ _UPDATES = [
 ]
 
 
+@pytest.mark.parametrize("zeroing_norm", [None, 10.0])
+def test_the_state_tells_the_schema_of_the_noise(zeroing_norm: float | None) -> None:
+    """Wherever the aggregator stands among others, at first and after a round."""
+    weighted = tff.aggregators.as_weighted_aggregator(_aggregator(zeroing_norm=zeroing_norm))
+    for process, arguments in (
+        (_process(zeroing_norm=zeroing_norm), (_UPDATES,)),
+        (weighted.create(_VECTOR, tff.TensorType(np.float32)), (_UPDATES, [1.0] * 6)),
+    ):
+        first = process.initialize()
+        for state in (first, process.next(first, *arguments).state):
+            assert mfa.declared_participation.in_state(state) == (_PARTICIPATION,)
+
+
 def test_measurements_of_a_round_with_zeroing() -> None:
     process = _process(zeroing_norm=10.0, clip_norm=1.01)
     output = process.next(process.initialize(), _UPDATES)

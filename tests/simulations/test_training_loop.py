@@ -1,5 +1,6 @@
 """Rounds in TFF: cohorts under timers, and runs that resume where they stopped."""
 
+import dataclasses
 import errno
 import os
 import pathlib
@@ -11,7 +12,12 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
 from mf_aggregators.sampling_schemes import PoissonSampling
 from simulations import data_samplers, quiet, training_loop
 from simulations.availability import Independent
@@ -35,6 +41,12 @@ def _no_worker_outlives_the_tests() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def process() -> Any:
     return linear_run.learning_process(_NUM_ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def sooner_process() -> Any:
+    """With noise for clients that return after two rounds."""
+    return linear_run.learning_process(_NUM_ROUNDS, participation=MinSeparation(2))
 
 
 def _run(process: Any, **changes: Any) -> FederatedRun:
@@ -166,13 +178,13 @@ def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
     "changes", [{"seed": 2}, {"clients_per_round": 2}, {"participation": MinSeparation(5)}]
 )
 def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
-    process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
+    sooner_process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
 ) -> None:
     # Of nine clients, a separation of two leaves six to draw three from.
     participation = MinSeparation(2)
-    ledger = _went_back(_run(process, participation=participation), tmp_path)
+    ledger = _went_back(_run(sooner_process, participation=participation), tmp_path)
     with pytest.raises(LedgerError, match="round 3 was released with other clients"):
-        _finish(_run(process, **{"participation": participation, **changes}), tmp_path)
+        _finish(_run(sooner_process, **{"participation": participation, **changes}), tmp_path)
     # Nothing was released or forgotten.
     assert not (tmp_path / "states" / "round_3").exists()
     assert _cohorts(ParticipationLedger.load(tmp_path / "ledger.npz")) == _cohorts(ledger)
@@ -298,21 +310,21 @@ _BY_CLOCK = DeviceBehaviour(
 )
 
 
-def _disturbed_run(process: Any, **changes: Any) -> FederatedRun:
+def _disturbed_run(sooner_process: Any, **changes: Any) -> FederatedRun:
     # With this seed the timers leave enough of the nine clients in all rounds.
     arguments: dict[str, Any] = {
         "behaviour": _DISTURBED,
         "participation": MinSeparation(2),
         "seed": 2,
     }
-    return _run(process, **{**arguments, **changes})
+    return _run(sooner_process, **{**arguments, **changes})
 
 
 @pytest.mark.parametrize("behaviour", [_DISTURBED, _BY_CLOCK])
 def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
-    process: Any, tmp_path: pathlib.Path, behaviour: DeviceBehaviour
+    sooner_process: Any, tmp_path: pathlib.Path, behaviour: DeviceBehaviour
 ) -> None:
-    run = _disturbed_run(process, behaviour=behaviour)
+    run = _disturbed_run(sooner_process, behaviour=behaviour)
     population = DevicePopulation(9, MinSeparation(2), 3, behaviour, run.seed)
     expected: list[DeviceRound] = []
     while len(expected) < _NUM_ROUNDS:
@@ -329,7 +341,7 @@ def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
         progress = training_loop.start(run, store)
         finished_rounds = training_loop.rounds(run, store, progress, stop)
         for number, finished in enumerate(finished_rounds, 1):
-            parts.append(linear_run.weights_of(process, finished.state))
+            parts.append(linear_run.weights_of(sooner_process, finished.state))
             found, planned = finished.devices, expected[finished.index]
             assert found is not None
             assert found.start_seconds == planned.start_seconds
@@ -350,12 +362,12 @@ def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
     ],
 )
 def test_other_devices_do_not_go_on_with_a_run(
-    process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
+    sooner_process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
 ) -> None:
     """What they remember of the rounds before is not known."""
-    _finish(_disturbed_run(process), tmp_path, at_most=2)
+    _finish(_disturbed_run(sooner_process), tmp_path, at_most=2)
     with pytest.raises(LedgerError, match=r"round 1 took place with other clients.*or start a new"):
-        _finish(_disturbed_run(process, **changes), tmp_path)
+        _finish(_disturbed_run(sooner_process, **changes), tmp_path)
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
 
 
@@ -378,3 +390,57 @@ def test_a_data_centre_has_no_devices(process: Any) -> None:
     sampler = data_samplers.create(PoissonSampling(_NUM_ROUNDS, 2, 9, 3), 1)
     with pytest.raises(ValueError, match="no device has a behaviour"):
         _run(process, sampler=sampler, behaviour=_DISTURBED)
+
+
+# Of a process whose noise is for clients that return after three rounds or more.
+@pytest.mark.parametrize(
+    ("participation", "is_allowed"),
+    [
+        (MinSeparation(1), False),
+        (MinSeparation(2), False),
+        (MinSeparation(2, 2), False),
+        (FixedEpochOrder(2, 2), False),
+        (MinSeparation(3), True),
+        (MinSeparation(4, 2), True),
+        (MinSeparation(1, 1), True),
+        (FixedEpochOrder(2, 3), True),
+        (FixedEpochOrder(9, 6), True),
+        (SingleParticipation(), True),
+    ],
+    ids=str,
+)
+def test_timers_that_allow_more_than_the_noise_covers_are_refused(
+    process: Any, participation: Participation, is_allowed: bool
+) -> None:
+    for behaviour in (DeviceBehaviour(), _BY_CLOCK):
+        if is_allowed:
+            run = _run(process, participation=participation, behaviour=behaviour)
+            assert run.participation == participation
+        else:
+            with pytest.raises(ValueError, match=r"another participation schema .*3 rounds apart"):
+                _run(process, participation=participation, behaviour=behaviour)
+
+
+def test_noise_for_one_participation_is_not_for_timers_that_let_clients_return() -> None:
+    process = linear_run.learning_process(_NUM_ROUNDS, participation=SingleParticipation())
+    with pytest.raises(ValueError, match=r"at most one participation.*the same participation"):
+        _run(process, participation=MinSeparation(1))
+    once = _run(process, participation=SingleParticipation())
+    # What a data sampler draws is accounted for by its scheme, from one participation.
+    sampler = data_samplers.create(PoissonSampling(_NUM_ROUNDS, 2, 9, 3), 1)
+    assert _run(process, sampler=sampler).sampling == sampler.scheme
+    # A state of which nothing is known declares nothing.
+    assert dataclasses.replace(once, initial_state=(), participation=MinSeparation(1))
+
+
+def test_a_resumed_run_keeps_the_schema_of_its_noise(
+    process: Any, sooner_process: Any, tmp_path: pathlib.Path
+) -> None:
+    """Each process fits its own timers, and their noise is of two sizes."""
+    _finish(_run(process), tmp_path, at_most=2)
+    _finish(_run(process), tmp_path, at_most=1)
+    with pytest.raises(LedgerError, match=r"3 rounds apart.*2 rounds apart.*account for both"):
+        _finish(_run(sooner_process, participation=MinSeparation(3)), tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
+    _, ledger = _finish(_run(process), tmp_path)
+    assert ledger.num_rounds == _NUM_ROUNDS

@@ -1,0 +1,87 @@
+"""The participation schema that noise is scaled to, as part of the state of a learning process.
+
+A guarantee needs the schema of the noise and the schema that clients keep to, and they are named
+in two places: where the aggregator is built, and where cohorts are drawn. A learning process of
+``tff.learning`` does not tell what its aggregator was built with. Its state does: the schema
+stands there as numbers, so that whoever draws cohorts can compare, before the first round of a
+run and whenever it is resumed.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+
+_NONE, _SINGLE, _FIXED_EPOCH, _MIN_SEPARATION = range(4)
+
+
+class DeclaredParticipation(NamedTuple):
+    """A schema as three int64 scalars.
+
+    Attributes:
+      schema: Which of the schemas; 0 for none.
+      separation: Its separation b; 0 if it has none.
+      max_participations: Its most participations k; 0 for as many as fit.
+    """
+
+    schema: Any
+    separation: Any
+    max_participations: Any
+
+
+def declare(participation: Participation | None) -> DeclaredParticipation:
+    """Returns a schema as numbers.
+
+    Args:
+      participation: The schema; None if none is declared.
+    """
+    if participation is None:
+        return DeclaredParticipation(_NONE, 0, 0)
+    if isinstance(participation, SingleParticipation):
+        return DeclaredParticipation(_SINGLE, 0, 1)
+    if isinstance(participation, FixedEpochOrder):
+        return DeclaredParticipation(_FIXED_EPOCH, participation.separation, participation.epochs)
+    return DeclaredParticipation(
+        _MIN_SEPARATION, participation.separation, participation.max_participations or 0
+    )
+
+
+def in_state(state: Any) -> tuple[Participation, ...]:
+    """Returns the schemas that a state declares.
+
+    Args:
+      state: Of a learning or aggregation process: a structure of named tuples, mappings, tuples
+        and lists, with values of NumPy or Python, which may hold aggregators of this library.
+
+    Returns:
+      The schema of each aggregator, in the order of the structure; empty if there are none.
+    """
+    found = (_schema(declared) for declared in _declared_in(state))
+    return tuple(schema for schema in found if schema is not None)
+
+
+def _declared_in(state: Any) -> Iterator[DeclaredParticipation]:
+    if isinstance(state, DeclaredParticipation):
+        yield state
+    elif isinstance(state, Mapping):
+        for each in state.values():
+            yield from _declared_in(each)
+    elif isinstance(state, (tuple, list)):
+        for each in state:
+            yield from _declared_in(each)
+
+
+def _schema(declared: DeclaredParticipation) -> Participation | None:
+    schema, separation, most = (int(number) for number in declared)
+    if schema == _NONE:
+        return None
+    if schema == _SINGLE:
+        return SingleParticipation()
+    if schema == _FIXED_EPOCH:
+        return FixedEpochOrder(most, separation)
+    return MinSeparation(separation, most or None)
