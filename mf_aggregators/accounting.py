@@ -16,17 +16,20 @@ from collections.abc import Iterable
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 
-from mf_aggregators import amplification, sampling_schemes
+from mf_aggregators import amplification, noise_tail, sampling_schemes
 from mf_aggregators.gaussian_accounting import (
     epsilon,
     epsilon_of_zcdp,
     event,
+    exact_epsilon,
     noise_multiplier,
     noise_multiplier_of_zcdp,
     zcdp_rho,
 )
+from mf_aggregators.noise_tail import DEFAULT_NUM_COORDINATES, TailError
 
 __all__ = [
+    "TailError",
     "amplified_epsilon",
     "amplified_event",
     "amplified_noise_multiplier",
@@ -34,6 +37,7 @@ __all__ = [
     "epsilon",
     "epsilon_of_zcdp",
     "event",
+    "exact_epsilon",
     "noise_multiplier",
     "noise_multiplier_of_zcdp",
     "zcdp_rho",
@@ -49,6 +53,7 @@ def amplified_epsilon(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the epsilon of a banded mechanism on sampled batches (BandMF Thm 4).
 
@@ -62,11 +67,13 @@ def amplified_epsilon(
       clients_per_round: The batch size B.
       sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2) or ``shuffling``
         (Cor. F.2): how every batch is drawn.
+      num_coordinates: Parameters times rounds, as in :func:`epsilon`.
 
     Returns:
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
 
     Raises:
+      TailError: If the tail of the noise may cost more than half of delta: a ValueError.
       ValueError: If an argument is out of its range, the bands do not fit the rounds, or
         the population is too small for the batches.
     """
@@ -77,7 +84,7 @@ def amplified_epsilon(
         population=population,
         clients_per_round=clients_per_round,
     )
-    return amplification.epsilon(scheme, noise_multiplier, delta)
+    return amplification.epsilon(scheme, noise_multiplier, delta, num_coordinates=num_coordinates)
 
 
 def amplified_noise_multiplier(
@@ -89,6 +96,7 @@ def amplified_noise_multiplier(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the least noise multiplier for a target, the inverse of amplified_epsilon.
 
@@ -100,6 +108,7 @@ def amplified_noise_multiplier(
       population: The clients (or examples) m, at least B b.
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
+      num_coordinates: As there.
 
     Returns:
       The noise multiplier, relative to the largest column norm of C.
@@ -114,7 +123,7 @@ def amplified_noise_multiplier(
         population=population,
         clients_per_round=clients_per_round,
     )
-    return amplification.noise_multiplier(scheme, epsilon, delta)
+    return amplification.noise_multiplier(scheme, epsilon, delta, num_coordinates=num_coordinates)
 
 
 def amplified_event(
@@ -153,18 +162,26 @@ def amplified_event(
     return amplification.event(scheme, noise_multiplier)
 
 
-def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float:
+def composed_epsilon(
+    events: Iterable[dp_events.DpEvent],
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
     """Returns the epsilon of several runs together, for clients who may be in all of them.
 
     Args:
       events: What :func:`event` and :func:`amplified_event` returned, or any other event
-        that dp-accounting's privacy loss distributions know.
+        that dp-accounting's privacy loss distributions know; all Gaussian ones are taken
+        for ones whose noise is drawn here.
       delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: Parameters times rounds, of the largest run.
 
     Returns:
       The epsilon of the composition; infinity if one event has no noise.
 
     Raises:
+      TailError: If the tail of the noise may cost more than half of delta: a ValueError.
       ValueError: If delta is out of its range, or an event cannot be composed so.
     """
     composed = dp_events.ComposedDpEvent(list(events))
@@ -175,7 +192,37 @@ def composed_epsilon(events: Iterable[dp_events.DpEvent], delta: float) -> float
             "with dp_accounting.rdp.RdpAccountant."
         )
     accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
-    return float(accountant.get_epsilon(delta))
+    # The tail costs more at a larger epsilon, so that this is for all up to it.
+    largest = float(accountant.get_epsilon(noise_tail.SMALL_SHARE * delta))
+    tail = min(1.0, _tail(composed, largest, num_coordinates))
+    return float(accountant.get_epsilon(noise_tail.delta_left(delta, tail, num_coordinates)))
+
+
+def _tail(
+    event: dp_events.DpEvent,
+    epsilon: float,
+    num_coordinates: int,
+    count: int = 1,
+    chance: float = 1.0,
+) -> float:
+    """What the end of the noise's tail adds to delta in a number of runs of an event."""
+    if isinstance(event, dp_events.ComposedDpEvent):
+        return sum(_tail(each, epsilon, num_coordinates, count, chance) for each in event.events)
+    if isinstance(event, dp_events.SelfComposedDpEvent):
+        count *= int(event.count)
+        return _tail(event.event, epsilon, num_coordinates, count, chance)
+    if isinstance(event, dp_events.PoissonSampledDpEvent):
+        chance *= event.sampling_probability
+        return _tail(event.event, epsilon, num_coordinates, count, chance)
+    if not isinstance(event, dp_events.GaussianDpEvent) or event.noise_multiplier == 0.0:
+        return 0.0
+    return noise_tail.probability(
+        event.noise_multiplier,
+        epsilon,
+        num_coordinates=num_coordinates,
+        participations=count,
+        chance=chance,
+    )
 
 
 def _compositions(event: dp_events.DpEvent) -> int:

@@ -27,8 +27,19 @@ What the k queries reveal is computed for each scheme:
 None is ever more than the guarantee without amplification: that of a Gaussian mechanism
 with as many participations as the scheme allows. The batches must stay secret: who knows
 them sees a run that was not sampled.
+
+The tail of the noise that is drawn ends, which costs a part of delta (``noise_tail``). Each
+participation changes rows of Z of its own, by at most the largest column norm:
+
+* Poisson sampling: where a client took part, releases can be impossible without it; without
+  it, releases are impossible only for who would have taken part. Both are bounded for every
+  round that the client may be in, the first one by its chance to be in it.
+* Fixed-size subsets: who is in a batch in place of the client moves the sum by up to twice the
+  norm, and what either adds may leave what the other can, in each round.
+* Shuffling: a part of the local delta of each batch, from which the theorem goes on.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -41,7 +52,8 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from mf_aggregators import gaussian_accounting, validation
+from mf_aggregators import gaussian_accounting, noise_tail, validation
+from mf_aggregators.noise_tail import DEFAULT_NUM_COORDINATES
 from mf_aggregators.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -77,11 +89,23 @@ _RELATIVE_STEP = 1e-6
 # dp-accounting's Renyi bound for subsets cancels where there is more noise than this.
 _LARGEST_NOISE_OF_SUBSETS = 1e6
 
+# What is left of delta if the tail is not worth a second accounting.
+_HARDLY_LESS = 0.999
+
+# In a search for a noise multiplier, the excess of one that cannot be accounted for.
+_REFUSED = 1e6
+
 # Points of the grid of local deltas over which the bound for shuffling is minimised.
 _LOCAL_DELTAS = 24
 
 
-def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> float:
+def epsilon(
+    scheme: SamplingScheme,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
     """Returns the epsilon of a run of a banded mechanism whose batches a scheme drew.
 
     Args:
@@ -89,26 +113,67 @@ def epsilon(scheme: SamplingScheme, noise_multiplier: float, delta: float) -> fl
       noise_multiplier: Standard deviation of Z over (clip norm times the largest column
         norm of C); zero means no noise.
       delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: Parameters times rounds, as in ``gaussian_accounting.epsilon``.
 
     Returns:
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
 
     Raises:
+      TailError: If the tail may cost more than half of delta: a ValueError.
       ValueError: If an argument is out of its range.
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    return _epsilon(scheme, sigma, delta)
+    return _epsilon(scheme, sigma, delta, num_coordinates)
 
 
-def _epsilon(scheme: SamplingScheme, sigma: float, delta: float) -> float:
+def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates: int) -> float:
     less = safe_delta(delta, _participations(scheme))
-    unamplified = gaussian_accounting.epsilon(_unamplified_multiplier(scheme, sigma), delta)
+    unamplified, refused = math.inf, None
+    try:
+        unamplified = gaussian_accounting.epsilon(
+            _unamplified_multiplier(scheme, sigma),
+            delta,
+            num_coordinates=num_coordinates,
+            disjoint_participations=_participations(scheme),
+        )
+    except noise_tail.TailError as error:
+        # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
+        refused = error
     if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
-        return unamplified
-    return min(unamplified, _amplified_epsilon(scheme, sigma, less))
+        found = unamplified
+    else:
+        found = min(unamplified, _amplified(scheme, sigma, less, unamplified, num_coordinates))
+    if refused is not None and math.isinf(found):
+        raise refused
+    return found
 
 
-def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> float:
+def _amplified(
+    scheme: SamplingScheme, sigma: float, delta: float, unamplified: float, num_coordinates: int
+) -> float:
+    """The amplified epsilon; infinity if the tail is too large a part of delta."""
+    accounting = _Accounting(scheme, sigma, num_coordinates)
+    # The tail costs more at a larger epsilon: what is left at one is left for all up to it.
+    try:
+        left = accounting.delta_left(delta, unamplified)
+        if left > _HARDLY_LESS * delta:
+            return accounting.epsilon(left)
+    except noise_tail.TailError:
+        pass
+    largest = min(unamplified, accounting.epsilon(noise_tail.SMALL_SHARE * delta))
+    try:
+        return accounting.epsilon(accounting.delta_left(delta, largest))
+    except noise_tail.TailError:
+        return math.inf
+
+
+def noise_multiplier(
+    scheme: SamplingScheme,
+    epsilon: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
     """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
 
     The epsilon that is stated of it, with a grid of its own, is never above the target.
@@ -117,6 +182,7 @@ def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> fl
       scheme: How the batches are drawn.
       epsilon: Above 0.
       delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: As in :func:`epsilon`.
 
     Returns:
       The noise multiplier, relative to the largest column norm of C.
@@ -128,12 +194,15 @@ def noise_multiplier(scheme: SamplingScheme, epsilon: float, delta: float) -> fl
     target = validation.positive_number(epsilon, "epsilon")
     less = safe_delta(delta, _participations(scheme))
     # What suffices without amplification always suffices.
-    enough = gaussian_accounting.noise_multiplier(target, delta) * math.sqrt(
-        _participations(scheme)
-    )
-    found = _searched(scheme, target, less, enough)
+    enough = gaussian_accounting.noise_multiplier(
+        target,
+        delta,
+        num_coordinates=num_coordinates,
+        disjoint_participations=_participations(scheme),
+    ) * math.sqrt(_participations(scheme))
+    found = _searched(scheme, target, less, enough, num_coordinates)
     step = _RELATIVE_STEP
-    while found < enough and _epsilon(scheme, found, delta) > target:
+    while found < enough and not _is_met(scheme, found, target, delta, num_coordinates):
         found = min(found * (1.0 + step), enough)
         step *= 2.0
     return found
@@ -170,19 +239,37 @@ def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
     return dp_event.GaussianDpEvent(_unamplified_multiplier(scheme, sigma))
 
 
-def _searched(scheme: SamplingScheme, target: float, delta: float, enough: float) -> float:
+def _is_met(
+    scheme: SamplingScheme, sigma: float, target: float, delta: float, num_coordinates: int
+) -> bool:
+    try:
+        return _epsilon(scheme, sigma, delta, num_coordinates) <= target
+    except noise_tail.TailError:
+        return False
+
+
+def _searched(
+    scheme: SamplingScheme, target: float, delta: float, enough: float, num_coordinates: int
+) -> float:
     """The least noise multiplier that a search finds, at most one that is known to suffice."""
     if isinstance(scheme, PoissonSampling):
         if scheme.sampling_probability >= 1.0:
             return enough
         # Fine intervals take time where there is little noise: they only polish.
         interval = _interval_for(target)
-        near = _smallest(_poisson_excess(scheme, target, delta, _COARSER * interval), enough, 1.5)
-        return _smallest(_poisson_excess(scheme, target, delta, interval), near, 1.001)
+        coarse = _poisson_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
+        near = _smallest(coarse, enough, 1.5)
+        fine = _poisson_excess(scheme, target, delta, interval, num_coordinates)
+        return _smallest(fine, near, 1.001)
 
     def excess(log_sigma: float) -> float:
+        accounting = _Accounting(scheme, math.exp(log_sigma), num_coordinates)
+        try:
+            left = accounting.delta_left(delta, target)
+        except noise_tail.TailError:
+            return _REFUSED
         # Infinite values have no place in a search for a root.
-        return min(_amplified_epsilon(scheme, math.exp(log_sigma), delta), 1e6) - target
+        return min(accounting.epsilon(left), _REFUSED) - target
 
     return _smallest(excess, enough, 1.5)
 
@@ -199,12 +286,53 @@ def _unamplified_multiplier(scheme: SamplingScheme, sigma: float) -> float:
     return sigma / math.sqrt(_participations(scheme))
 
 
-def _amplified_epsilon(scheme: SamplingScheme, sigma: float, delta: float) -> float:
+@dataclasses.dataclass(frozen=True)
+class _Accounting:
+    """The accounting of one scheme for one noise multiplier.
+
+    Attributes:
+      scheme: How batches are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      num_coordinates: Parameters times rounds.
+    """
+
+    scheme: SamplingScheme
+    sigma: float
+    num_coordinates: int
+
+    def epsilon(self, delta: float) -> float:
+        """The amplified epsilon at what is left of delta after the tail."""
+        if isinstance(self.scheme, PoissonSampling):
+            return _poisson_epsilon(self.scheme, self.sigma, delta)
+        if isinstance(self.scheme, FixedSizeSampling):
+            return _fixed_size_epsilon(self.scheme, self.sigma, delta)
+        return _shuffling_epsilon(self.scheme, self.sigma, delta, self.num_coordinates)
+
+    def delta_left(self, delta: float, epsilon: float) -> float:
+        """What is left of delta after the tail; raises TailError if it is too little."""
+        if isinstance(self.scheme, Shuffling):
+            # The local deltas have paid for it.
+            return delta
+        tail = _tail(self.scheme, self.sigma, epsilon, self.num_coordinates)
+        return noise_tail.delta_left(delta, tail, self.num_coordinates)
+
+
+def _tail(
+    scheme: PoissonSampling | FixedSizeSampling, sigma: float, epsilon: float, num_coordinates: int
+) -> float:
+    """A bound on what the end of the noise's tail adds to delta."""
+    most = scheme.most_participations
     if isinstance(scheme, PoissonSampling):
-        return _poisson_epsilon(scheme, sigma, delta)
-    if isinstance(scheme, FixedSizeSampling):
-        return _fixed_size_epsilon(scheme, sigma, delta)
-    return _shuffling_epsilon(scheme, sigma, delta)
+        return noise_tail.probability(
+            sigma,
+            epsilon,
+            num_coordinates=num_coordinates,
+            participations=most,
+            chance=scheme.sampling_probability,
+        )
+    return 2.0 * noise_tail.probability(
+        sigma / 2.0, epsilon, num_coordinates=num_coordinates, participations=most
+    )
 
 
 def _smallest(excess: Callable[[float], float], enough: float, factor: float) -> float:
@@ -247,11 +375,16 @@ def _finest_interval(sigma: float) -> float:
 
 
 def _poisson_excess(
-    scheme: PoissonSampling, target: float, delta: float, interval: float
+    scheme: PoissonSampling, target: float, delta: float, interval: float, num_coordinates: int
 ) -> Callable[[float], float]:
     def excess(log_sigma: float) -> float:
-        loss = _poisson_loss(scheme, math.exp(log_sigma), interval)
-        return math.log(max(float(loss.get_delta_for_epsilon(target)), 1e-30) / delta)
+        sigma = math.exp(log_sigma)
+        try:
+            left = _Accounting(scheme, sigma, num_coordinates).delta_left(delta, target)
+        except noise_tail.TailError:
+            return _REFUSED
+        loss = _poisson_loss(scheme, sigma, interval)
+        return math.log(max(float(loss.get_delta_for_epsilon(target)), 1e-30) / left)
 
     return excess
 
@@ -284,16 +417,25 @@ def _fixed_size_epsilon(scheme: FixedSizeSampling, sigma: float, delta: float) -
     return float(accountant.get_epsilon(delta))
 
 
-def _shuffling_epsilon(scheme: Shuffling, sigma: float, delta: float) -> float:
+def _shuffling_epsilon(
+    scheme: Shuffling, sigma: float, delta: float, num_coordinates: int
+) -> float:
     """The least epsilon over how delta is shared between the theorem's parts."""
     passes, batches = scheme.num_passes, scheme.batches_per_pass
     # Composition needs a share of delta of its own.
     pass_delta = delta if passes == 1 else 0.5 * delta / passes
+    # The rows that one participation changes.
+    coordinates = -(-num_coordinates // scheme.most_participations)
     best = math.inf
     for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
         local_delta = share * pass_delta / batches
-        # Replacing one client changes a batch by twice what zeroing it does.
-        local_epsilon = gaussian_accounting.epsilon(sigma / 2.0, local_delta)
+        try:
+            # Replacing one client changes a batch by twice what zeroing it does.
+            local_epsilon = gaussian_accounting.epsilon(
+                sigma / 2.0, local_delta, num_coordinates=coordinates
+            )
+        except noise_tail.TailError:
+            continue
         bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
         if bound is not None and bound[1] <= pass_delta:
             best = min(best, bound[0])

@@ -117,7 +117,7 @@ class ErrorRates:
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """Returns the epsilon of mu-Gaussian DP at a delta; 0 at mu = 0."""
-    return accounting.epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
+    return accounting.exact_epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
 
 
 def rates_of_scores(

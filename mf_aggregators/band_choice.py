@@ -19,6 +19,7 @@ from mf_aggregators import (
     amplification,
     factorization_cache,
     gaussian_accounting,
+    noise_tail,
     sampling_schemes,
     workloads,
 )
@@ -224,6 +225,6 @@ def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
 
 def _accounting_fingerprint() -> str:
     """Tells versions of the accounting apart, so that no mended one serves old numbers."""
-    sources = (amplification, gaussian_accounting, sampling_schemes)
+    sources = (amplification, gaussian_accounting, noise_tail, sampling_schemes)
     contents = "".join(inspect.getsource(module) for module in sources)
     return hashlib.sha256(contents.encode()).hexdigest()[:16]

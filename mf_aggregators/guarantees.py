@@ -52,7 +52,8 @@ class Guarantee:
       sensitivity_is_exact: False if the sensitivity is an upper bound.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
       zcdp_rho: rho of zero-concentrated DP, never amplified; infinity without noise.
-      epsilon: Of (epsilon, delta)-DP; infinity without noise.
+      epsilon: Of (epsilon, delta)-DP; infinity without noise, and where participations that
+        broke the plan leave so little that no epsilon can be stated (``noise_tail``).
       delta: The delta that epsilon is for.
       sampling: How the batches are drawn, if the guarantee is amplified by that.
     """
@@ -335,7 +336,7 @@ def realised(
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=multiplier,
         zcdp_rho=0.0 if nothing else accounting.zcdp_rho(multiplier) if private else math.inf,
-        epsilon=0.0 if nothing else accounting.epsilon(multiplier, plan.delta),
+        epsilon=0.0 if nothing else _epsilon(multiplier, plan.delta),
         delta=plan.delta,
     )
 
@@ -367,7 +368,7 @@ def worst_client(
         client_id=record.client_ids[worst.index],
         rounds=worst.rounds,
         sensitivity=worst.sensitivity,
-        epsilon=accounting.epsilon(multiplier, plan.delta),
+        epsilon=_epsilon(multiplier, plan.delta),
     )
 
 
@@ -405,7 +406,7 @@ def widened(
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=multiplier,
         zcdp_rho=accounting.zcdp_rho(multiplier),
-        epsilon=accounting.epsilon(multiplier, plan.delta),
+        epsilon=_epsilon(multiplier, plan.delta),
         delta=plan.delta,
     )
 
@@ -424,6 +425,14 @@ def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedPartici
         return is_fixed and most <= plan.epochs
     allowed = plan.max_participations
     return smallest >= plan.separation and (allowed is None or most <= allowed)
+
+
+def _epsilon(noise_multiplier: float, delta: float) -> float:
+    """Epsilon of what happened; infinity also where so little noise is left that none is stated."""
+    try:
+        return accounting.epsilon(noise_multiplier, delta)
+    except accounting.TailError:
+        return math.inf
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -381,7 +381,7 @@ def _draws(scheme: SamplingScheme) -> str:
 
 def _formal(guarantee: Guarantee) -> str:
     if not math.isfinite(guarantee.epsilon):
-        return "Without noise there is no finite epsilon."
+        return "With no noise, or hardly any, there is no finite epsilon."
     kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
     sensitivity = rounded_up(guarantee.sensitivity, ".6g")
     # In full: what follows is not said of less noise, nor of more than there was.

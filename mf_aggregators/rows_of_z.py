@@ -1,7 +1,8 @@
 """Rows of Z, standard normal, from random words: a function of (seed, row, coordinate) alone.
 
-Box-Muller in float64 on uniforms of 53 bits, whose normals reach 8.57 standard deviations:
-a cut tail is a chance of no deniability at all, and few radii are recognised in the output.
+Box-Muller in float64 on uniforms of 53 bits, whose normals reach 8.57 standard deviations: a
+cut tail is a chance of no deniability at all (``noise_tail`` says how large it is), and few
+radii are recognised in the output.
 
 A row's coordinates come in panels of ``PANEL``. Coordinate j of panel p belongs to pair
 ``q = j % (PANEL // 2)``: the word ``p * PANEL + q`` gives the pair's radius, the word
@@ -21,8 +22,12 @@ from mf_aggregators.row_layout import PANEL
 
 _HALF = PANEL // 2
 # A float64 holds integers of 53 bits exactly.
-_UNIFORM_SHIFT = np.uint64(64 - 53)
-_UNIFORM_UNIT = 2.0**-53
+UNIFORM_BITS = 53
+# The smallest uniform number, and what they all are multiples of.
+UNIFORM_UNIT = 2.0**-UNIFORM_BITS
+# The largest radius of a pair of normal numbers, that of the smallest uniform number.
+LARGEST_NORMAL = math.sqrt(-2.0 * math.log(UNIFORM_UNIT))
+_UNIFORM_SHIFT = np.uint64(64 - UNIFORM_BITS)
 
 
 def standard_normal(
@@ -112,9 +117,9 @@ def _polar(
         radius_words = random_words.words(source, seed, row, radius_index, stop - start)
         angle_words = random_words.words(source, seed, row, radius_index + _HALF, stop - start)
     # Above zero, so that the logarithm is finite.
-    uniforms = (_upper_bits(radius_words) + 1.0) * _UNIFORM_UNIT
+    uniforms = (_upper_bits(radius_words) + 1.0) * UNIFORM_UNIT
     radii = np.sqrt(-2.0 * np.log(uniforms))
-    return radii, _upper_bits(angle_words) * (2.0 * math.pi * _UNIFORM_UNIT)
+    return radii, _upper_bits(angle_words) * (2.0 * math.pi * UNIFORM_UNIT)
 
 
 def _upper_bits(words: np.ndarray) -> np.ndarray:

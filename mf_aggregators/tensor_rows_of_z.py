@@ -4,7 +4,7 @@ TensorFlow supplies the random words, and not the normal samples: its Box-Muller
 replaces uniforms below 1e-7, which cuts the tails at 5.68 standard deviations, and draws
 float32 samples from 2^23 radii. A cut tail is a chance of no deniability at all, and few
 radii are recognised in the output. Here the transform runs in float64 on uniforms of 53
-bits, which reaches 8.57 standard deviations.
+bits, which reaches 8.57 standard deviations (``rows_of_z.LARGEST_NORMAL``).
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from mf_aggregators.row_layout import PANEL
+from mf_aggregators.rows_of_z import UNIFORM_BITS, UNIFORM_UNIT
 
 # TensorFlow's number for the Philox generator.
 _PHILOX = 1
@@ -134,8 +135,8 @@ def panel_rows(
 def _normals(radii: tf.Tensor, angles: tf.Tensor, width: int, dtype: tf.DType) -> tf.Tensor:
     """Box-Muller: the cosines of all pairs of words, then the sines."""
     # Uniforms in (0, 1] keep the logarithm finite.
-    radius = tf.sqrt(-2.0 * tf.math.log((_bits(radii) + 1.0) * 2.0**-53))
-    angle = _bits(angles) * (2.0 * math.pi * 2.0**-53)
+    radius = tf.sqrt(-2.0 * tf.math.log((_bits(radii) + 1.0) * UNIFORM_UNIT))
+    angle = _bits(angles) * (2.0 * math.pi * UNIFORM_UNIT)
     normals = tf.cast(radius * tf.cos(angle), dtype)
     sines = width - min(width, _HALF)
     if sines:
@@ -145,4 +146,6 @@ def _normals(radii: tf.Tensor, angles: tf.Tensor, width: int, dtype: tf.DType) -
 
 def _bits(words: tf.Tensor) -> tf.Tensor:
     """The upper 53 bits of each word as a float64, which holds them exactly."""
-    return tf.cast(tf.bitwise.right_shift(words, tf.constant(64 - 53, tf.uint64)), tf.float64)
+    return tf.cast(
+        tf.bitwise.right_shift(words, tf.constant(64 - UNIFORM_BITS, tf.uint64)), tf.float64
+    )

@@ -91,8 +91,8 @@ def sample_order(seed: int, round_index: int, client_id: str, number: int) -> np
       (number,) int64: a uniform permutation.
     """
     name = int.from_bytes(client_id.encode("utf-8"), "little")
-    # Cohorts are drawn with the round alone.
-    return cohorts.generator_of(seed, 1, round_index, name).permutation(number)
+    generator = cohorts.generator_of(seed, cohorts.Stream.EXAMPLES, round_index, name)
+    return generator.permutation(number)
 
 
 def batches(dataset: tf.data.Dataset, batch_size: int, epochs: int) -> tf.data.Dataset:

@@ -5,11 +5,32 @@ is resumed therefore draws the cohorts that the uninterrupted run would have dra
 which keeps both its participation schema and its use of noise rows intact.
 """
 
+import enum
+
 import numpy as np
 
 from mf_aggregators.participation import MinSeparation, check_population
 
 _BLOCK = 2**14
+
+
+class Stream(enum.IntEnum):
+    """The first coordinate of every random stream of a run's seed, see :func:`generator_of`.
+
+    Cohorts alone have none of these: theirs is the round, and nothing follows it. All other
+    streams have at least one more coordinate, so that no two are the same.
+
+    Attributes:
+      EXAMPLES: The order of a client's examples: round, name of the client.
+      EVALUATION: The sentences of a split that models are evaluated on: the split's number.
+      BATCHES: What a data sampler draws: the kind of draw and its coordinates.
+      DEVICES: What a population of devices draws: the kind of draw and its coordinates.
+    """
+
+    EXAMPLES = 1
+    EVALUATION = 2
+    BATCHES = 3
+    DEVICES = 4
 
 
 class TooFewEligibleClientsError(ValueError):
@@ -59,7 +80,8 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
 
     Args:
       seed: Any non-negative integer.
-      *coordinates: Non-negative integers, for example a round and a client.
+      *coordinates: Non-negative integers: a :class:`Stream` and at least one more, or, for a
+        cohort, the round alone.
 
     Returns:
       The generator; other coordinates give independent ones.

@@ -24,10 +24,9 @@ from mf_aggregators.sampling_schemes import (
     Shuffling,
 )
 from simulations import cohorts
+from simulations.cohorts import Stream
 
-# The first coordinate of all generators here. Cohorts have a round alone as coordinate, and
-# the data of a task begin with 1 and 2.
-_SAMPLERS = 3
+# The second coordinate of all generators here.
 _PARTITION, _ROUND, _PASS = 0, 1, 2
 # As many as NumPy's seed sequences mix, and as Philox has of key.
 _SEED_BITS = 128
@@ -86,12 +85,12 @@ class DataSampler:
             visit = round_index // scheme.num_bands
             number, batch = divmod(visit, scheme.batches_per_pass)
             generator = cohorts.generator_of(
-                self.seed, _SAMPLERS, _PASS, round_index % scheme.num_bands, number
+                self.seed, Stream.BATCHES, _PASS, round_index % scheme.num_bands, number
             )
             size = scheme.clients_per_round
             chosen = generator.permutation(part)[batch * size : (batch + 1) * size]
         else:
-            generator = cohorts.generator_of(self.seed, _SAMPLERS, _ROUND, round_index)
+            generator = cohorts.generator_of(self.seed, Stream.BATCHES, _ROUND, round_index)
             if isinstance(scheme, PoissonSampling):
                 # A random number has 53 bits: the probability is q to within 2^-53.
                 chosen = part[generator.random(len(part)) < scheme.sampling_probability]
@@ -124,7 +123,7 @@ def create(scheme: SamplingScheme, seed: int) -> DataSampler:
         )
     if seed < 0:
         raise ValueError("the seed of a data sampler must not be negative.")
-    order = cohorts.generator_of(seed, _SAMPLERS, _PARTITION).permutation(scheme.population)
+    order = cohorts.generator_of(seed, Stream.BATCHES, _PARTITION).permutation(scheme.population)
     order.flags.writeable = False
     return DataSampler(scheme, seed, order)
 

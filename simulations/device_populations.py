@@ -22,15 +22,13 @@ from mf_aggregators import validation
 from mf_aggregators.participation import FixedEpochOrder, Participation
 from simulations import cohorts
 from simulations.availability import Always, Availability, Trace
-from simulations.cohorts import TooFewEligibleClientsError
+from simulations.cohorts import Stream, TooFewEligibleClientsError
 from simulations.participation_timers import DeviceTimers, WallClockTimer, limit_of
 
 WAIT = "wait"
 REJOIN = "rejoin"
 
-# The first coordinate of all generators here. Cohorts have a round alone as coordinate, the
-# data of a task begin with 1 and 2, and data samplers with 3.
-_DEVICES = 4
+# The second coordinate of all generators here.
 _SELECTION = 0
 _HISTORY = 1
 
@@ -271,7 +269,7 @@ class DevicePopulation:
             if num_eligible < self._clients_per_round and behaviour.timer is None:
                 # No timer runs out within a round.
                 raise TooFewEligibleClientsError(self._too_few(num_eligible))
-            generator = cohorts.generator_of(self._seed, _DEVICES, _SELECTION, index, attempt)
+            generator = cohorts.generator_of(self._seed, Stream.DEVICES, _SELECTION, index, attempt)
             selection = self._select(generator, seconds)
             if len(selection.devices) < self._clients_per_round:
                 continue
@@ -338,7 +336,7 @@ class DevicePopulation:
         index, behaviour = self._round_index, self._behaviour
         if behaviour.history_loss_probability == 0.0 or index == 0:
             return
-        generator = cohorts.generator_of(self._seed, _DEVICES, _HISTORY, index)
+        generator = cohorts.generator_of(self._seed, Stream.DEVICES, _HISTORY, index)
         number = generator.binomial(self._num_devices, behaviour.history_loss_probability)
         devices = generator.choice(self._num_devices, size=number, replace=False, shuffle=False)
         self._timers.advance(self._now(self._seconds))

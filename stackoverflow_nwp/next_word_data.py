@@ -58,9 +58,16 @@ class NextWordData:
             split: self.text.client_tokens(split, words, options["sequence_length"])
             for split in ("train", "heldout", "test")
         }
-        heldout = all_sentences(splits["heldout"], options["heldout_sentences"], seed)
-        test = all_sentences(splits["test"], options["test_sentences"], seed)
-        counted = all_sentences(splits["train"], _COUNTED_SENTENCES, seed)
+        heldout, test, counted = (
+            all_sentences(splits[split], at_most, seed, number)
+            for number, (split, at_most) in enumerate(
+                (
+                    ("heldout", options["heldout_sentences"]),
+                    ("test", options["test_sentences"]),
+                    ("train", _COUNTED_SENTENCES),
+                )
+            )
+        )
         tf.keras.utils.set_random_seed(seed % 2**32)
         initial_weights = tuple(task.keras_model().get_weights())
         word, word_accuracy = task.constant_accuracy(counted, test)

@@ -153,18 +153,22 @@ class ClientDatasets:
         return client_data.batches(dataset, self.batch_size, self.epochs)
 
 
-def all_sentences(tokens: ClientTokens, at_most: int, seed: int) -> np.ndarray:
+def all_sentences(
+    tokens: ClientTokens, at_most: int, seed: int, split_number: int = 0
+) -> np.ndarray:
     """Returns sentences of all clients of a split, the same sample for the same seed.
 
     Args:
       tokens: The split.
       at_most: How many sentences.
-      seed: Of the sample.
+      seed: Of the run.
+      split_number: From 0, another one for each split of a run: samples of two splits have
+        nothing to do with each other.
 
     Returns:
       (m, sequence_length + 1) int32.
     """
-    generator = cohorts.generator_of(seed, 2)
+    generator = cohorts.generator_of(seed, cohorts.Stream.EVALUATION, split_number)
     order = generator.permutation(len(tokens.client_ids))
     chosen: list[np.ndarray] = []
     found = 0

@@ -72,7 +72,7 @@ class ToeplitzFactorization(ToeplitzStructure):
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
         self._coefficients = checked_coefficients(coefficients, self._num_rounds)
         self._equal_column_norms = bool(equal_column_norms)
-        check_range(self.strategy_coefficients(), self.noising_coefficients())
+        check_range(self._strategy_column(), self._noising_column())
 
     @property
     def num_rounds(self) -> int:
@@ -89,12 +89,20 @@ class ToeplitzFactorization(ToeplitzStructure):
         """Whether the columns of C are scaled to norm one."""
         return self._equal_column_norms
 
-    def strategy_coefficients(self) -> np.ndarray:
-        """Returns the first column of T, (n,) float64."""
+    def strategy_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C, (n,) float64; None with equal column norms."""
+        return None if self._equal_column_norms else self._strategy_column()
+
+    def noising_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C^-1, (n,) float64; None with equal column norms."""
+        return None if self._equal_column_norms else self._noising_column()
+
+    def _strategy_column(self) -> np.ndarray:
+        """The first column of T, also where C is T with its columns scaled."""
         return power_series.padded(self._coefficients, self._num_rounds)
 
-    def noising_coefficients(self) -> np.ndarray:
-        """Returns the first column of T^-1, (n,) float64."""
+    def _noising_column(self) -> np.ndarray:
+        """The first column of T^-1."""
         return power_series.reciprocal(self._coefficients, self._num_rounds)
 
     def strategy_bands(self) -> int:
@@ -152,7 +160,7 @@ class ToeplitzFactorization(ToeplitzStructure):
     def noise_recursion(self) -> ToeplitzNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
         scales = self._column_norms() if self._equal_column_norms else None
-        return recursion_of(self._num_rounds, self._coefficients, self.noising_coefficients, scales)
+        return recursion_of(self._num_rounds, self._coefficients, self._noising_column, scales)
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns the squared row norms of B: see the base class."""
@@ -171,7 +179,7 @@ class ToeplitzFactorization(ToeplitzStructure):
 
     def _squared_rows_of_prefix_sums(self) -> np.ndarray:
         """Row i of B is row i - 1 plus column norm i times row i of T^-1: O(n) memory."""
-        norms, inverse = self._column_norms(), self.noising_coefficients()
+        norms, inverse = self._column_norms(), self._noising_column()
         # All columns but the last b - 1 have the same norm, so that B is Toeplitz at first.
         alike = self._num_rounds - self.num_bands + 1
         decoder = norms[0] * np.cumsum(inverse)[:alike]

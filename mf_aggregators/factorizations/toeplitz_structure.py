@@ -23,25 +23,37 @@ class ToeplitzStructure(Factorization):
     """C is Toeplitz: C[i, j] depends on i - j alone. All but the dense views takes O(n) memory."""
 
     @abc.abstractmethod
-    def strategy_coefficients(self) -> np.ndarray:
-        """Returns the first column of C, (n,) float64."""
+    def strategy_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C, (n,) float64; None if scaled columns are not Toeplitz."""
 
     @abc.abstractmethod
-    def noising_coefficients(self) -> np.ndarray:
-        """Returns the first column of C^-1, (n,) float64."""
+    def noising_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C^-1, (n,) float64; None if C^-1 is not Toeplitz."""
+
+    def _strategy_column(self) -> np.ndarray:
+        """The first column of C, of those who have one."""
+        column = self.strategy_coefficients()
+        assert column is not None
+        return column
+
+    def _noising_column(self) -> np.ndarray:
+        """The first column of C^-1, of those who have one."""
+        column = self.noising_coefficients()
+        assert column is not None
+        return column
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C as a dense (n, n) array."""
-        return _dense(self.strategy_coefficients())
+        return _dense(self._strategy_column())
 
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 as a dense (n, n) array."""
-        return _dense(self.noising_coefficients())
+        return _dense(self._noising_column())
 
     def _strategy_product(self, x: np.ndarray) -> np.ndarray:
         if not x.size:
             return x.copy()
-        column = self.strategy_coefficients().reshape((-1,) + (1,) * (x.ndim - 1))
+        column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))
         return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
@@ -49,7 +61,7 @@ class ToeplitzStructure(Factorization):
         return self._sensitivity_of_first(self.num_rounds, participation)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        coefficients = self.strategy_coefficients()[:rounds]
+        coefficients = self._strategy_column()[:rounds]
         bound = sensitivities.from_toeplitz_coefficients(coefficients, rounds, participation)
         work = rounds**2 * participation.most_participations(rounds)
         if bound.is_exact or work > _LARGEST_DENSE_BOUND:
@@ -63,7 +75,7 @@ class ToeplitzStructure(Factorization):
             self._check_rounds(workload.num_rounds)
             coefficients = workload.coefficients()
             if coefficients is not None:
-                noising = self.noising_coefficients()
+                noising = self._noising_column()
                 row = power_series.product(coefficients, noising, self.num_rounds)
                 return np.cumsum(np.square(row))
         return super().squared_decoder_rows(workload)

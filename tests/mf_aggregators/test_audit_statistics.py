@@ -83,7 +83,7 @@ def test_no_threshold_shows_more_than_the_exact_epsilon(
     mu: float, threshold: float, delta: float
 ) -> None:
     bound = _exact(threshold, mu).epsilon_lower_bound_any_mechanism(delta)
-    assert bound <= mfa.accounting.epsilon(1.0 / mu, delta) + 1e-6
+    assert bound <= mfa.accounting.exact_epsilon(1.0 / mu, delta) + 1e-6
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
@@ -92,12 +92,12 @@ def test_the_best_thresholds_show_the_exact_epsilon(mu: float, delta: float) -> 
     """The supremum over thresholds is epsilon itself (Dong, Roth and Su, Cor. 2.13)."""
     thresholds = np.linspace(0.0, 12.0, 3001)
     best = max(_exact(t, mu).epsilon_lower_bound_any_mechanism(delta) for t in thresholds)
-    assert best == pytest.approx(mfa.accounting.epsilon(1.0 / mu, delta), abs=1e-3)
+    assert best == pytest.approx(mfa.accounting.exact_epsilon(1.0 / mu, delta), abs=1e-3)
 
 
 def test_epsilon_of_mu() -> None:
     assert audit_statistics.epsilon_of_mu(0.0, 1e-6) == 0.0
-    assert audit_statistics.epsilon_of_mu(2.0, 1e-6) == mfa.accounting.epsilon(0.5, 1e-6)
+    assert audit_statistics.epsilon_of_mu(2.0, 1e-6) == mfa.accounting.exact_epsilon(0.5, 1e-6)
 
 
 def test_scores_are_counted_and_what_is_no_number_is_an_error() -> None:

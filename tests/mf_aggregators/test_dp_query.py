@@ -108,6 +108,27 @@ def test_no_record_exceeds_the_clip_norm(values: list[float], clip_norm: float) 
         np.testing.assert_allclose(clipped, length * direction, rtol=1e-5, atol=1e-6 * clip_norm)
 
 
+@pytest.mark.parametrize("excess", [1e-5, 5e-5])
+@pytest.mark.parametrize("dtypes", [(tf.float32,), (tf.float64,), (tf.float32, tf.float64)])
+@pytest.mark.parametrize("size", [1, 7, 5000])
+@pytest.mark.parametrize("clip_norm", [0.3, 1.0, 250.0])
+def test_a_record_just_above_the_clip_norm_is_clipped(
+    excess: float, dtypes: tuple[tf.DType, ...], size: int, clip_norm: float
+) -> None:
+    """No tolerance: what remains above the norm is the rounding of float32."""
+    generator = np.random.default_rng(size)
+    direction = generator.normal(size=(len(dtypes), size))
+    direction *= clip_norm * (1.0 + excess) / np.linalg.norm(direction)
+    record = [tf.constant(entries, dtype) for entries, dtype in zip(direction, dtypes, strict=True)]
+    clipped = _flat(dp_query.clip_by_global_norm(record, tf.constant(clip_norm, tf.float64)))
+    norm = np.linalg.norm(clipped.astype(np.float64))
+    assert norm == pytest.approx(clip_norm, rel=2e-7)
+    # And one just below passes bit for bit.
+    inside = [tf.cast(tensor * (1.0 - 2.0 * excess), tensor.dtype) for tensor in record]
+    passed = dp_query.clip_by_global_norm(inside, tf.constant(clip_norm, tf.float64))
+    np.testing.assert_array_equal(_flat(passed), _flat(inside))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_one_bad_record_moves_the_sum_by_at_most_the_clip_norm(bad: float) -> None:
     good = _record(0.1, 0.2, 0.0, 0.0, 0.0, 0.1)

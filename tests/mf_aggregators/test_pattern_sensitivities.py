@@ -1,12 +1,14 @@
 """Sensitivities of patterns that took place, against direct sums over the rounds of a client."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import guarantees, pattern_sensitivities
-from mf_aggregators.factorizations import Factorization, identity
+from mf_aggregators.factorizations import DenseFactorization, Factorization, identity
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.participation_records import ParticipationRecord
 from tests.mf_aggregators import small_mechanisms
@@ -45,6 +47,22 @@ def test_the_worst_client_has_the_largest_sum_over_its_rounds(
     assert worst.sensitivity == pytest.approx(max(values))
     assert values[worst.index] == pytest.approx(max(values))
     assert list(worst.rounds) == rounds_of_clients[worst.index]
+
+
+def test_negative_correlations_count_as_much() -> None:
+    """Against all signs: bands 1, -0.5 make every other entry of C^T C negative."""
+    strategy = np.eye(5) - 0.5 * np.eye(5, k=-1)
+    factorization = DenseFactorization(strategy)
+    assert np.any(strategy.T @ strategy < 0.0)
+    patterns = [[0, 1], [0, 2, 3], [1, 2], [0, 1, 2, 3, 4], [4]]
+    for pattern in patterns:
+        worst = pattern_sensitivities.worst_client(factorization, [pattern], 5)
+        by_signs = max(
+            np.linalg.norm(strategy[:, pattern] @ np.array(signs))
+            for signs in itertools.product([1.0, -1.0], repeat=len(pattern))
+        )
+        assert worst is not None
+        assert worst.sensitivity == pytest.approx(by_signs)
 
 
 @given(rounds_of_clients=_patterns, index=st.integers(0, 16))

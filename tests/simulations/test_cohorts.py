@@ -1,5 +1,7 @@
 """Cohorts: uniform, repeatable, never bent."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.participation import MinSeparation
-from simulations import cohorts, participation_timers
+from mf_aggregators.sampling_schemes import PoissonSampling, SamplingScheme, Shuffling
+from simulations import client_data, cohorts, data_samplers, participation_timers
 from simulations.cohorts import TooFewEligibleClientsError
 
 
@@ -92,3 +95,53 @@ def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
         return
     chosen = cohorts.generator_of(seed, 4).choice(candidates, cohort_size, replace=False)
     np.testing.assert_array_equal(cohorts.draw(eligible, cohort_size, seed, 4), np.sort(chosen))
+
+
+def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a run draws from its seed, by the functions that draw it; the task's by hand."""
+    drawn: list[tuple[int, ...]] = []
+    original = cohorts.generator_of
+
+    def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
+        drawn.append(coordinates)
+        return original(seed, *coordinates)
+
+    monkeypatch.setattr(cohorts, "generator_of", generator_of)
+    rounds = 12
+    for i in range(rounds):
+        cohorts.draw(np.ones(8, bool), 3, 5, i)
+        for client in ("", "a", "b", "a client of a long name"):
+            client_data.sample_order(5, i, client, 4)
+    schemes: list[SamplingScheme] = [
+        PoissonSampling(rounds, 3, 60, 4),
+        Shuffling(rounds, 3, 60, 4),
+    ]
+    for scheme in schemes:
+        sampler = data_samplers.create(scheme, 5)
+        for i in range(rounds):
+            sampler.draw(i)
+    for split in range(3):
+        generator_of(5, cohorts.Stream.EVALUATION, split)
+    for kind in (0, 1):
+        for i in range(rounds):
+            generator_of(5, cohorts.Stream.DEVICES, kind, i)
+    # Batches of one pass, and the two schemes' partitions, are drawn from one stream.
+    different = set(drawn)
+    states = {original(5, *each).bit_generator.random_raw(4).tobytes() for each in different}
+    assert len(states) == len(different) > 6 * rounds
+    # Only cohorts, which came first, have a coordinate that is no stream's number.
+    assert all(len(each) == 1 or each[0] in tuple(cohorts.Stream) for each in different)
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "number"),
+    [
+        ((2,), 15069943504308478841),
+        ((cohorts.Stream.EXAMPLES, 4, 97), 12797478197352895144),
+        ((cohorts.Stream.BATCHES, 1, 2), 16331471807744859014),
+        ((cohorts.Stream.DEVICES, 0, 3, 1), 10234321911205539965),
+    ],
+)
+def test_streams_are_those_that_runs_were_begun_with(coordinates: Any, number: int) -> None:
+    """A run that is resumed draws what it would have drawn."""
+    assert int(cohorts.generator_of(7, *coordinates).bit_generator.random_raw()) == number

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +40,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
-from tests.mf_aggregators import brute_force
+from tests.mf_aggregators import brute_force, small_mechanisms
 
 _NUM_ROUNDS = 11
 _EPOCHS = FixedEpochOrder(3, 4)
@@ -569,3 +570,20 @@ def test_any_matrix_has_its_decoder_stream_and_bound(
         assert bound is not None
         error = factorization.total_error(workload, schema)
         assert error >= bound.total_error * (1 - 1e-9)
+
+
+def test_coefficients_are_those_of_a_toeplitz_matrix() -> None:
+    """Whoever names the first column of C, or of its inverse, has no other columns."""
+    named = 0
+    for factorization in small_mechanisms.factorizations(9):
+        for coefficients, matrix in (
+            ("strategy_coefficients", factorization.strategy_matrix()),
+            ("noising_coefficients", factorization.noising_matrix()),
+        ):
+            column = getattr(factorization, coefficients, lambda: None)()
+            if column is not None:
+                named += 1
+                expected = scipy.linalg.toeplitz(column, np.zeros(len(column)))
+                np.testing.assert_allclose(matrix, expected, atol=1e-12)
+    # Both of toeplitz, blt twice and banded_inverse.
+    assert named == 8
