@@ -13,33 +13,45 @@ import scipy.signal
 _LONGEST_RECURSION = 4096
 
 
-def square_root_coefficients(num_coefficients: int) -> np.ndarray:
-    """Returns the coefficients of (1 - x)^(-1/2): 1, 1/2, 3/8, ...
+def square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> np.ndarray:
+    """Returns the coefficients of ((1 - x) (1 - beta x))^(-1/2): 1, 1/2, 3/8, ... for beta 0.
 
     The Toeplitz matrix C with these is the square root of the prefix sum, C C = A
-    (Fichtenberger, Henzinger and Upadhyay; Henzinger, Upadhyay and Upadhyay).
+    (Fichtenberger, Henzinger and Upadhyay; Henzinger, Upadhyay and Upadhyay), and of
+    momentum SGD's workload with constant learning rates (Kalinin and Lampert).
 
     Args:
       num_coefficients: How many, at least 1.
+      momentum: beta, at least 0 and below 1.
 
     Returns:
       (num_coefficients,) float64.
     """
     lags = np.arange(1, num_coefficients)
-    return np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
+    series = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
+    return _with_momentum(series, momentum)
 
 
-def inverse_square_root_coefficients(num_coefficients: int) -> np.ndarray:
-    """Returns the coefficients of (1 - x)^(1/2): 1, -1/2, -1/8, ...
+def inverse_square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> np.ndarray:
+    """Returns the coefficients of ((1 - x) (1 - beta x))^(1/2): 1, -1/2, -1/8, ... for beta 0.
 
     Args:
       num_coefficients: How many, at least 1.
+      momentum: beta, at least 0 and below 1.
 
     Returns:
       (num_coefficients,) float64.
     """
     lags = np.arange(1, num_coefficients)
-    return np.concatenate([[1.0], np.cumprod((2.0 * lags - 3.0) / (2.0 * lags))])
+    series = np.concatenate([[1.0], np.cumprod((2.0 * lags - 3.0) / (2.0 * lags))])
+    return _with_momentum(series, momentum)
+
+
+def _with_momentum(series: np.ndarray, momentum: float) -> np.ndarray:
+    """The series times itself at beta x."""
+    if momentum == 0.0:
+        return series
+    return product(series, series * momentum ** np.arange(len(series)), len(series))
 
 
 def product(left: np.ndarray, right: np.ndarray, length: int) -> np.ndarray:

@@ -124,10 +124,24 @@ class Workload:
         """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz."""
         if self.name == "prefix_sum":
             return np.ones(self.num_rounds)
-        if self.learning_rates is not None and len(set(self.learning_rates)) > 1:
+        if self.constant_momentum() is None:
             return None
         rate = 1.0 if self.learning_rates is None else self.learning_rates[0]
         return rate * np.cumsum(self.momentum ** np.arange(self.num_rounds))
+
+    def constant_momentum(self) -> float | None:
+        """Returns the momentum beta of a workload whose learning rates do not change.
+
+        Its first column is a multiple of the coefficients of 1 / ((1 - x) (1 - beta x)).
+
+        Returns:
+          0 for the prefix sum; None if learning rates change.
+        """
+        if self.name == "prefix_sum":
+            return 0.0
+        if self.learning_rates is not None and len(set(self.learning_rates)) > 1:
+            return None
+        return self.momentum
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the description that :func:`describe` takes."""

@@ -213,7 +213,11 @@ def _toeplitz(
 ) -> Factorization:
     options = _given(values, "num_bands", "equal_column_norms", "coefficients", "error")
     return factorizations.toeplitz(
-        values.num_rounds, participation=participation, show_progress=True, **options
+        values.num_rounds,
+        participation=participation,
+        workload=workload,
+        show_progress=True,
+        **options,
     )
 
 
@@ -224,6 +228,7 @@ def _blt(
         values.num_rounds,
         _required(values, "num_buffers"),
         participation,
+        workload=workload,
         show_progress=True,
         **_given(values, "error"),
     )
@@ -236,6 +241,7 @@ def _banded_inverse(
         values.num_rounds,
         _required(values, "num_bands"),
         participation,
+        workload=workload,
         show_progress=True,
         **_given(values, "coefficients", "error"),
     )
@@ -250,7 +256,14 @@ def _structured(
         f"--num_diagonals must be 1 to {values.num_rounds} and --rank 0 to {values.num_rounds}, "
         f"found {num_diagonals} and {rank}.",
     )
+    is_prefix_sum = workload.name == "prefix_sum"
     if values.base_checkpoint is None:
+        command_line.check_choice(
+            is_prefix_sum,
+            "--mechanism=structured approximates the optimum for prefix sums: for "
+            f"--workload={workload.name} use --mechanism=banded or optimal, or name a "
+            "factorization to approximate by --base_checkpoint.",
+        )
         command_line.check_choice(
             not isinstance(participation, MinSeparation)
             or participation.most_participations(values.num_rounds) == 1,

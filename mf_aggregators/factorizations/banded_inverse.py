@@ -23,11 +23,16 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     PatternOfRounds,
     check_bands,
     check_measure,
+    check_momentum,
     error_weights,
+    parameters_of,
+    with_momentum,
+    with_momentum_adjoint,
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.noise_recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+from mf_aggregators.workloads import Workload
 
 # Bounds of the search's variables: logarithms of steps, or of odds.
 _LARGEST_LOG = 40.0
@@ -97,17 +102,21 @@ def banded_inverse(
     *,
     coefficients: Literal["optimised", "square_root"] = "optimised",
     error: ErrorMeasure = "mean",
+    workload: Workload | None = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BandedInverseFactorization:
-    """Computes a factorization of the prefix sum with a banded C^-1, in O(n) memory.
+    """Computes a factorization of a Toeplitz workload with a banded C^-1, in O(n) memory.
 
     Args:
       num_rounds: n.
       num_bands: The number of bands of C^-1, 1 (independent noise) to n.
       participation: The schema to optimise for; SingleParticipation by default.
-      coefficients: ``optimised``, or ``square_root`` for those of (1 - x)^(1/2).
+      coefficients: ``optimised``, or ``square_root`` for those of the inverse of the workload's
+        square root, (1 - x)^(1/2) for the prefix sum.
       error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
+      workload: What to optimise for: the prefix sum, which is the default, or momentum with
+        constant learning rates.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -117,10 +126,12 @@ def banded_inverse(
       NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, or the schema names more
-        participations than fit.
+      TypeError: If the workload is not a ``workloads.Workload``.
+      ValueError: If an argument is out of its range, the learning rates of the workload
+        change, or the schema names more participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -131,14 +142,14 @@ def banded_inverse(
         raise ValueError(
             f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
         )
-    series = power_series.inverse_square_root_coefficients(num_bands)
+    series = power_series.inverse_square_root_coefficients(num_bands, momentum)
     candidates: list[tuple[np.ndarray, Any]] = [(series, None)]
     if coefficients == "optimised" and num_bands > 1:
         pattern = PatternOfRounds.of(participation, num_rounds)
         # Where clients return, the better of two: with ordered ratios the sensitivity is
         # exact by construction, without it is what the coefficients turn out to give.
         candidates = [
-            _optimised(series, pattern, error, ordered, max_evaluations, show_progress)
+            _optimised(series, pattern, error, momentum, ordered, max_evaluations, show_progress)
             for ordered in ((False, True) if pattern.most > 1 else (False,))
         ]
     weights = error_weights(num_rounds, error)
@@ -147,7 +158,7 @@ def banded_inverse(
         candidate, _ = found
         column = power_series.reciprocal(candidate, num_rounds)
         bound = sensitivities.from_toeplitz_coefficients(column, num_rounds, participation)
-        decoder = np.cumsum(power_series.padded(candidate, num_rounds))
+        decoder = with_momentum(np.cumsum(power_series.padded(candidate, num_rounds)), momentum)
         return bound.value**2 * float(weights @ np.square(decoder))
 
     series, result = min(candidates, key=squared_error)
@@ -157,7 +168,12 @@ def banded_inverse(
         num_rounds,
         series,
         participation=participation,
-        parameters={"num_bands": num_bands, "coefficients": coefficients, "error": error},
+        parameters={
+            "num_bands": num_bands,
+            "coefficients": coefficients,
+            "error": error,
+            **parameters_of(momentum),
+        },
     )
 
 
@@ -165,17 +181,18 @@ def _optimised(
     start: np.ndarray,
     pattern: PatternOfRounds,
     error: ErrorMeasure,
+    momentum: float,
     ordered: bool,
     max_evaluations: int,
     show_progress: bool,
 ) -> tuple[np.ndarray, Any]:
-    """L-BFGS over the ratios r_t = b_t / b_(t-1) of the running sums b of C^-1's coefficients.
+    """L-BFGS over the ratios r_t = s_t / s_(t-1) of the running sums s of C^-1's coefficients.
 
     Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. If
-    ``ordered``, the ratios are also kept non-decreasing: then b, which is constant
-    after its last ratio, is log-convex, all coefficients of 1 / b(x) after the first are
+    ``ordered``, the ratios are also kept non-decreasing: then s, which is constant
+    after its last ratio, is log-convex, all coefficients of 1 / s(x) after the first are
     non-positive (Kaluza), and as these are the differences of the coefficients of
-    C = 1 / ((1 - x) b(x)), C does not increase.
+    C = 1 / ((1 - x) s(x)), C does not increase. The decoder's b(x) is s(x) / (1 - beta x).
     """
     weights = error_weights(pattern.num_rounds, error)
     num_bands = len(start)
@@ -200,20 +217,22 @@ def _optimised(
         def log_error(free: np.ndarray) -> tuple[float, np.ndarray]:
             progress.update()
             logs, slopes = ratios_and_slopes(free)
-            decoder = np.exp(np.concatenate([[0.0], np.cumsum(logs)]))
-            column = power_series.reciprocal(np.diff(decoder, prepend=0.0), pattern.num_rounds)
+            sums = np.exp(np.concatenate([[0.0], np.cumsum(logs)]))
+            column = power_series.reciprocal(np.diff(sums, prepend=0.0), pattern.num_rounds)
             squared_sensitivity, by_column = pattern.squared_sensitivity(column)
             # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
             response = power_series.product(column, column, pattern.num_rounds)
             by_noising = -power_series.correlation(by_column, response, num_bands)
-            by_decoder = by_noising / squared_sensitivity
-            by_decoder[:-1] -= by_decoder[1:].copy()
+            by_sums = by_noising / squared_sensitivity
+            by_sums[:-1] -= by_sums[1:].copy()
             # The last running sum stands for all later rounds as well.
-            heavier = power_series.padded(weights, num_bands)
-            heavier[-1] += np.sum(weights[num_bands:])
-            squared_rows = float(heavier @ np.square(decoder))
-            by_decoder += 2.0 * heavier * decoder / squared_rows
-            by_logs = np.cumsum((by_decoder * decoder)[::-1])[::-1][1:]
+            all_sums = np.pad(sums, (0, pattern.num_rounds - num_bands), mode="edge")
+            decoder = with_momentum(all_sums, momentum)
+            squared_rows = float(weights @ np.square(decoder))
+            slopes_of_rows = with_momentum_adjoint(2.0 * weights * decoder, momentum)
+            by_sums += slopes_of_rows[:num_bands] / squared_rows
+            by_sums[-1] += np.sum(slopes_of_rows[num_bands:]) / squared_rows
+            by_logs = np.cumsum((by_sums * sums)[::-1])[::-1][1:]
             gradient = -np.cumsum(by_logs) * slopes if ordered else by_logs * slopes
             return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 

@@ -27,11 +27,15 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
     PatternOfRounds,
     check_measure,
+    check_momentum,
     error_weights,
+    parameters_of,
+    with_momentum,
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.noise_recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+from mf_aggregators.workloads import Workload
 
 MOST_BUFFERS = 8
 _ROUNDING = 1e-14
@@ -208,10 +212,11 @@ def blt(
     participation: Participation | None = None,
     *,
     error: ErrorMeasure = "mean",
+    workload: Workload | None = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BltFactorization:
-    """Computes a BLT factorization of the prefix sum, in O(n) memory.
+    """Computes a BLT factorization of a Toeplitz workload, in O(n) memory.
 
     The 2 m decays are searched over their logarithmic distances from one, for which
     interlacing is no constraint. The search for m buffers starts from the best m - 1,
@@ -222,6 +227,8 @@ def blt(
       num_buffers: The number of buffers m, 1 to 8.
       participation: The schema to optimise for; SingleParticipation by default.
       error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
+      workload: What to optimise for: the prefix sum, which is the default, or momentum with
+        constant learning rates, for which each evaluation takes O(n) time.
       max_evaluations: Give up a search after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -230,10 +237,12 @@ def blt(
       best decays found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, or the schema names more
-        participations than fit.
+      TypeError: If the workload is not a ``workloads.Workload``.
+      ValueError: If an argument is out of its range, the learning rates of the workload
+        change, or the schema names more participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    momentum = check_momentum(workload, num_rounds)
     num_buffers = validation.positive_integer(num_buffers, "num_buffers")
     if num_buffers > MOST_BUFFERS:
         raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
@@ -246,14 +255,14 @@ def blt(
     with tqdm.tqdm(
         desc=f"{num_buffers} buffers", unit=" evaluations", disable=not show_progress
     ) as progress:
-        distances = _Search(pattern, error, max_evaluations, progress).run(num_buffers)
+        distances = _Search(pattern, error, max_evaluations, progress, momentum).run(num_buffers)
     decays = 1.0 - distances
     return BltFactorization(
         num_rounds,
         decays[0::2],
         decays[1::2],
         participation=participation,
-        parameters={"num_buffers": num_buffers, "error": error},
+        parameters={"num_buffers": num_buffers, "error": error, **parameters_of(momentum)},
     )
 
 
@@ -266,9 +275,11 @@ class _Search:
         error: ErrorMeasure,
         max_evaluations: int,
         progress: "tqdm.tqdm[Any]",
+        momentum: float = 0.0,
     ) -> None:
         self._pattern = pattern
         self._error = error
+        self._momentum = momentum
         self._max_evaluations = max_evaluations
         self._progress = progress
         # Closer to one, a decay is a constant for all that its rounds can tell.
@@ -278,6 +289,10 @@ class _Search:
         """Returns the best increasing distances found, (2 m,)."""
         slow = 1.0 / (self._pattern.num_rounds + 1.0)
         starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
+        if self._momentum:
+            # The square root of the workload has its other pole at the momentum.
+            fast = 1.0 - self._momentum
+            starts += [[slow, max(2.0 * slow, fast)], [slow, max(2.0 * slow, fast**0.5)]]
         found, result = self._best([self._refined(np.array(start)) for start in starts])
         for _ in range(1, num_buffers):
             candidates = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
@@ -329,19 +344,20 @@ class _Search:
         if not _interlace(decays[0::2], decays[1::2]) or decays[0] >= 1.0:
             return np.inf, np.zeros_like(distances)
         stretches = -(-self._pattern.num_rounds // self._pattern.separation)
-        if stretches * len(distances) <= blt_errors.LARGEST:
+        # The closed form is that of prefix sums.
+        if not self._momentum and stretches * len(distances) <= blt_errors.LARGEST:
             return blt_errors.log_squared_error(distances, self._pattern, self._error)
         return self._log_error_by_rounds(distances)
 
     def _log_error_by_rounds(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
-        """The same from all coefficients: where clients return nearly every round."""
+        """The same from all coefficients: for momentum, and clients who return every round."""
         num_rounds = self._pattern.num_rounds
         weights = error_weights(num_rounds, self._error)
         decays = 1.0 - distances
         ours, inverse = decays[0::2], decays[1::2]
         column = _coefficients(ours, _partial_fractions(ours, inverse), num_rounds)
         noising = _coefficients(inverse, _partial_fractions(inverse, ours), num_rounds)
-        decoder = np.cumsum(noising)
+        decoder = with_momentum(np.cumsum(noising), self._momentum)
         squared_sensitivity, by_column = self._pattern.squared_sensitivity(column)
         squared_rows = float(weights @ np.square(decoder))
         by_decoder = 2.0 * weights * decoder

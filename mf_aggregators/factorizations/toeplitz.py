@@ -16,7 +16,9 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     PatternOfRounds,
     check_bands,
     check_measure,
+    check_momentum,
     error_weights,
+    parameters_of,
     squared_rows_by_strategy,
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
@@ -215,15 +217,16 @@ def toeplitz(
     coefficients: Literal["optimised", "square_root"] = "optimised",
     error: ErrorMeasure = "mean",
     equal_column_norms: bool = False,
+    workload: Workload | None = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> ToeplitzFactorization:
-    """Computes a Toeplitz factorization of the prefix sum, without any (n, n) matrix.
+    """Computes a Toeplitz factorization of a Toeplitz workload, without any (n, n) matrix.
 
-    The first ``num_bands`` coefficients of C are those of (1 - x)^(-1/2), the square root
-    of the prefix sum, or minimise the mean or the maximal squared error. Where more bands
-    than the separation are asked for, coefficients are kept non-negative and
-    non-increasing, for which the sensitivity is known exactly
+    The first ``num_bands`` coefficients of C are those of the square root of the workload,
+    (1 - x)^(-1/2) for the prefix sum, or minimise the mean or the maximal squared error.
+    Where more bands than the separation are asked for, coefficients are kept non-negative
+    and non-increasing, for which the sensitivity is known exactly
     (``sensitivity.from_toeplitz_coefficients``).
 
     Args:
@@ -236,6 +239,8 @@ def toeplitz(
       equal_column_norms: Whether to scale the columns of C to norm one afterwards: the
         last b - 1 columns, cut off by the last round, are shorter than the others.
         The coefficients are optimised for the matrix before that.
+      workload: What to optimise for: the prefix sum, which is the default, or momentum with
+        constant learning rates.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -244,10 +249,12 @@ def toeplitz(
       coefficients found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, or the schema names more
-        participations than fit.
+      TypeError: If the workload is not a ``workloads.Workload``.
+      ValueError: If an argument is out of its range, the learning rates of the workload
+        change, or the schema names more participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -264,9 +271,9 @@ def toeplitz(
             f"equal_column_norms with {num_bands} bands and {num_rounds} rounds would take more "
             "than minutes: ask for fewer bands."
         )
-    series = power_series.square_root_coefficients(num_bands)
+    series = power_series.square_root_coefficients(num_bands, momentum)
     if coefficients == "optimised" and num_bands > 1:
-        series = _optimised(series, pattern, error, max_evaluations, show_progress)
+        series = _optimised(series, pattern, error, momentum, max_evaluations, show_progress)
     return ToeplitzFactorization(
         num_rounds,
         series,
@@ -277,6 +284,7 @@ def toeplitz(
             "coefficients": coefficients,
             "error": error,
             "equal_column_norms": equal_column_norms,
+            **parameters_of(momentum),
         },
     )
 
@@ -348,6 +356,7 @@ def _optimised(
     start: np.ndarray,
     pattern: PatternOfRounds,
     error: ErrorMeasure,
+    momentum: float,
     max_evaluations: int,
     show_progress: bool,
 ) -> np.ndarray:
@@ -363,7 +372,7 @@ def _optimised(
             column = power_series.padded(series, pattern.num_rounds)
             squared_sensitivity, by_sensitivity = pattern.squared_sensitivity(column)
             by_sensitivity = by_sensitivity[:num_bands]
-        squared_rows, by_rows = squared_rows_by_strategy(series, weights)
+        squared_rows, by_rows = squared_rows_by_strategy(series, weights, momentum)
         gradient = by_sensitivity / squared_sensitivity + by_rows / squared_rows
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 

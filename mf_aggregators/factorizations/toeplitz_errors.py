@@ -1,7 +1,9 @@
-"""The error of a Toeplitz factorization of the prefix sum as a function of its coefficients.
+"""The error of a Toeplitz factorization as a function of its coefficients.
 
-For the prefix sum A, row i of B = A C^-1 has the squared norm b_0^2 + ... + b_i^2, where
-b is the running sum of the coefficients of C^-1. So, at noise multiplier 1,
+For a Toeplitz workload A, row i of B = A C^-1 has the squared norm b_0^2 + ... + b_i^2,
+where b(x) = a(x) / c(x): the running sum of the coefficients of C^-1 for the prefix sum,
+and for momentum beta with constant learning rates the running sum with
+1 / (1 - beta x) applied to it. So, at noise multiplier 1,
 
 * the mean squared error is sens(C)^2 sum_t (1 - t / n) b_t^2,
 * the maximal squared error, that of the last round, is sens(C)^2 sum_t b_t^2,
@@ -12,14 +14,16 @@ respectively of their norms.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import scipy.signal
 
 from mf_aggregators import participation as participations
 from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.workloads import Workload
 
 ErrorMeasure = Literal["mean", "max"]
 
@@ -29,6 +33,58 @@ def check_measure(error: str) -> ErrorMeasure:
     if error not in ("mean", "max"):
         raise ValueError(f"error must be 'mean' or 'max', found {error!r}.")
     return "mean" if error == "mean" else "max"
+
+
+def check_momentum(workload: Workload | None, num_rounds: int) -> float:
+    """Returns the momentum of a workload that Toeplitz coefficients can be optimised for.
+
+    Args:
+      workload: The workload; None for the prefix sum.
+      num_rounds: n.
+
+    Returns:
+      beta: 0 for the prefix sum.
+
+    Raises:
+      TypeError: If it is not a ``workloads.Workload``.
+      ValueError: If it is for other rounds, or its learning rates change.
+    """
+    if workload is None:
+        return 0.0
+    if not isinstance(workload, Workload):
+        raise TypeError(
+            "workload must be a workloads.Workload, such as workloads.Workload('momentum_sgd', "
+            f"num_rounds, momentum=0.9), found {type(workload).__name__}."
+        )
+    if workload.num_rounds != num_rounds:
+        raise ValueError(
+            f"the workload is for {workload.num_rounds} rounds, and num_rounds is {num_rounds}."
+        )
+    momentum = workload.constant_momentum()
+    if momentum is None:
+        raise ValueError(
+            "toeplitz, blt and banded_inverse can be optimised for prefix sums and for momentum "
+            "with constant learning rates, and these learning rates change: use banded or "
+            "optimal, or optimise for constant ones and have the schedule as post-processing."
+        )
+    return momentum
+
+
+def parameters_of(momentum: float) -> dict[str, Any]:
+    """Returns what a factorization's parameters say of its workload: nothing for prefix sums."""
+    return {"momentum": momentum} if momentum else {}
+
+
+def with_momentum(sums: np.ndarray, momentum: float) -> np.ndarray:
+    """Returns the coefficients of s(x) / (1 - beta x): (n,) for (n,) running sums s."""
+    if momentum == 0.0:
+        return sums
+    return np.asarray(scipy.signal.lfilter([1.0], [1.0, -momentum], sums))
+
+
+def with_momentum_adjoint(values: np.ndarray, momentum: float) -> np.ndarray:
+    """Returns the adjoint of :func:`with_momentum` applied to (n,) values."""
+    return with_momentum(values[::-1], momentum)[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,22 +150,23 @@ def error_weights(num_rounds: int, error: ErrorMeasure) -> np.ndarray:
 
 
 def squared_rows_by_strategy(
-    coefficients: np.ndarray, weights: np.ndarray
+    coefficients: np.ndarray, weights: np.ndarray, momentum: float = 0.0
 ) -> tuple[float, np.ndarray]:
     """Returns sum_t w_t b_t^2 and its gradient by the coefficients of C.
 
     Args:
       coefficients: (m,) the first entries of C's first column; zeros follow.
       weights: (n,) as :func:`error_weights` returns them.
+      momentum: beta of the workload.
 
     Returns:
       The value and an (m,) gradient.
     """
     num_rounds = len(weights)
     inverse = power_series.reciprocal(coefficients, num_rounds)
-    decoder = np.cumsum(inverse)
+    decoder = with_momentum(np.cumsum(inverse), momentum)
     slope = 2.0 * weights * decoder
-    # b(x) = 1 / ((1 - x) c(x)), so a change of c_j changes b by -x^j b(x) / c(x).
+    # b(x) = a(x) / c(x), so a change of c_j changes b by -x^j b(x) / c(x).
     response = power_series.product(decoder, inverse, num_rounds)
     gradient = -power_series.correlation(slope, response, len(coefficients))
     return float(weights @ np.square(decoder)), gradient
