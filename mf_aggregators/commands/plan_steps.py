@@ -14,6 +14,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.planning import Candidate, Plan
+from mf_aggregators.printed_guarantees import pair
 
 # In place of the data set in a template.
 PLACEHOLDER = "YOUR_DATASET"
@@ -175,7 +176,7 @@ def _storage_is_forced(plan: Plan) -> bool:
 def _condition(plan: Plan) -> str:
     """Who has to do what for the guarantee to hold, in a sentence or two."""
     chosen = plan.recommended
-    guarantee = f"({plan.setting.epsilon:g}, {plan.setting.delta:g})-DP"
+    guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
     schema = chosen.participation
     if chosen.sampling is not None:
         return (

@@ -471,7 +471,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
             clients_per_round=10,
             participation=None,
             sampling=sampling,
-            epsilon=7.0,
+            epsilon=7.1234511,
             delta=1e-6,
             model_size=1000,
         ),
@@ -490,7 +490,8 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         assert sampler.seed != again.seed
         (alone,) = plan_steps.as_strings([step])
         for said in (alone, " ".join(line.removeprefix("# ") for line in step.lines())):
-            assert "(7, 1e-06)-DP only if a data centre draws every batch itself" in said
+            # Rounded up.
+            assert "(7.12346, 1e-06)-DP only if a data centre draws every batch" in said
             assert step.sampler in said
             assert "stay secret" in said
         _arguments(alone)

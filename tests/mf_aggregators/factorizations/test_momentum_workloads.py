@@ -103,7 +103,7 @@ def test_toeplitz_against_a_search_without_gradients(
 ) -> None:
     """Three bands for six rounds: columns of one client do not overlap."""
     workload = _momentum(6, 0.8)
-    rows: Callable[[np.ndarray], Any] = np.mean if error == "mean" else np.max
+    rows: Any = np.mean if error == "mean" else np.max
 
     def squared(free: np.ndarray) -> float:
         strategy = scipy.linalg.toeplitz([1.0, *free, 0.0, 0.0, 0.0], np.zeros(6))
