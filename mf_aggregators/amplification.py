@@ -131,7 +131,7 @@ def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates
     unamplified, refused = math.inf, None
     try:
         unamplified = gaussian_accounting.epsilon(
-            _unamplified_multiplier(scheme, sigma),
+            unamplified_noise_multiplier(scheme, sigma),
             delta,
             num_coordinates=num_coordinates,
             disjoint_participations=_participations(scheme),
@@ -236,7 +236,7 @@ def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
             scheme.part_size, scheme.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
         )
         return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
-    return dp_event.GaussianDpEvent(_unamplified_multiplier(scheme, sigma))
+    return dp_event.GaussianDpEvent(unamplified_noise_multiplier(scheme, sigma))
 
 
 def _is_met(
@@ -281,7 +281,13 @@ def _participations(scheme: SamplingScheme) -> int:
     return scheme.most_participations
 
 
-def _unamplified_multiplier(scheme: SamplingScheme, sigma: float) -> float:
+def unamplified_noise_multiplier(scheme: SamplingScheme, sigma: float) -> float:
+    """Returns the noise multiplier of all participations of a client, for who knows the batches.
+
+    Args:
+      scheme: How the batches were drawn.
+      sigma: Relative to the largest column norm of C.
+    """
     # The rows that participations change are disjoint: their squared norms add up.
     return sigma / math.sqrt(_participations(scheme))
 

@@ -25,7 +25,7 @@ from mf_aggregators import validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations import atomic_files, repeated_runs, run_comparisons
+from simulations import atomic_files, repeated_runs, run_comparisons, run_compositions
 from simulations.repeated_runs import FinishedRun, RepeatedRun, Variant
 
 MARKDOWN_FILE = "comparison.md"
@@ -179,6 +179,7 @@ def _report(
     rows = run_comparisons.summarise(results)
     why = run_comparisons.unfairness(results)
     pairs = [] if why is not None else run_comparisons.separated(rows)
+    together = run_compositions.composition(finished.values())
     notes = [run_comparisons.separation_line(rows, pairs, why)]
     if any(run.seconds is None for run in finished.values()):
         notes.append("Runs that were cut off and resumed do not count towards the minutes.")
@@ -194,13 +195,15 @@ def _report(
             "Not in the figure, without any heldout_accuracy that all runs have: "
             f"{', '.join(left_out)}."
         )
-    text = f"{run_comparisons.to_markdown(rows)}\n\n" + "\n".join(notes)
+    lines = [run_compositions.sentences(together), *notes]
+    text = f"{run_comparisons.to_markdown(rows)}\n\n" + "\n".join(lines)
     atomic_files.write_text(root / MARKDOWN_FILE, text + "\n")
     fields = {
         "output_dir": str(root),
         "rows": [dataclasses.asdict(row) for row in rows],
         "separated": [list(pair) for pair in pairs],
         "is_fair": why is None,
+        "composed": dataclasses.asdict(together),
         "notes": notes,
         "seconds": time.monotonic() - start,
     }

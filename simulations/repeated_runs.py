@@ -24,8 +24,10 @@ from typing import Any
 
 import tqdm
 
+from mf_aggregators import sampling_schemes
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.sampling_schemes import SamplingScheme
 from simulations import (
     atomic_files,
     quiet,
@@ -67,6 +69,9 @@ class FinishedRun:
         which depends on who happened to be drawn, and has nothing to do with its noise.)
       delta: Likewise.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
+      noise_multiplier: Of that guarantee, relative to what it says; None if the run is not
+        private, or an older result does not say.
+      sampling: How that guarantee is amplified; None if it is not.
     """
 
     test_accuracy: float
@@ -74,6 +79,8 @@ class FinishedRun:
     epsilon: float | None
     delta: float | None
     seconds: float | None
+    noise_multiplier: float | None = None
+    sampling: SamplingScheme | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +277,7 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
     privacy = result["privacy"]
     kind = "earned" if privacy["keeps_plan"] is False else "planned"
     epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
+    multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
     is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
     return FinishedRun(
         test_accuracy=accuracy,
@@ -277,6 +285,10 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
         epsilon=float(epsilon) if is_private else None,
         delta=float(delta) if is_private else None,
         seconds=None if seconds is None else float(seconds),
+        noise_multiplier=float(multiplier) if is_private and multiplier is not None else None,
+        sampling=(
+            sampling_schemes.from_dict(sampling) if is_private and sampling is not None else None
+        ),
     )
 
 

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
 from simulations import compare_mechanisms, federated_runs
 
@@ -200,6 +201,11 @@ def test_the_comparison_of_three_mechanisms(
     # 12.7 times 0.001 and 0.003: the private ones are not apart.
     assert fields["separated"] == [["none", "banded"], ["none", "identity"]]
     assert fields["is_fair"] is True
+    # Four Gaussian mechanisms of epsilon 8 are one of half their noise multiplier.
+    composed = fields["composed"]
+    half = accounting.noise_multiplier(8.0, 1e-4) / 2.0
+    assert composed["epsilon"] == pytest.approx(accounting.epsilon(half, 1e-4), rel=1e-7)
+    assert (composed["private_runs"], composed["other_runs"], composed["delta"]) == (4, 2, 1e-4)
     assert fields["seconds"] > sum(row["seconds_mean"] for row in rows)
 
     # Repetition by repetition, each with its directory and the flags, and without any seed.
@@ -234,6 +240,7 @@ def test_the_comparison_of_three_mechanisms(
         ["identity", "39.30 %", "± 3.81 %", "39.00 %", "39.60 %", "8.000", "0.0001", "2"],
     ]
     assert "non-overlapping intervals: none above banded, none above identity.\n" in markdown
+    assert "All 4 private runs together, on the same clients: (19.79, 0.0001)-DP" in markdown
     assert "resumed" not in markdown
     assert (workplace.output / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "6/6" in err
