@@ -1,9 +1,16 @@
 """What all tests share: which of them run and when, and that no process outlives them."""
 
+from __future__ import annotations
+
 import pathlib
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.simulations.command_processes import CommandServer
 
 _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
 
@@ -26,6 +33,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer]:
+    """Starts commands that run TensorFlow Federated."""
+    from tests.simulations.command_processes import CommandServer
+
+    server = CommandServer(tmp_path_factory.mktemp("commands"))
+    yield server
+    server.end()
 
 
 def pytest_sessionfinish() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from cifar10_classification import run_cifar10
 from mf_aggregators.commands import command_line
 from simulations import federated_runs, run_flags
 from tests.cifar10_classification import cifar10_files
+from tests.simulations.command_processes import CommandServer
 
 
 def _options(*arguments: str) -> dict[str, Any]:
@@ -51,16 +50,20 @@ def test_a_directory_without_the_files_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_whole_run_on_files_of_the_same_format(tmp_path: pathlib.Path) -> None:
+def test_a_whole_run_on_files_of_the_same_format(
+    tmp_path: pathlib.Path, commands: CommandServer
+) -> None:
     directory, output = cifar10_files.write_binary(tmp_path / "bin", 40), tmp_path / "run"
-    command = [sys.executable, "-m", "cifar10_classification.run_cifar10"]
-    command += [f"--output_dir={output}", f"--cifar10_dir={directory}", "--sampling=poisson"]
-    command += ["--num_bands=2", "--num_rounds=6", "--clients_per_round=20", "--delta=1e-3"]
-    command += ["--evaluate_every=3", "--format=json"]
-    finished = subprocess.run(command, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    result = json.loads(finished.stdout)
-    assert result["rounds"] == 6
+    process = commands.start(
+        "cifar10_classification.run_cifar10",
+        *(f"--output_dir={output}", f"--cifar10_dir={directory}", "--sampling=poisson"),
+        *("--num_bands=2", "--num_rounds=4", "--clients_per_round=5", "--delta=1e-3"),
+        *("--evaluate_every=2", "--format=json"),
+    )
+    status, out, errors = process.wait()
+    assert status == 0, errors
+    result = json.loads(out)
+    assert result["rounds"] == 4
     assert result["num_examples"] == 200
     assert result["num_parameters"] == 550_570
     assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)

@@ -4,12 +4,9 @@ import csv
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 import time
 from typing import Any
 
-import psutil
 import pytest
 from absl import flags
 
@@ -18,7 +15,11 @@ from mf_aggregators.commands import command_line
 from simulations import federated_runs, run_flags, run_plans, run_statements
 from simulations.device_populations import DeviceBehaviour
 from simulations.labelled_images import concatenated
+from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
+
+_MODULE = "digit_classification.run_digits"
+_ROUNDS = 12
 
 
 def _options(*arguments: str) -> dict[str, Any]:
@@ -81,13 +82,14 @@ def test_facts_as_lines() -> None:
     ],
     ids=["groups", "centralised"],
 )
-def test_a_whole_run(arguments: list[str], tmp_path: pathlib.Path) -> None:
+def test_a_whole_run(arguments: list[str], tmp_path: pathlib.Path, commands: CommandServer) -> None:
     output = tmp_path / "run"
-    command = [sys.executable, "-m", "digit_classification.run_digits", f"--output_dir={output}"]
-    command += ["--num_rounds=4", "--format=json", *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    result = json.loads(finished.stdout)
+    process = commands.start(
+        _MODULE, f"--output_dir={output}", "--num_rounds=4", "--format=json", *arguments
+    )
+    status, out, errors = process.wait()
+    assert status == 0, errors
+    result = json.loads(out)
     assert result["rounds"] == 4
     assert 0.0 <= result["test_accuracy"] <= 1.0
     assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
@@ -95,10 +97,9 @@ def test_a_whole_run(arguments: list[str], tmp_path: pathlib.Path) -> None:
     assert (output / "PRIVACY.md").exists()
 
 
-def _started(output: pathlib.Path, *arguments: str) -> psutil.Popen:
-    command = [sys.executable, "-m", "digit_classification.run_digits", f"--output_dir={output}"]
-    command += ["--num_rounds=24", "--evaluate_every=6", "--seed=5", "--format=json", *arguments]
-    return psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _started(commands: CommandServer, output: pathlib.Path, *arguments: str) -> CommandProcess:
+    flags_of_run = (f"--num_rounds={_ROUNDS}", "--evaluate_every=4", "--seed=5", "--format=json")
+    return commands.start(_MODULE, f"--output_dir={output}", *flags_of_run, *arguments)
 
 
 def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
@@ -109,37 +110,39 @@ def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
         ]
 
 
-def test_a_run_on_two_workers_equals_the_one_without(tmp_path: pathlib.Path) -> None:
+def test_a_run_on_two_workers_equals_the_one_without(
+    tmp_path: pathlib.Path, commands: CommandServer
+) -> None:
     """Also after one of the workers was lost."""
-    alone = _started(tmp_path / "alone")
+    alone = _started(commands, tmp_path / "alone")
     with ending(
         WorkerProcess("127.0.0.1", free_port()), WorkerProcess("127.0.0.2", free_port())
     ) as workers:
         addresses = ",".join(worker.wait_until_ready().address for worker in workers)
-        expected, errors = alone.communicate()
-        assert alone.returncode == 0, errors
+        status, expected, errors = alone.wait()
+        assert status == 0, errors
         output = tmp_path / "divided"
-        lost = _started(output, f"--workers={addresses}")
+        lost = _started(commands, output, f"--workers={addresses}")
         while not (output / "metrics.csv").exists() or len(_metrics(output)) < 2:
-            assert lost.poll() is None, lost.communicate()[1]
+            assert lost.is_running(), lost.wait()
             time.sleep(0.05)
         workers[1].kill()
-        _, errors = lost.communicate()
-        assert lost.returncode == 2
+        status, _, errors = lost.wait()
+        assert status == 2
         assert f"the TFF worker at {workers[1].address} was lost during the run" in errors
         assert "Traceback" not in errors
-        assert 2 <= len(_metrics(output)) < 24
+        assert 2 <= len(_metrics(output)) < _ROUNDS
         workers[1].start()
         workers[1].wait_until_ready()
-        resumed = _started(output, f"--workers={addresses}")
-        found, errors = resumed.communicate()
-        assert resumed.returncode == 0, errors
+        resumed = _started(commands, output, f"--workers={addresses}")
+        status, found, errors = resumed.wait()
+        assert status == 0, errors
     one, other = (json.loads(printed) for printed in (expected, found))
     # One of 252 test images is 0.4 points; sums of float32 in another order move none.
     assert other["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=1e-6)
     assert other["privacy"]["earned"] == one["privacy"]["earned"]
     metrics, of_divided = (_metrics(tmp_path / name) for name in ("alone", "divided"))
-    assert len(metrics) == len(of_divided) == 24
+    assert len(metrics) == len(of_divided) == _ROUNDS
     for row, of_divided_row in zip(metrics, of_divided, strict=True):
         assert of_divided_row == pytest.approx(row, rel=1e-4, abs=1e-6)
 

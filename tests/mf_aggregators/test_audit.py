@@ -261,11 +261,8 @@ def test_a_broken_mechanism_is_caught(
     broken = _FAULTS[fault]
     if broken.patch:
         broken.patch(monkeypatch)
-    make: Callable[[Factorization], Any] = (
-        broken.aggregator if place == "tff" else broken.numpy_aggregator
-    )
     result = audit(
-        lambda: make(banded),
+        lambda: broken.aggregator(banded) if place == "tff" else broken.numpy_aggregator(banded),
         _claim(SingleParticipation()),
         canaries=broken.canaries,
         false_alarm_rate=FALSE_ALARM,

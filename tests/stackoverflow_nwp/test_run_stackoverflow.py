@@ -1,4 +1,4 @@
-"""Whole runs as a user starts them, in processes of their own."""
+"""Whole runs in processes of their own: one as a user starts it, others from a fork."""
 
 import csv
 import dataclasses
@@ -7,7 +7,6 @@ import json
 import math
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from simulations.participation_ledger import ParticipationLedger
 from simulations.run_directory import RunDirectory
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
+from tests.simulations.command_processes import CommandServer
 
 _WORDS = ("the", "model", "returns", "a", "list", "of", "values", ".")
 _NUM_CLIENTS = 24
@@ -98,15 +98,29 @@ def _run(arguments: list[str]) -> int:
     )
 
 
-def _start(arguments: list[str]) -> subprocess.Popen[str]:
+_MODULE = "stackoverflow_nwp.run_stackoverflow"
+
+
+def _start_as_a_user(arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "stackoverflow_nwp.run_stackoverflow", *arguments],
+        [sys.executable, "-m", _MODULE, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
     )
+
+
+def _interrupted(
+    commands: CommandServer, arguments: list[str], output: pathlib.Path
+) -> tuple[int, str, str]:
+    """Presses Ctrl-C in a run after its first round; what it left."""
+    process = commands.start(_MODULE, *arguments)
+    while process.is_running() and not (output / "checkpoints" / "round_1").exists():
+        time.sleep(0.05)
+    process.interrupt()
+    return process.wait()
 
 
 def _rows(output: pathlib.Path) -> list[dict[str, str]]:
@@ -141,7 +155,7 @@ def test_a_private_run_from_start_to_statement(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     output = tmp_path / "run"
-    process = _start(_arguments(dataset, output))
+    process = _start_as_a_user(_arguments(dataset, output))
     workers: set[int] = set()
     while process.poll() is None:
         children = psutil.Process(process.pid).children() if process.poll() is None else []
@@ -172,20 +186,12 @@ def test_a_private_run_from_start_to_statement(
 
 
 def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
-    dataset: pathlib.Path, tmp_path: pathlib.Path
+    dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
 ) -> None:
     output = tmp_path / "run"
     arguments = _arguments(dataset, output, "--num_rounds=6")
-    process = _start(arguments)
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and process.poll() is None:
-        if (output / "checkpoints" / "round_1").exists():
-            break
-        time.sleep(0.05)
-    # A terminal sends the signal to the whole group, TFF's worker included.
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == command_line.INTERRUPTED, err
+    status, out, err = _interrupted(commands, arguments, output)
+    assert status == command_line.INTERRUPTED, err
     assert "Traceback" not in err
     rounds = json.loads(out)["rounds"]
     assert 1 <= rounds < 6
@@ -198,29 +204,21 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     assert privacy["earned"] == privacy["planned"]
     before = _rows(output)
 
-    process = _start(arguments)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
+    status, out, err = commands.start(_MODULE, *arguments).wait()
+    assert status == 0, err
     assert json.loads(out)["rounds"] == 6
     assert _check_directory(output, 6)["status"] == "finished"
     assert _rows(output)[:rounds] == before
 
 
 def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
-    dataset: pathlib.Path, tmp_path: pathlib.Path
+    dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
 ) -> None:
     output = tmp_path / "run"
     more = ["--sampling=poisson", "--num_bands=2", "--clients_per_round=1"]
     arguments = _arguments(dataset, output, *more)
-    process = _start(arguments)
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and process.poll() is None:
-        if (output / "checkpoints" / "round_1").exists():
-            break
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == command_line.INTERRUPTED, err
+    status, out, err = _interrupted(commands, arguments, output)
+    assert status == command_line.INTERRUPTED, err
     first_rounds = json.loads(out)["rounds"]
     assert 1 <= first_rounds < 6
     privacy = json.loads((output / "privacy.json").read_text())
@@ -228,9 +226,8 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     assert privacy["earned"] == privacy["planned"]
     before = _rows(output)
 
-    process = _start(arguments)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
+    status, out, err = commands.start(_MODULE, *arguments).wait()
+    assert status == 0, err
     assert _rows(output)[:first_rounds] == before
     # Nobody else may look: with the batches there is no amplification.
     assert output.stat().st_mode & 0o077 == 0
@@ -372,7 +369,7 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
 
 
 def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
-    dataset: pathlib.Path, tmp_path: pathlib.Path
+    dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
 ) -> None:
     """24 clients of two participations each have just enough for 6 rounds of 8 ones.
 
@@ -381,9 +378,8 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     """
     output = tmp_path / "run"
     more = ["--clients_per_round=8", "--separation=1", "--max_participations=2", "--seed=1"]
-    process = _start(_arguments(dataset, output, *more))
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 2, err
+    status, out, err = commands.start(_MODULE, *_arguments(dataset, output, *more)).wait()
+    assert status == 2, err
     assert "participation timers allow" in err
     assert "Traceback" not in err
     rounds = json.loads(out)["rounds"]
@@ -396,46 +392,48 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
 
 
 def test_a_run_without_noise_says_that_it_is_not_private(
-    dataset: pathlib.Path, tmp_path: pathlib.Path
+    dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
 ) -> None:
     output = tmp_path / "run"
-    process = _start(_arguments(dataset, output, "--mechanism=none", "--num_rounds=6"))
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
+    arguments = _arguments(dataset, output, "--mechanism=none")
+    status, out, err = commands.start(_MODULE, *arguments).wait()
+    assert status == 0, err
     privacy = json.loads(out)["privacy"]
     assert privacy["is_private"] is False
     assert privacy["realised"]["epsilon"] is None
     assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
 
 
-def test_a_run_with_buffered_noise(dataset: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    output = tmp_path / "run"
-    process = _start(_arguments(dataset, output, "--mechanism=blt", "--num_buffers=2"))
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    privacy = _check_directory(output, rounds=6)
-    assert privacy["mechanism"] == "Blt matrix factorization for 6 rounds"
-    description = json.loads((output / "factorization" / "factorization.json").read_text())
-    assert description["parameters"]["num_buffers"] == 2
-    assert json.loads(out)["privacy"]["is_private"] is True
-
-
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
         (["--noise_storage=disk"], "run/noise"),
-        (["--noise_storage=disk", "--noise_source=aes", "--noise_directory={}/other"], "other"),
+        (
+            [
+                *("--noise_storage=disk", "--noise_source=aes", "--noise_directory={}/other"),
+                *("--mechanism=blt", "--num_buffers=2"),
+            ],
+            "other",
+        ),
     ],
 )
 def test_noise_is_kept_where_the_flags_say(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, arguments: list[str], place: str
+    dataset: pathlib.Path,
+    tmp_path: pathlib.Path,
+    commands: CommandServer,
+    arguments: list[str],
+    place: str,
 ) -> None:
     output = tmp_path / "run"
     arguments = [argument.format(tmp_path) for argument in arguments]
-    process = _start(_arguments(dataset, output, *arguments))
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert _check_directory(output, 6)["is_private"] is True
+    status, _, err = commands.start(_MODULE, *_arguments(dataset, output, *arguments)).wait()
+    assert status == 0, err
+    privacy = _check_directory(output, 6)
+    assert privacy["is_private"] is True
+    if place == "other":
+        assert privacy["mechanism"] == "Blt matrix factorization for 6 rounds"
+        description = json.loads((output / "factorization" / "factorization.json").read_text())
+        assert description["parameters"]["num_buffers"] == 2
     noise = tmp_path / place
     assert noise.stat().st_mode & 0o077 == 0
     # What each round's noise was added to is there, and no requests for words. A finished
