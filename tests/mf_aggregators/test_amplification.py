@@ -41,17 +41,19 @@ def test_amplified_noise_multipliers_of_the_papers(
     """BandMF Table 5: 2052 rounds of 1,000 of 342,000 users.
 
     Printed noise multipliers are for matrices of sensitivity 1 under six participations of
-    equal column norms, which is sqrt(6) times the norm of one.
+    equal column norms, which is sqrt(6) times the norm of one. A little less noise is too little
+    for the target, a little more is enough.
     """
-    multiplier = accounting.amplified_noise_multiplier(
-        epsilon,
-        _DELTA,
-        num_rounds=2052,
-        num_bands=num_bands,
-        population=342_000,
-        clients_per_round=1000,
-    )
-    assert multiplier / math.sqrt(6.0) == pytest.approx(printed, rel=2e-3)
+    for factor, is_enough in ((1.0 - 2e-3, False), (1.0 + 2e-3, True)):
+        found = accounting.amplified_epsilon(
+            factor * math.sqrt(6.0) * printed,
+            _DELTA,
+            num_rounds=2052,
+            num_bands=num_bands,
+            population=342_000,
+            clients_per_round=1000,
+        )
+        assert (found <= epsilon) == is_enough
 
 
 def test_one_sampled_query_is_the_mixture_of_two_gaussians() -> None:

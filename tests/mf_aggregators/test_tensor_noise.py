@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -551,8 +551,10 @@ def test_no_row_is_made_twice(index: int) -> None:
         assert written == expected
 
 
-_DRIFT_ROUNDS = 10_000
 _DRIFT_WIDTH = 3
+_DRIFT_ROUNDS = pytest.mark.parametrize(
+    "num_rounds", [2000, pytest.param(10_000, marks=pytest.mark.long)]
+)
 
 
 def _square_root(num_bands: int) -> np.ndarray:
@@ -560,39 +562,63 @@ def _square_root(num_bands: int) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
 
 
-def _drift_factorizations() -> list[Factorization]:
-    """Mechanisms of 10,000 rounds; 2,048 for those of quadratic cost."""
-    n = _DRIFT_ROUNDS
+def _scaled_bands(n: int) -> Factorization:
     scales = np.random.default_rng(0).uniform(0.5, 2.0, (n, 1))
     bands = np.where(np.tri(n, 16, dtype=bool), _square_root(16), 0.0)
+    return BandedFactorization(bands * scales)
+
+
+def _structured(n: int) -> Factorization:
     diagonals = np.where(np.tri(n, 4, dtype=bool), _square_root(4), 0.0)
     left = np.exp(np.multiply.outer(np.arange(n), [-1e-3, -1e-4]))
-    dense = np.tril(noise_recursions.matrix_from_bands(np.tile(_square_root(2048), (2048, 1))))
-    return [
-        tree_aggregation(n),
-        tree_aggregation(n, "full"),
-        toeplitz(n, 16, coefficients="square_root"),
-        toeplitz(n, 100, coefficients="square_root", equal_column_norms=True),
-        BandedFactorization(bands * scales),
-        blt(n, 3),
-        banded_inverse(n, 8, coefficients="square_root"),
-        StructuredFactorization(diagonals, left, np.array([0.05, 0.01]) / left),
-        toeplitz(2048, coefficients="square_root", equal_column_norms=True),
-        DenseFactorization(dense),
-    ]
+    return StructuredFactorization(diagonals, left, np.array([0.05, 0.01]) / left)
 
 
-_DRIFT_FACTORIZATIONS = _drift_factorizations()
+def _dense(n: int) -> Factorization:
+    return DenseFactorization(
+        np.tril(noise_recursions.matrix_from_bands(np.tile(_square_root(n), (n, 1))))
+    )
+
+
+# Those whose rows do not draw thousands of rows of Z again, and those that do.
+_OF_LINEAR_COST: dict[str, Callable[[int], Factorization]] = {
+    "tree_online": tree_aggregation,
+    "tree_full": lambda n: tree_aggregation(n, "full"),
+    "toeplitz": lambda n: toeplitz(n, 16, coefficients="square_root"),
+    "toeplitz of equal norms": lambda n: toeplitz(
+        n, 100, coefficients="square_root", equal_column_norms=True
+    ),
+    "banded": _scaled_bands,
+    "blt": lambda n: blt(n, 3),
+    "banded_inverse": lambda n: banded_inverse(n, 8, coefficients="square_root"),
+    "structured": _structured,
+}
+_OF_QUADRATIC_COST: dict[str, Callable[[int], Factorization]] = {
+    "toeplitz of all bands": lambda n: toeplitz(
+        n, coefficients="square_root", equal_column_norms=True
+    ),
+    "dense": _dense,
+}
+_MOST_OF_QUADRATIC_COST = 2048
 
 
 @functools.cache
-def _drift_z() -> np.ndarray:
+def _drift_recursion(name: str, num_rounds: int) -> NoiseRecursion:
+    if name in _OF_QUADRATIC_COST:
+        found = _OF_QUADRATIC_COST[name](min(num_rounds, _MOST_OF_QUADRATIC_COST))
+    else:
+        found = _OF_LINEAR_COST[name](num_rounds)
+    return found.noise_recursion()
+
+
+@functools.cache
+def _drift_z(num_rounds: int) -> np.ndarray:
     rows = tf.function(
         lambda seed: panel_rows(
             PhiloxWords(),
             seed,
             tf.zeros([], tf.int64),
-            tf.constant(_DRIFT_ROUNDS),
+            tf.constant(num_rounds),
             tf.zeros([], tf.int64),
             _DRIFT_WIDTH,
             tf.float32,
@@ -602,9 +628,9 @@ def _drift_z() -> np.ndarray:
 
 
 @functools.cache
-def _drift_exact(index: int) -> np.ndarray:
-    recursion = _DRIFT_FACTORIZATIONS[index].noise_recursion()
-    z = _drift_z()[: recursion.num_rounds].astype(np.float64)
+def _drift_exact(name: str, num_rounds: int) -> np.ndarray:
+    recursion = _drift_recursion(name, num_rounds)
+    z = _drift_z(num_rounds)[: recursion.num_rounds].astype(np.float64)
     return noise_recursions.apply(recursion, z)
 
 
@@ -616,17 +642,11 @@ def _check_drift(rows: np.ndarray, exact: np.ndarray) -> None:
     assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
 
 
-_EVERY_LONG_MECHANISM = pytest.mark.parametrize(
-    "index",
-    range(len(_DRIFT_FACTORIZATIONS)),
-    ids=lambda index: f"{index}-{_DRIFT_FACTORIZATIONS[index].mechanism}",
-)
-
-
-@_EVERY_LONG_MECHANISM
-def test_rounding_of_blocks_in_single_precision_does_not_add_up(index: int) -> None:
+@pytest.mark.parametrize("name", {**_OF_LINEAR_COST, **_OF_QUADRATIC_COST})
+@_DRIFT_ROUNDS
+def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
     """Thousands of rounds in the blocks of a run, each from files of the one before it."""
-    recursion = _DRIFT_FACTORIZATIONS[index].noise_recursion()
+    recursion = _drift_recursion(name, num_rounds)
     plan = noise_blocks.plan(recursion)
     stream = _Stream(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),), plan)
     (segment,) = stream.noise.segments
@@ -644,27 +664,22 @@ def test_rounding_of_blocks_in_single_precision_does_not_add_up(index: int) -> N
     rows = np.concatenate(blocks)
     if plan.row_scales is not None:
         rows *= plan.row_scales[:, np.newaxis].astype(np.float32)
-    _check_drift(rows, _drift_exact(index))
+    _check_drift(rows, _drift_exact(name, num_rounds))
 
 
-# Those whose rows do not draw thousands of rows of Z again.
-_LINEAR_COST = range(8)
-
-
-@pytest.mark.parametrize(
-    "index", _LINEAR_COST, ids=lambda index: f"{index}-{_DRIFT_FACTORIZATIONS[index].mechanism}"
-)
-def test_rounding_of_states_in_single_precision_does_not_add_up(index: int) -> None:
-    recursion = _DRIFT_FACTORIZATIONS[index].noise_recursion()
+@pytest.mark.parametrize("name", _OF_LINEAR_COST)
+@_DRIFT_ROUNDS
+def test_rounding_of_states_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
+    recursion = _drift_recursion(name, num_rounds)
     noise = TensorNoise(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
 
     @tf.function
     def run(seed: tf.Tensor) -> tf.Tensor:
-        rows = tf.TensorArray(tf.float32, _DRIFT_ROUNDS)
+        rows = tf.TensorArray(tf.float32, num_rounds)
         state = tensor_noise.initial_state(noise, seed, tf.zeros([2], tf.int64))
-        for position in tf.range(_DRIFT_ROUNDS):
+        for position in tf.range(num_rounds):
             (row,), state = tensor_noise.next_row(noise, state)
             rows = rows.write(position, row)
         return rows.stack()
 
-    _check_drift(run(tf.constant(_SEED)).numpy(), _drift_exact(index))
+    _check_drift(run(tf.constant(_SEED)).numpy(), _drift_exact(name, num_rounds))

@@ -1,9 +1,9 @@
 """A small federated run of a linear model, for tests that stop, kill and resume it.
 
 As a program it imports TensorFlow Federated once. For each line on its standard input, a
-noise storage and a directory, it forks a process that runs the rounds that are left in the
-directory, and prints the process's number. The process leaves in the directory what a test
-needs to kill it at a chosen moment and to compare what it released.
+noise storage, a number of rounds and a directory, it forks a process that runs the rounds that
+are left in the directory, and prints the process's number. The process leaves in the directory
+what a test needs to kill it at a chosen moment and to compare what it released.
 """
 
 import dataclasses
@@ -33,7 +33,6 @@ from simulations.training_loop import FederatedRun
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)
 # Of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two panels.
-PROGRAM_ROUNDS = 24
 PROGRAM_FEATURES = PANEL + 1000
 
 
@@ -121,7 +120,7 @@ def weights_of(process: Any, state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(weight) for weight in weights])
 
 
-def run_program(directory: pathlib.Path, noise_storage: str) -> None:
+def run_program(directory: pathlib.Path, noise_storage: str, num_rounds: int) -> None:
     """Runs the rounds that are left; see the module's docstring.
 
     ``marks-<pid>`` says how far the process came: ``began <round>`` and ``ended <round>``
@@ -132,10 +131,11 @@ def run_program(directory: pathlib.Path, noise_storage: str) -> None:
     Args:
       directory: Of the run.
       noise_storage: Of the aggregator.
+      num_rounds: The number of rounds, those that are through included.
     """
     noise: dict[str, Any] = {"noise_storage": noise_storage, "noise_directory": directory / "noise"}
-    process = learning_process(PROGRAM_ROUNDS, PROGRAM_FEATURES, **noise)
-    run = federated_run(process, PROGRAM_ROUNDS, PROGRAM_FEATURES)
+    process = learning_process(num_rounds, PROGRAM_FEATURES, **noise)
+    run = federated_run(process, num_rounds, PROGRAM_FEATURES)
     marks = directory / f"marks-{os.getpid()}"
     store = _MarkedStore(directory / "states", directory / "ledger.npz", marks)
     progress = training_loop.start(run, store)
@@ -184,14 +184,14 @@ def _mark(marks: pathlib.Path, what: str, round_index: int) -> None:
         file.write(f"{what} {round_index}\n")
 
 
-def _run_and_exit(directory: pathlib.Path, noise_storage: str) -> None:
+def _run_and_exit(directory: pathlib.Path, noise_storage: str, num_rounds: int) -> None:
     """The life of a forked process."""
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # The thread of the context that TFF makes when it is imported is not in a fork.
         tff.backends.native.set_sync_local_cpp_execution_context()
-        run_program(directory, noise_storage)
+        run_program(directory, noise_storage, num_rounds)
         quiet.end_workers()
         (directory / "done").touch()
         status = 0
@@ -207,10 +207,10 @@ def _serve() -> None:
     # Nobody asks how a forked process ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
-        noise_storage, directory = line.rstrip("\n").split(" ", 1)
+        noise_storage, num_rounds, directory = line.rstrip("\n").split(" ", 2)
         number = os.fork()
         if number == 0:
-            _run_and_exit(pathlib.Path(directory), noise_storage)
+            _run_and_exit(pathlib.Path(directory), noise_storage, int(num_rounds))
         print(number, flush=True)
 
 

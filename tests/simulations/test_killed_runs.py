@@ -1,7 +1,8 @@
 """Runs that are killed at random moments and resumed release what one without a pause releases.
 
 A run of each noise storage is killed again and again until it is through: at times that are
-uniform over rounds, and while files of a state, of the ledger or of the noise are written.
+uniform over rounds, and while files of a state, of the ledger or of the noise are written. Four
+kills are made in every test run, and twenty and more with the long tests.
 """
 
 import concurrent.futures
@@ -33,13 +34,44 @@ pytestmark = pytest.mark.timeout(1800)
 _ROOT = pathlib.Path(__file__).parents[2]
 _SECONDS_TO_GET_THERE = 180.0
 _STORAGES = ("disk", "state")
-# When to kill; of each run, in an order of its own.
-_MOMENTS = {
-    "disk": ["any"] * 5 + ["saving state"] * 3 + ["saving ledger"] + ["making noise"] * 2,
-    "state": ["any"] * 7 + ["saving state"] * 3 + ["saving ledger"],
-}
-# After so many kills, a byte of the newest state is altered before the run goes on.
-_DAMAGED_AFTER = (4, 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kills:
+    """What happens to a run of each noise storage.
+
+    Attributes:
+      num_rounds: The rounds of a run.
+      moments: When each process is killed, by storage.
+      rounds_before: The number of rounds that each process begins before that.
+      damaged_after: After so many kills, a byte of the newest state is altered.
+    """
+
+    num_rounds: int
+    moments: dict[str, list[str]]
+    rounds_before: int
+    damaged_after: tuple[int, ...]
+
+
+_FEW = _Kills(
+    num_rounds=12,
+    moments={"disk": ["saving state", "making noise"], "state": ["any", "saving state"]},
+    rounds_before=3,
+    damaged_after=(0,),
+)
+_MANY = _Kills(
+    num_rounds=24,
+    # Of each run, in an order of its own.
+    moments={
+        storage: random.Random(storage).sample(moments, len(moments))
+        for storage, moments in {
+            "disk": ["any"] * 5 + ["saving state"] * 3 + ["saving ledger"] + ["making noise"] * 2,
+            "state": ["any"] * 7 + ["saving state"] * 3 + ["saving ledger"],
+        }.items()
+    },
+    rounds_before=1,
+    damaged_after=(4, 8),
+)
 
 
 class _Server:
@@ -58,10 +90,10 @@ class _Server:
                 text=True,
             )
 
-    def start(self, directory: pathlib.Path, noise_storage: str) -> "_Killable":
+    def start(self, directory: pathlib.Path, noise_storage: str, num_rounds: int) -> "_Killable":
         """Starts a process that runs the rounds that are left in a directory."""
         with self._lock:
-            self._process.stdin.write(f"{noise_storage} {directory}\n")
+            self._process.stdin.write(f"{noise_storage} {num_rounds} {directory}\n")
             self._process.stdin.flush()
             number = self._process.stdout.readline()
         assert number, self._output.read_text()[-2000:]
@@ -132,17 +164,23 @@ class _KilledRun:
 
     Attributes:
       directory: Of the run.
+      whole: Of a run without a pause.
       landed: In what each kill has hit it.
       num_damaged: How many states were altered between two processes.
     """
 
     directory: pathlib.Path
+    whole: pathlib.Path
     landed: list[str]
     num_damaged: int
 
 
 def _kill_until_through(
-    server: _Server, directory: pathlib.Path, whole: pathlib.Path, noise_storage: str
+    server: _Server,
+    directory: pathlib.Path,
+    whole: pathlib.Path,
+    noise_storage: str,
+    kills: _Kills,
 ) -> _KilledRun:
     """Goes on from the first state of the whole run, which has a random name for noise files."""
     while not (whole / "states" / "round_0").exists():
@@ -150,36 +188,41 @@ def _kill_until_through(
     shutil.copytree(whole / "states" / "round_0", directory / "states" / "round_0")
     ParticipationLedger(linear_run.CLIENTS).save(directory / "ledger.npz")
     rng = random.Random(noise_storage)
-    moments = rng.sample(_MOMENTS[noise_storage], len(_MOMENTS[noise_storage]))
     landed: list[str] = []
     num_damaged = 0
     orphans: list[psutil.Process] = []
-    for number, moment in enumerate(moments):
-        process = server.start(directory, noise_storage)
-        process.wait_for_marks(1)
+    for number, moment in enumerate(kills.moments[noise_storage]):
+        process = server.start(directory, noise_storage, kills.num_rounds)
+        process.wait_for_marks(kills.rounds_before)
         # Workers of a killed process live on for a while, and may still write noise files.
         _end(orphans)
-        _wait_for(moment, process, directory, rng)
+        _wait_for(moment, process, directory, rng, kills.rounds_before)
         orphans = process.kill()
         if (directory / "done").exists():
             break
         landed.append(_where(process.marks(), directory))
         if rng.random() < 0.5:
             _end(orphans)
-        if number in _DAMAGED_AFTER:
+        if number in kills.damaged_after:
             num_damaged += _alter_newest_state(directory, rng)
-    process = server.start(directory, noise_storage)
+    process = server.start(directory, noise_storage, kills.num_rounds)
     process.wait_for_end()
     _end([*orphans, *process.kill()])
-    return _KilledRun(directory, landed, num_damaged)
+    return _KilledRun(directory, whole, landed, num_damaged)
 
 
-def _wait_for(moment: str, process: _Killable, directory: pathlib.Path, rng: random.Random) -> None:
+def _wait_for(
+    moment: str,
+    process: _Killable,
+    directory: pathlib.Path,
+    rng: random.Random,
+    rounds_before: int,
+) -> None:
     """Waits until it is time to kill a process whose first round has begun."""
     if moment == "any":
         # The first round of a process takes longer, because its graphs are still being made.
         whole_rounds = rng.randrange(2)
-        process.wait_for_marks(1 + whole_rounds)
+        process.wait_for_marks(rounds_before + whole_rounds)
         time.sleep(rng.uniform(0.0, 0.7 if whole_rounds else 2.0))
     elif moment == "making noise":
         before = _noise_files(directory)
@@ -234,16 +277,29 @@ def _alter_newest_state(directory: pathlib.Path, rng: random.Random) -> int:
     return 1
 
 
+@pytest.fixture(
+    scope="module",
+    params=[_FEW, pytest.param(_MANY, marks=pytest.mark.long)],
+    ids=["few kills", "many kills"],
+)
+def kills(request: pytest.FixtureRequest) -> _Kills:
+    """What happens to the runs."""
+    found: _Kills = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
 def runs(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, tuple[_KilledRun, pathlib.Path]]]:
-    """By storage, a run that was killed, and the directory of one without a pause."""
+    kills: _Kills, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, _KilledRun]]:
+    """By storage, a run that was killed, beside one without a pause."""
     server = _Server(tmp_path_factory.mktemp("output") / "output")
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             whole = {storage: tmp_path_factory.mktemp("whole") for storage in _STORAGES}
-            processes = [server.start(whole[storage], storage) for storage in _STORAGES]
+            processes = [
+                server.start(whole[storage], storage, kills.num_rounds) for storage in _STORAGES
+            ]
             futures = {
                 storage: pool.submit(
                     _kill_until_through,
@@ -251,20 +307,21 @@ def runs(
                     tmp_path_factory.mktemp("killed"),
                     whole[storage],
                     storage,
+                    kills,
                 )
                 for storage in _STORAGES
             }
             for process in processes:
                 process.wait_for_end()
                 _end(process.kill())
-            yield {storage: (futures[storage].result(), whole[storage]) for storage in _STORAGES}
+            yield {storage: futures[storage].result() for storage in _STORAGES}
     finally:
         server.end()
 
 
-def _released(directory: pathlib.Path) -> list[list[list[np.ndarray]]]:
+def _released(directory: pathlib.Path, num_rounds: int) -> list[list[list[np.ndarray]]]:
     """For each round, what was released in it: once, or by several processes."""
-    released: list[list[list[np.ndarray]]] = [[] for _ in range(linear_run.PROGRAM_ROUNDS)]
+    released: list[list[list[np.ndarray]]] = [[] for _ in range(num_rounds)]
     for path in (directory / "released").iterdir():
         # A killed process may leave a part of a file.
         if not path.name.startswith("."):
@@ -290,24 +347,27 @@ def _assert_same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(mine, other)
 
 
-def test_at_least_twenty_kills_landed_everywhere(
-    runs: dict[str, tuple[_KilledRun, pathlib.Path]],
-) -> None:
-    landed = Counter(where for killed, _ in runs.values() for where in killed.landed)
+def test_the_kills_landed(kills: _Kills, runs: dict[str, _KilledRun]) -> None:
+    landed = Counter(where for killed in runs.values() for where in killed.landed)
+    num_damaged = sum(killed.num_damaged for killed in runs.values())
     print(landed)
-    assert landed.total() >= 20
-    assert landed["in a round"] >= 4
-    assert landed["saving: state"] >= 2
-    assert sum(killed.num_damaged for killed, _ in runs.values()) >= 2
+    if kills is _FEW:
+        assert landed.total() == 4
+        assert num_damaged == 2
+    else:
+        assert landed.total() >= 20
+        assert landed["in a round"] >= 4
+        assert landed["saving: state"] >= 2
+        assert num_damaged >= 2
 
 
 @pytest.mark.parametrize("storage", _STORAGES)
 def test_whatever_was_released_is_what_a_run_without_a_pause_releases(
-    runs: dict[str, tuple[_KilledRun, pathlib.Path]], storage: str
+    kills: _Kills, runs: dict[str, _KilledRun], storage: str
 ) -> None:
-    killed, whole = runs[storage]
-    expected = _released(whole)
-    for index, releases in enumerate(_released(killed.directory)):
+    killed = runs[storage]
+    expected = _released(killed.whole, kills.num_rounds)
+    for index, releases in enumerate(_released(killed.directory, kills.num_rounds)):
         # A kill between a round's save and its release leaves it to nobody.
         for release in releases:
             _assert_same(release, expected[index][0])
@@ -315,11 +375,11 @@ def test_whatever_was_released_is_what_a_run_without_a_pause_releases(
 
 @pytest.mark.parametrize("storage", _STORAGES)
 def test_the_last_states_and_ledgers_are_those_of_a_run_without_a_pause(
-    runs: dict[str, tuple[_KilledRun, pathlib.Path]], storage: str
+    kills: _Kills, runs: dict[str, _KilledRun], storage: str
 ) -> None:
-    killed, whole = runs[storage]
-    ours, theirs = _final_states(killed.directory), _final_states(whole)
-    last = linear_run.PROGRAM_ROUNDS
+    killed = runs[storage]
+    ours, theirs = _final_states(killed.directory), _final_states(killed.whole)
+    last = kills.num_rounds
     assert set(ours) == set(theirs) == {f"round_{last - 1}", f"round_{last}"}
     for version in ours:
         assert set(ours[version]) == set(theirs[version])
@@ -327,7 +387,7 @@ def test_the_last_states_and_ledgers_are_those_of_a_run_without_a_pause(
             np.testing.assert_array_equal(value, theirs[version][name])
 
     ledger = ParticipationLedger.load(killed.directory / "ledger.npz")
-    other = ParticipationLedger.load(whole / "ledger.npz")
+    other = ParticipationLedger.load(killed.whole / "ledger.npz")
     assert ledger.num_rounds == other.num_rounds == last
     _assert_same(list(ledger.cohorts), list(other.cohorts))
     took_place = realised_participation(ledger.rounds_of_clients(), last)

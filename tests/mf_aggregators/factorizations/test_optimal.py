@@ -16,7 +16,13 @@ _SINGLE = SingleParticipation()
 
 
 @pytest.mark.parametrize(
-    ("num_rounds", "printed"), [(256, 40.4), (512, 62.0), (1024, 94.6), (2048, 143.6)]
+    ("num_rounds", "printed"),
+    [
+        (256, 40.4),
+        (512, 62.0),
+        pytest.param(1024, 94.6, marks=pytest.mark.long),
+        pytest.param(2048, 143.6, marks=pytest.mark.long),
+    ],
 )
 def test_prefix_sums_reach_the_printed_errors(num_rounds: int, printed: float) -> None:
     """Denisov et al. Table 2; the prefix-sum paper's Table 1."""

@@ -1,4 +1,8 @@
-"""The errors that BandMF Table 2 prints, n = 2052, for six participations 342 rounds apart."""
+"""The errors that BandMF Table 2 prints, n = 2052, for six participations 342 rounds apart.
+
+Optimised matrices of this size take minutes; tests of their mechanisms hold smaller ones against
+other solvers.
+"""
 
 import pytest
 
@@ -19,6 +23,8 @@ _EPOCHS = FixedEpochOrder(6, 342)
 _APART = MinSeparation(342, 6)
 # Of multi-epoch MF in BandMF Table 4, by epsilon at delta 1e-6.
 _NOISE_MULTIPLIERS = {1.0: 4.76079, 2.0: 2.51352, 4.0: 1.34498, 8.0: 0.73579, 16.0: 0.41539}
+# Of the optimum, as another solver finds it.
+_BEST_RMSE = 8.1528
 # Of the squared error: a tenth of the last printed digit.
 _CLOSE = 2e-3
 
@@ -51,19 +57,21 @@ def best_rmse(best: Factorization) -> float:
     return best.rmse(_WORKLOAD, _EPOCHS)
 
 
+@pytest.mark.long
 def test_the_optimum_is_certified(best: Factorization, best_rmse: float) -> None:
-    assert best_rmse <= 8.153
+    assert round(best_rmse, 3) == round(_BEST_RMSE, 3)
     assert best.optimality_gap is not None
     assert best.optimality_gap <= 5e-6
     # The bound "at most 1.15" of the table is the value computed here.
     _check(best, (0.50, 1.15, 1.00, 1.15), best_rmse)
 
 
-def test_trees_and_independent_noise(best_rmse: float) -> None:
-    _check(tree_aggregation(2052, "full"), (0.32, 1.00, 1.53, 1.53), best_rmse)
-    _check(identity(2052), (0.41, 1.00, 9.63, 9.63), best_rmse)
+def test_trees_and_independent_noise() -> None:
+    _check(tree_aggregation(2052, "full"), (0.32, 1.00, 1.53, 1.53), _BEST_RMSE)
+    _check(identity(2052), (0.41, 1.00, 9.63, 9.63), _BEST_RMSE)
 
 
+@pytest.mark.long
 def test_equal_column_norms_of_the_optimum(best_rmse: float) -> None:
     factorization = optimal(
         _WORKLOAD.matrix(), _EPOCHS, equal_column_norms=True, relative_gap=_CLOSE
@@ -76,6 +84,7 @@ def test_equal_column_norms_of_the_optimum(best_rmse: float) -> None:
         assert found == pytest.approx(printed, rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_bands", "equal_column_norms", "printed"),
     [
