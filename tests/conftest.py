@@ -45,6 +45,17 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer
     server.end()
 
 
+@pytest.fixture
+def _runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets commands that train run in a test: they leave signals and the environment alone."""
+    from simulations import quiet
+
+    monkeypatch.setattr(quiet, "prepare_environment", lambda: None)
+    monkeypatch.setattr(quiet, "end_workers_at_exit", lambda: None)
+    yield
+    quiet.end_workers()
+
+
 def pytest_sessionfinish() -> None:
     """Ends TFF's workers while Python is still whole."""
     if "tensorflow_federated" in sys.modules:

@@ -8,10 +8,10 @@ import pytest
 from absl import flags
 
 from cifar10_classification import run_cifar10
+from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
 from simulations import federated_runs, run_flags
 from tests.cifar10_classification import cifar10_files
-from tests.simulations.command_processes import CommandServer
 
 
 def _options(*arguments: str) -> dict[str, Any]:
@@ -36,35 +36,43 @@ def test_a_client_has_one_image() -> None:
             _options(flag)
 
 
-def test_a_directory_without_the_files_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
+def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = command_line.run(
         "",
         lambda values: run_flags.define_flags(values, run_cifar10.COMMAND),
         lambda values: federated_runs.main(values, run_cifar10.COMMAND),
-        ["run-cifar10", f"--cifar10_dir={tmp_path}", f"--output_dir={tmp_path / 'run'}"],
+        ["run-cifar10", *arguments],
     )
+    return status, *capture.readouterr()
+
+
+def test_a_directory_without_the_files_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    status, _, err = _call(capsys, f"--cifar10_dir={tmp_path}", f"--output_dir={tmp_path / 'run'}")
     assert status == 2
-    assert "data_batch_1.bin cannot be read" in capsys.readouterr().err
+    assert "data_batch_1.bin cannot be read" in err
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_whole_run_on_files_of_the_same_format(
-    tmp_path: pathlib.Path, commands: CommandServer
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory, output = cifar10_files.write_binary(tmp_path / "bin", 40), tmp_path / "run"
-    process = commands.start(
-        "cifar10_classification.run_cifar10",
+    status, out, errors = _call(
+        capfd,
         *(f"--output_dir={output}", f"--cifar10_dir={directory}", "--sampling=poisson"),
         *("--num_bands=2", "--num_rounds=4", "--clients_per_round=5", "--delta=1e-3"),
-        *("--evaluate_every=2", "--format=json"),
+        *("--noise_multiplier=1.5", "--evaluate_every=2", "--format=json"),
     )
-    status, out, errors = process.wait()
     assert status == 0, errors
     result = json.loads(out)
     assert result["rounds"] == 4
     assert result["num_examples"] == 200
     assert result["num_parameters"] == 550_570
-    assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    epsilon = accounting.amplified_epsilon(
+        1.5, 1e-3, num_rounds=4, num_bands=2, population=200, clients_per_round=5
+    )
+    assert result["privacy"]["planned"]["epsilon"] == pytest.approx(epsilon, rel=1e-3)
     assert result["privacy"]["status"] == "finished"

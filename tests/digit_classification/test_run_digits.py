@@ -69,6 +69,7 @@ def test_facts_as_lines() -> None:
     assert list(lines) == [("training images", "1,415"), ("always 3", "10.32 %")]
 
 
+@pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -82,12 +83,13 @@ def test_facts_as_lines() -> None:
     ],
     ids=["groups", "centralised"],
 )
-def test_a_whole_run(arguments: list[str], tmp_path: pathlib.Path, commands: CommandServer) -> None:
+def test_a_whole_run(
+    arguments: list[str], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "run"
-    process = commands.start(
-        _MODULE, f"--output_dir={output}", "--num_rounds=4", "--format=json", *arguments
+    status, out, errors = _call(
+        capfd, f"--output_dir={output}", "--num_rounds=4", "--format=json", *arguments
     )
-    status, out, errors = process.wait()
     assert status == 0, errors
     result = json.loads(out)
     assert result["rounds"] == 4
@@ -147,14 +149,14 @@ def test_a_run_on_two_workers_equals_the_one_without(
         assert of_divided_row == pytest.approx(row, rel=1e-4, abs=1e-6)
 
 
-def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = command_line.run(
         "",
         lambda values: run_flags.define_flags(values, run_digits.COMMAND),
         lambda values: federated_runs.main(values, run_digits.COMMAND),
         ["run-digits", *arguments],
     )
-    return status, capsys.readouterr().err
+    return status, *capture.readouterr()
 
 
 def test_a_directory_of_another_command_is_named(
@@ -162,7 +164,7 @@ def test_a_directory_of_another_command_is_named(
 ) -> None:
     config = {"command": "run-stackoverflow", "flags": {}, "versions": federated_runs.versions()}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    status, err = _call(capsys, f"--output_dir={tmp_path}")
+    status, _, err = _call(capsys, f"--output_dir={tmp_path}")
     assert status == 2
     assert "holds a run of run-stackoverflow: resume it with that command" in err
 
@@ -172,7 +174,7 @@ def test_a_trace_of_other_devices_is_refused_before_anything_is_written(
 ) -> None:
     trace, output = tmp_path / "trace.csv", tmp_path / "run"
     trace.write_text("0,0,1000\n999,0,1000\n")
-    status, err = _call(
+    status, _, err = _call(
         capsys, f"--output_dir={output}", "--availability=trace", f"--trace={trace}"
     )
     assert status == 2

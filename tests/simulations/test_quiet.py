@@ -28,10 +28,10 @@ if "raise" in sys.argv:
 """
 
 
-@pytest.mark.parametrize(("argument", "status"), [("", 0), ("again", 0), ("raise", 3)])
-def test_a_program_leaves_no_worker_and_no_message(argument: str, status: int) -> None:
+@pytest.mark.parametrize(("arguments", "status"), [((), 0), (("again", "raise"), 3)])
+def test_a_program_leaves_no_worker_and_no_message(arguments: tuple[str, ...], status: int) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, argument],
+        [sys.executable, "-c", _PROGRAM, *arguments],
         # By pipes, which a worker that outlived the program would keep open for ever.
         capture_output=True,
         text=True,

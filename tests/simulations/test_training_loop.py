@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from simulations.training_loop import FederatedRun, RoundRefusedError
 from tests.simulations import linear_run
 
 _NUM_ROUNDS = 6
+_WholeRun: TypeAlias = tuple[list[np.ndarray], ParticipationLedger]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,6 +69,12 @@ def _finish(
     return models, ledger
 
 
+@pytest.fixture(scope="module")
+def whole_run(process: Any, tmp_path_factory: pytest.TempPathFactory) -> _WholeRun:
+    """The models and the ledger of a run that nothing happens to."""
+    return _finish(_run(process), tmp_path_factory.mktemp("whole"))
+
+
 def _cohorts(ledger: ParticipationLedger) -> list[list[int]]:
     return [list(cohort) for cohort in ledger.cohorts]
 
@@ -84,9 +91,12 @@ def test_all_rounds_run_under_the_timers(process: Any, tmp_path: pathlib.Path) -
 
 @pytest.mark.parametrize("stops", [[1], [2, 1], [1, 1, 1, 1, 1]])
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
-    process: Any, tmp_path: pathlib.Path, stops: list[int]
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
+    stops: list[int],
 ) -> None:
-    models, ledger = _finish(_run(process), tmp_path / "whole")
+    models, ledger = whole_run
     parts: list[np.ndarray] = []
     for at_most in [*stops, None]:
         more, resumed = _finish(_run(process), tmp_path / "parts", at_most)
@@ -96,10 +106,12 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
 
 
 def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
-    process: Any, tmp_path: pathlib.Path
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
 ) -> None:
     """Killed after the ledger and before the state: the same cohort, data and noise."""
-    models, whole = _finish(_run(process), tmp_path / "whole")
+    models, whole = whole_run
     _finish(_run(process), tmp_path / "cut", at_most=2)
     # A third round in the ledger, as if the process had ended before its state was saved.
     whole.first_rounds(3).save(tmp_path / "cut" / "ledger.npz")
@@ -130,9 +142,11 @@ class _FullDisk:
 
 
 def test_a_round_without_space_for_its_noise_is_refused_and_run_later(
-    process: Any, tmp_path: pathlib.Path
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
 ) -> None:
-    models, whole = _finish(_run(process), tmp_path / "whole")
+    models, whole = whole_run
     with pytest.raises(RoundRefusedError, match=r"round 3 could not write .* Free space and run"):
         _finish(_run(_FullDisk(process, 2)), tmp_path / "cut")
     # The round is in no file, and the others stand.
@@ -154,9 +168,11 @@ def _went_back(run: FederatedRun, directory: pathlib.Path) -> ParticipationLedge
 
 
 def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
-    process: Any, tmp_path: pathlib.Path
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
 ) -> None:
-    models, whole = _finish(_run(process), tmp_path / "whole")
+    models, whole = whole_run
     _went_back(_run(process), tmp_path / "back")
     store = linear_run.store_of(tmp_path / "back")
     progress = training_loop.start(_run(process), store)
@@ -262,10 +278,11 @@ def test_lost_states_are_never_replaced_by_fresh_noise(
 
 def test_a_damaged_newest_state_falls_back_to_the_one_before(
     process: Any,
+    whole_run: _WholeRun,
     tmp_path: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    models, _ = _finish(_run(process), tmp_path / "whole")
+    models, _ = whole_run
     _finish(_run(process), tmp_path / "cut", at_most=3)
     newest = tmp_path / "cut" / "states" / "round_3"
     for path in newest.rglob("variables.data*"):

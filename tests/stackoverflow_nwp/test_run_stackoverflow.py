@@ -1,4 +1,4 @@
-"""Whole runs in processes of their own: one as a user starts it, others from a fork."""
+"""Whole runs: one as a user starts it, those that are stopped from forks, others in the tests."""
 
 import csv
 import dataclasses
@@ -96,6 +96,12 @@ def _run(arguments: list[str]) -> int:
         lambda values: federated_runs.main(values, _COMMAND),
         ["run-stackoverflow", *arguments],
     )
+
+
+def _finished(capfd: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str, str]:
+    """The exit status of a run in this process, and what it printed."""
+    status = _run(arguments)
+    return status, *capfd.readouterr()
 
 
 _MODULE = "stackoverflow_nwp.run_stackoverflow"
@@ -368,8 +374,9 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
             sampled_runs.sampler_of(scheme, directory, None)
 
 
+@pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
+    dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """24 clients of two participations each have just enough for 6 rounds of 8 ones.
 
@@ -378,7 +385,7 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     """
     output = tmp_path / "run"
     more = ["--clients_per_round=8", "--separation=1", "--max_participations=2", "--seed=1"]
-    status, out, err = commands.start(_MODULE, *_arguments(dataset, output, *more)).wait()
+    status, out, err = _finished(capfd, _arguments(dataset, output, *more))
     assert status == 2, err
     assert "participation timers allow" in err
     assert "Traceback" not in err
@@ -391,12 +398,13 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     assert len(_rows(output)) == rounds
 
 
+@pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_run_without_noise_says_that_it_is_not_private(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
+    dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run"
     arguments = _arguments(dataset, output, "--mechanism=none")
-    status, out, err = commands.start(_MODULE, *arguments).wait()
+    status, out, err = _finished(capfd, arguments)
     assert status == 0, err
     privacy = json.loads(out)["privacy"]
     assert privacy["is_private"] is False
@@ -404,6 +412,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(
     assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
 
 
+@pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
@@ -420,13 +429,13 @@ def test_a_run_without_noise_says_that_it_is_not_private(
 def test_noise_is_kept_where_the_flags_say(
     dataset: pathlib.Path,
     tmp_path: pathlib.Path,
-    commands: CommandServer,
+    capfd: pytest.CaptureFixture[str],
     arguments: list[str],
     place: str,
 ) -> None:
     output = tmp_path / "run"
     arguments = [argument.format(tmp_path) for argument in arguments]
-    status, _, err = commands.start(_MODULE, *_arguments(dataset, output, *arguments)).wait()
+    status, _, err = _finished(capfd, _arguments(dataset, output, *arguments))
     assert status == 0, err
     privacy = _check_directory(output, 6)
     assert privacy["is_private"] is True
