@@ -89,12 +89,9 @@ def _run_and_exit(directory: pathlib.Path, module: str, arguments: list[str]) ->
 
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for name, descriptor in (
-        ("/dev/null", 0),
-        (directory / "output", 1),
-        (directory / "errors", 2),
-    ):
-        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), descriptor)
+    places = (pathlib.Path("/dev/null"), directory / "output", directory / "errors")
+    for descriptor, place in enumerate(places):
+        os.dup2(os.open(place, os.O_RDWR | os.O_CREAT), descriptor)
     status = 1
     try:
         # The thread of the context that TFF makes when it is imported is not in a fork.
