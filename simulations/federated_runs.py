@@ -92,6 +92,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     with directory.locked():
         old = directory.read_config()
         if old is not None:
+            options = _with_noise_of(old.get("flags", {}), options)
             _check_same_run(old, options, directory, command)
         data = command.open_data(options)
         if isinstance(behaviour.availability, Trace):
@@ -183,6 +184,17 @@ def _check_behaviour(options: dict[str, Any], behaviour: DeviceBehaviour) -> Non
         "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
         "simulate-participation finds what the timers give.",
     )
+
+
+def _with_noise_of(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the noise that a run began with, if it is for the same target.
+
+    What a target needs may be computed anew, in the last digits, by another version.
+    """
+    target, begun_with = options["target_epsilon"], old.get("noise_multiplier")
+    if target is None or begun_with is None or old.get("target_epsilon") != target:
+        return options
+    return {**options, "noise_multiplier": begun_with}
 
 
 def _check_same_run(

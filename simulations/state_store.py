@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from mf_aggregators import declared_participation
 from simulations import atomic_files
 from simulations.atomic_files import DamagedDirectoryError
 from simulations.participation_ledger import LedgerError, ParticipationLedger
@@ -207,13 +208,22 @@ class StateStore:
     def _read(self, version: int, initial_state: Any) -> Any:
         # TFF finds no fault with most altered bytes, those of the seed and the model among them.
         atomic_files.check_seal(self._path(version), _title(version))
+        manager = _manager(self._directory)
         try:
-            return asyncio.run(_manager(self._directory).load(version, initial_state))
+            return asyncio.run(manager.load(version, initial_state))
         except Exception as error:
             # TFF and TensorFlow raise many types, and some messages hold the state with its seed.
+            reason = type(error).__name__
+        try:
+            # States of version 0.5.0 do not tell the participation schema.
+            older = asyncio.run(
+                manager.load(version, declared_participation.without(initial_state))
+            )
+        except Exception:
             raise DamagedDirectoryError(
-                f"{self._path(version)} cannot be loaded: {type(error).__name__}"
+                f"{self._path(version)} cannot be loaded: {reason}"
             ) from None
+        return declared_participation.restored(older, initial_state)
 
     def _ledger_digest(self, version: int) -> str | None:
         """Of the rounds of a state whose checksums were found right; None if it has none."""
