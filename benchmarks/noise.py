@@ -347,26 +347,26 @@ class _PeakMemory:
 
 
 def _plot(rows: list[dict[str, Any]], baseline: str, values: flags.FlagValues) -> None:
-    import matplotlib.figure
+    from mf_aggregators import figures
 
-    figure = matplotlib.figure.Figure(figsize=(9, 0.45 * len(rows) + 1.6), layout="constrained")
-    times, sizes = figure.subplots(1, 2, sharey=True)
     names = [row["name"] for row in rows]
-    times.barh(names, [row["mean_ratio"] for row in rows], color="tab:blue")
-    times.axvline(1.0, color="black", linewidth=0.8)
-    times.set(xlabel=f"time of a round over {baseline}")
-    sizes.barh(names, [row["memory_gb"] for row in rows], label="memory, all processes")
-    sizes.barh(
-        names,
-        [row["disk_gb"] for row in rows],
-        left=[row["memory_gb"] for row in rows],
-        label="disk",
+    figure, (panels,) = figures.panels(1, 3, (4.0, figures.height_of_rows(names)), sharey=True)
+    columns = (
+        ("mean_ratio", "time of a round", f"over {baseline}"),
+        ("memory_gb", "memory, all processes", "GB"),
+        ("disk_gb", "disk", "GB"),
     )
-    sizes.set(xlabel="GB")
-    sizes.legend()
-    times.invert_yaxis()
-    figure.suptitle(f"{values.num_parameters:,} parameters, {values.num_rounds:,} rounds")
-    figure.savefig(values.plot, dpi=120)
+    for axes, (quantity, title, unit) in zip(panels, columns, strict=True):
+        figures.bars(
+            axes,
+            names,
+            [row[quantity] for row in rows],
+            title=title,
+            x=unit,
+        )
+    panels[0].axvline(1.0, color="black", linewidth=0.8, zorder=0.9)
+    figures.heading(figure, f"{values.num_parameters:,} parameters, {values.num_rounds:,} rounds")
+    figures.save(figure, values.plot)
 
 
 if __name__ == "__main__":

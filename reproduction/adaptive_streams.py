@@ -7,8 +7,8 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from mf_aggregators import accounting, factorizations, workloads
 from mf_aggregators.participation import SingleParticipation
-from reproduction import figures, matrices, solver_race
-from reproduction.experiment import Experiment, Outcome, Row, Workspace
+from reproduction import matrices, matrix_levels, solver_race
+from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
 
 _PAPER = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
 _SINGLE = SingleParticipation()
@@ -18,6 +18,8 @@ _MOMENTUM = 0.95
 _EPSILONS = {"0.341": "18.9", "0.682": "8.2", "1.364": "3.7", "2.728": "1.7", "5.456": "0.8"}
 _DELTA = 1e-6
 _FIXED_POINT = "fixed point"
+# Rows and columns of a matrix that a figure shows.
+_MOST_DRAWN = 256
 # How near to the least loss methods are timed, relative to it.
 _DISTANCES = (1e-3, 3e-4, 1e-5)
 
@@ -40,23 +42,21 @@ def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcom
         "Honaker, full": factorizations.tree_aggregation(num_rounds, "full"),
         "optimal for prefix sums": best,
     }
-    figure, ((left, right),) = figures.panels(1, 2, (5.4, 3.8))
-    places = np.arange(1, num_rounds + 1)
+    panels = {}
     rows = []
-    for axes, workload, found, title in (
-        (left, workloads.prefix_sum(num_rounds), of_sums, "Prefix sums"),
+    for workload, found, title in (
+        (workloads.prefix_sum(num_rounds), of_sums, "Prefix sums"),
         (
-            right,
             workloads.momentum_sgd(num_rounds, _MOMENTUM),
             {**of_sums, "optimal for momentum SGD": of_momentum},
             f"Iterates of SGD with momentum {_MOMENTUM:g}",
         ),
     ):
         curves = {
-            mechanism: (places, factorization.per_round_variance(workload, _SINGLE))
+            mechanism: factorization.per_round_variance(workload, _SINGLE)
             for mechanism, factorization in found.items()
         }
-        least = min(float(np.sum(values)) for _, values in curves.values())
+        least = min(float(np.sum(values)) for values in curves.values())
         rows += [
             Row(
                 name,
@@ -65,20 +65,16 @@ def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcom
                 None,
                 float(np.sum(values)) / least,
             )
-            for mechanism, (_, values) in curves.items()
+            for mechanism, values in curves.items()
         ]
-        figures.lines(
-            axes,
-            curves,
-            title=f"{title}, n = {num_rounds}",
-            x="round",
-            y="squared error at sensitivity 1",
-        )
+        panels[f"{title}, n = {num_rounds}"] = {
+            mechanism: for_drawing(values) for mechanism, values in curves.items()
+        }
     note = (
         f"The momentum of the right panel cannot be read in the paper's text; it is {_MOMENTUM:g} "
         "here, the largest of its grid."
     )
-    return Outcome(tuple(rows), figure, (note,))
+    return Outcome(tuple(rows), Drawing("variances by round", {"panels": panels}), (note,))
 
 
 def losses_by_time(
@@ -129,26 +125,21 @@ def losses_by_time(
                     holds=seconds < others if is_fixed_point else None,
                 )
             )
-    figure, ((axes,),) = figures.panels(1, 1, (7.0, 4.2))
-    figures.lines(
-        axes,
-        {
-            method: (course.seconds, course.losses / least - 1.0)
-            for method, course in courses.items()
-        },
-        title=f"Loss of Eq. 2 above the least, prefix sum, n = {num_rounds}",
-        x="seconds",
-        y="loss / least loss - 1",
-        marker=".",
-        logarithmic="y",
-    )
+    data = {
+        method: {
+            "seconds": for_drawing(course.seconds),
+            "above_least": for_drawing(course.losses / least - 1.0),
+        }
+        for method, course in courses.items()
+    }
+    drawing = Drawing("losses by time", {"num_rounds": num_rounds, "courses": data})
     notes = (
         "All three start from one matrix (Eq. 6 at v = 1, its diagonal scaled to one), which is "
         "near the optimum already, so that a loose tolerance says little. Newton directions are "
         "by five steps of conjugate gradients, not the program that the paper timed. Seconds are "
         "those of one run on a machine that may do other things.",
     )
-    return Outcome(tuple(rows), figure, notes)
+    return Outcome(tuple(rows), drawing, notes)
 
 
 def entries(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
@@ -174,28 +165,21 @@ def entries(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
         largest,
         "the paper divides by this number to bring all entries to at most one: ours, rounded up",
     )
-    figure, axes = figures.panels(3, 2, (4.0, 3.2))
-    for column, (label, matrix) in enumerate((("B", decoder), ("C", strategy))):
-        figures.heat_map(
-            figure,
-            axes[0, column],
-            matrix / largest,
-            title=f"{label}: entries over {largest:.2f}",
-            limit=1.0,
-        )
-        figures.heat_map(
-            figure,
-            axes[1, column],
-            _ranks(matrix),
-            title=f"{label}: ranks of magnitudes",
-            limit=1.0,
-        )
+    drawn = {}
+    for label, matrix in (("B", decoder), ("C", strategy)):
         below = np.abs(matrix[np.tril_indices(num_rounds)])
-        axes[2, column].hist(np.log10(below[below > 0.0]), bins=60)
-        axes[2, column].set(
-            title=f"{label}: magnitudes", xlabel="log10 of the magnitude", ylabel="entries"
-        )
-    return Outcome((row,), figure)
+        counts, edges = np.histogram(np.log10(below[below > 0.0]), bins=60)
+        # A panel has fewer dots than the matrix has entries.
+        every = -(-num_rounds // _MOST_DRAWN)
+        drawn[label] = {
+            "entries": matrix_levels.encode(matrix[::every, ::every] / largest),
+            "ranks": matrix_levels.encode(_ranks(matrix)[::every, ::every]),
+            "every": every,
+            "logarithms": for_drawing(edges),
+            "counts": counts.tolist(),
+        }
+    data = {"num_rounds": num_rounds, "largest": largest, "matrices": drawn}
+    return Outcome((row,), Drawing("entries", data))
 
 
 def _ranks(matrix: np.ndarray) -> np.ndarray:
@@ -242,25 +226,20 @@ def epsilons(name: str, workspace: Workspace) -> Outcome:
                 f"the same noise, for which {printed} is printed",
             ),
         ]
-    figure, ((axes,),) = figures.panels(1, 1)
-    multipliers = [float(multiplier) for multiplier in _EPSILONS]
-    figures.lines(
-        axes,
+    drawing = Drawing(
+        "epsilons",
         {
-            "printed": (multipliers, [float(printed) for printed in _EPSILONS.values()]),
-            "exact": (multipliers, exact),
+            "noise_multipliers": [float(multiplier) for multiplier in _EPSILONS],
+            "printed": [float(printed) for printed in _EPSILONS.values()],
+            "exact": for_drawing(exact),
+            "delta": _DELTA,
         },
-        title="Epsilon at delta 1e-6 (Tables 3 and 4)",
-        x="noise multiplier",
-        y="epsilon",
-        marker="o",
-        logarithmic="xy",
     )
     note = (
         "The paper does not name its accountant; Renyi accounting at the orders 2 to 256 is what "
         "gives all five of its epsilons."
     )
-    return Outcome(tuple(rows), figure, (note,))
+    return Outcome(tuple(rows), drawing, (note,))
 
 
 def experiments() -> tuple[Experiment, ...]:

@@ -10,9 +10,9 @@ import tqdm
 
 from mf_aggregators import accounting, factorizations, workloads
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
-from reproduction import best_bands, figures, matrices
+from reproduction import best_bands, matrices
 from reproduction.banded_errors import PAPER
-from reproduction.experiment import Experiment, Outcome, Row, Workspace
+from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
 
 # A ratio that is almost one.
 _ALMOST = 1.1
@@ -148,15 +148,12 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
                 holds=bool(np.all((grid[:, -1] >= 1.0) & (grid[:, -1] <= _ALMOST))),
             ),
         ]
-    figure, ((axes,),) = figures.panels(1, 1, (6.4, 4.6))
-    reach = max(abs(np.log2(grid).min()), abs(np.log2(grid).max()))
-    image = axes.imshow(np.log2(grid), cmap="RdBu", vmin=-reach, vmax=reach, aspect="auto")
-    for (row, column), ratio in np.ndenumerate(grid):
-        axes.text(column, row, f"{ratio:.2f}", ha="center", va="center", fontsize=7)
-    best_bands.label_axes(axes, best_bands.EPSILONS, best_bands.EPOCHS)
-    axes.set_title(f"RMSE of DP-SGD over {against}, n = {best_bands.NUM_ROUNDS}")
-    figure.colorbar(image, ax=axes, label="log2 of the ratio")
-    return Outcome(tuple(rows), figure, notes)
+    data = {
+        **best_bands.axes_of_grids(),
+        "against": against,
+        "ratios": [for_drawing(of_epsilon) for of_epsilon in grid],
+    }
+    return Outcome(tuple(rows), Drawing("ratios of RMSE", data), notes)
 
 
 def by_epochs(name: str, workspace: Workspace) -> Outcome:
@@ -197,22 +194,17 @@ def by_epochs(name: str, workspace: Workspace) -> Outcome:
                 holds=step <= 1.0,
             )
         )
-    figure, ((axes,),) = figures.panels(1, 1)
-    figures.lines(
-        axes,
-        {mechanism: (best_bands.EPOCHS, values) for mechanism, values in curves.items()},
-        title=f"RMSE of the mean at epsilon 1, n = {best_bands.NUM_ROUNDS}",
-        x="epochs",
-        y="RMSE, relative to one example of all",
-        marker="o",
-        logarithmic="xy",
-    )
+    data = {
+        "num_rounds": best_bands.NUM_ROUNDS,
+        "epochs": list(best_bands.EPOCHS),
+        "rmse": {mechanism: for_drawing(values) for mechanism, values in curves.items()},
+    }
     note = (
         "The paper does not say what its RMSE is relative to. Here it is that of means over a "
         "batch, k / n of the data: n is fixed, and batches grow with the epochs. The RMSE of sums "
         "grows."
     )
-    return Outcome(tuple(rows), figure, (note, errors.note))
+    return Outcome(tuple(rows), Drawing("rmse by epochs", data), (note, errors.note))
 
 
 def experiments() -> tuple[Experiment, ...]:

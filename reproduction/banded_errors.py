@@ -7,8 +7,16 @@ import numpy as np
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from reproduction import figures, matrices
-from reproduction.experiment import Experiment, Outcome, Row, Workspace, prefix_sum
+from reproduction import matrices, matrix_levels
+from reproduction.experiment import (
+    Drawing,
+    Experiment,
+    Outcome,
+    Row,
+    Workspace,
+    for_drawing,
+    prefix_sum,
+)
 
 PAPER = "Choquette-Choo et al.: (Amplified) Banded Matrix Factorization"
 
@@ -90,16 +98,18 @@ def table(name: str, workspace: Workspace) -> Outcome:
             for quantity, printed, number in zip(_QUANTITIES, _TABLE[label], ours, strict=True)
             if printed is not None
         ]
-    figure, ((axes,),) = figures.panels(1, 1, (8.0, 4.0))
-    places = np.arange(len(found))
-    for offset, column, label in ((-0.2, 0, "(A) under (6, 342)"), (0.2, 1, "(B) at least 342")):
-        axes.bar(places + offset, [error[column] for error in errors], 0.38, label=label)
-    axes.set_xticks(places, list(found), rotation=25, ha="right")
-    axes.set(title=f"RMSE over the least, n = {_NUM_ROUNDS}", ylabel="RMSE / least", yscale="log")
-    axes.legend()
+    in_epochs, apart = zip(*errors, strict=True)
+    data = {
+        "num_rounds": _NUM_ROUNDS,
+        "mechanisms": list(found),
+        "errors": {
+            "(A) under (6, 342)": for_drawing(in_epochs),
+            "(B) at least 342 apart": for_drawing(apart),
+        },
+    }
     return Outcome(
         tuple(rows),
-        figure,
+        Drawing("errors over the least", data),
         (f"The least RMSE of (A) is {least:.4f}. Sensitivities are over those for (6, 342).",),
     )
 
@@ -144,18 +154,14 @@ def matrices_of_64_rounds(name: str, workspace: Workspace) -> Outcome:
                 holds=lag == separation and means[lag - 1] < 0.0,
             )
         )
-    figure, axes = figures.panels(4, 4, (2.6, 2.6))
-    for place, (label, factorization) in enumerate(found.items()):
-        row, column = place // 2, 2 * (place % 2)
-        for offset, (title, matrix) in enumerate(
-            (
-                (f"{label}: C", factorization.strategy_matrix()),
-                ("its inverse", factorization.noising_matrix()),
-            )
-        ):
-            figures.heat_map(figure, axes[row, column + offset], matrix, title=title, bar=False)
-            axes[row, column + offset].title.set_fontsize("small")
-    return Outcome(tuple(rows), figure)
+    drawn = {
+        label: {
+            "C": matrix_levels.encode(factorization.strategy_matrix()),
+            "its inverse": matrix_levels.encode(factorization.noising_matrix()),
+        }
+        for label, factorization in found.items()
+    }
+    return Outcome(tuple(rows), Drawing("strategies", {"num_rounds": n, "matrices": drawn}))
 
 
 def tree(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
@@ -184,12 +190,11 @@ def tree(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
         None,
         float(difference),
     )
-    figure, axes = figures.panels(1, 2, (6.0, 3.4))
-    for column, (title, matrix) in enumerate(
-        (("C transposed", strategy.T), ("pseudo-inverse of C", np.linalg.pinv(strategy)))
-    ):
-        figures.heat_map(figure, axes[0, column], matrix, title=f"{title}, n = {num_rounds}")
-    return Outcome((row,), figure)
+    drawn = {
+        "C transposed": matrix_levels.encode(strategy.T),
+        "pseudo-inverse of C": matrix_levels.encode(np.linalg.pinv(strategy)),
+    }
+    return Outcome((row,), Drawing("tree", {"num_rounds": num_rounds, "matrices": drawn}))
 
 
 def experiments() -> tuple[Experiment, ...]:

@@ -3,13 +3,11 @@
 import functools
 import math
 
-import matplotlib.figure
-
 from mf_aggregators import accounting, band_choice, sampling_schemes
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
-from reproduction import banded_errors, figures, printed_values
+from reproduction import banded_errors, printed_values
 from reproduction.banded_errors import PAPER
-from reproduction.experiment import Experiment, Outcome, Row, Workspace
+from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
 
 _DELTA = 1e-6
 _EPOCHS = FixedEpochOrder(6, 342)
@@ -70,7 +68,7 @@ def table_4(name: str, workspace: Workspace) -> Outcome:
                     _OTHER_MATRIX if is_multi_epoch else _last_digit(digits),
                 )
             )
-    return Outcome(tuple(rows), _figure("Table 4", rows, list(_WITHOUT_AMPLIFICATION)))
+    return Outcome(tuple(rows), _drawing("Table 4", rows, list(_WITHOUT_AMPLIFICATION)))
 
 
 def _last_digit(digits: str) -> str | None:
@@ -104,7 +102,7 @@ def table_5(name: str, workspace: Workspace) -> Outcome:
             where = f"{mechanism}, epsilon {epsilon}"
             quantity = "noise multiplier for sensitivity 1 under (6, 342)"
             rows.append(Row(name, where, quantity, digits, ours, reason))
-    return Outcome(tuple(rows), _figure("Table 5", rows, list(_WITH_AMPLIFICATION)))
+    return Outcome(tuple(rows), _drawing("Table 5", rows, list(_WITH_AMPLIFICATION)))
 
 
 def _other_sampling(workspace: Workspace, epsilon: float, num_bands: int, printed: str) -> str:
@@ -145,22 +143,20 @@ def _amplified(
     return of_one / math.sqrt(_MOST)
 
 
-def _figure(title: str, rows: list[Row], epsilons: list[int]) -> matplotlib.figure.Figure:
-    figure, ((axes,),) = figures.panels(1, 1)
-    curves: dict[str, tuple[list[int], list[float]]] = {}
+def _drawing(table: str, rows: list[Row], epsilons: list[int]) -> Drawing:
+    curves: dict[str, list[float]] = {}
     for row in rows:
-        mechanism = row.row.split(",")[0] if "bands" not in row.row else "BandMF, amplified"
-        curves.setdefault(mechanism, (epsilons, []))[1].append(row.ours)
-    figures.lines(
-        axes,
-        curves,
-        title=f"Noise multipliers of {title}, delta 1e-6",
-        x="epsilon",
-        y="noise multiplier",
-        marker="o",
-        logarithmic="xy",
-    )
-    return figure
+        mechanism = row.row.split(", epsilon")[0]
+        if "bands" in mechanism:
+            mechanism = "BandMF, amplified"
+        curves.setdefault(mechanism, []).append(row.ours)
+    data = {
+        "table": table,
+        "delta": _DELTA,
+        "epsilons": epsilons,
+        "noise_multipliers": {name: for_drawing(values) for name, values in curves.items()},
+    }
+    return Drawing("noise multipliers", data)
 
 
 def production(name: str, workspace: Workspace) -> Outcome:
@@ -176,7 +172,7 @@ def production(name: str, workspace: Workspace) -> Outcome:
     del workspace
     delta = 1e-10
     rows = []
-    curves: dict[str, tuple[list[float], list[float]]] = {}
+    curves = {}
     for mechanism, rho, printed in (("online tree", 0.52, "6.69"), ("BandMF", 0.24, "4.35")):
         least = accounting.epsilon_of_zcdp(rho - 0.005, delta)
         largest = accounting.epsilon_of_zcdp(rho + 0.005, delta)
@@ -192,20 +188,12 @@ def production(name: str, workspace: Workspace) -> Outcome:
             )
         )
         places = [rho + 0.001 * step for step in range(-5, 6)]
-        curves[mechanism] = (
-            places,
-            [accounting.epsilon_of_zcdp(place, delta) for place in places],
-        )
-    figure, ((axes,),) = figures.panels(1, 1)
-    figures.lines(
-        axes,
-        curves,
-        title="Epsilon at delta 1e-10 of rho-zCDP",
-        x="rho",
-        y="epsilon",
-        marker=".",
-    )
-    return Outcome(tuple(rows), figure)
+        curves[f"{mechanism}, rho = {rho}"] = {
+            "printed": float(printed),
+            "rho": for_drawing(places),
+            "epsilon": for_drawing([accounting.epsilon_of_zcdp(place, delta) for place in places]),
+        }
+    return Outcome(tuple(rows), Drawing("epsilons of rho", {"delta": delta, "curves": curves}))
 
 
 def experiments() -> tuple[Experiment, ...]:

@@ -8,9 +8,8 @@ import multiprocessing
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
-import matplotlib.axes
-import matplotlib.colors
 import numpy as np
 import tqdm
 
@@ -18,9 +17,8 @@ from mf_aggregators import band_choice, sampling_schemes
 from mf_aggregators.band_choice import BandChoice
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.sampling_schemes import SamplingScheme
-from reproduction import figures
 from reproduction.banded_errors import PAPER
-from reproduction.experiment import Experiment, Outcome, Row, Workspace, prefix_sum
+from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
 
 DELTA = 1e-6
 EPSILONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -190,17 +188,18 @@ def table(name: str, workspace: Workspace) -> Outcome:
                 _how_close(cell, printed),
             )
         )
-    figure, ((axes,),) = figures.panels(1, 1, (6.4, 4.6))
     grid = np.array([cell.best.num_bands for cell in found]).reshape(len(EPSILONS), -1)
-    image = axes.imshow(
-        grid, norm=matplotlib.colors.LogNorm(1, NUM_ROUNDS), cmap="viridis", aspect="auto"
-    )
-    label_axes(axes, EPSILONS, EPOCHS)
-    for (row, column), bands in np.ndenumerate(grid):
-        axes.text(column, row, str(bands), ha="center", va="center", color="white", fontsize=7)
-    axes.set_title(f"Best number of bands, n = {NUM_ROUNDS}, delta 1e-6")
-    figure.colorbar(image, ax=axes)
-    return Outcome(tuple(rows), figure)
+    return Outcome(tuple(rows), Drawing("best bands", {**axes_of_grids(), "bands": grid.tolist()}))
+
+
+def axes_of_grids() -> dict[str, Any]:
+    """Returns what figures of a grid of privacy targets by epochs say beside its cells."""
+    return {
+        "num_rounds": NUM_ROUNDS,
+        "delta": DELTA,
+        "epsilons": list(EPSILONS),
+        "epochs": list(EPOCHS),
+    }
 
 
 def _how_close(cell: Cell, printed: int) -> str | None:
@@ -213,21 +212,6 @@ def _how_close(cell: Cell, printed: int) -> str | None:
                 "accounting"
             )
     return None
-
-
-def label_axes(
-    axes: matplotlib.axes.Axes, epsilons: Sequence[float], epochs: Sequence[int]
-) -> None:
-    """Labels the axes of a grid of privacy targets by epochs.
-
-    Args:
-      axes: What shows the grid, a target in each row.
-      epsilons: The targets.
-      epochs: The numbers of epochs.
-    """
-    axes.set_xticks(range(len(epochs)), [str(k) for k in epochs], fontsize="small")
-    axes.set_yticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
-    axes.set(xlabel="epochs", ylabel="epsilon")
 
 
 def experiments() -> tuple[Experiment, ...]:

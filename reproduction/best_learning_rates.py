@@ -1,18 +1,14 @@
 """The best server learning rate of a grid for each mechanism, by its errors: BandMF Fig. 11."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import matplotlib.axes
-import matplotlib.axis
-import matplotlib.figure
-import matplotlib.ticker
 import numpy as np
 
 from reproduction import arms as kinds
-from reproduction import figures, trained_arms, training_tables
+from reproduction import trained_arms, training_tables
 from reproduction.arms import Arm
-from reproduction.experiment import Outcome, Row, Workspace
+from reproduction.experiment import Drawing, Outcome, Row, Workspace
 from reproduction.trained_arms import TrainedArms
 from simulations import run_comparisons
 
@@ -114,7 +110,7 @@ def best_of_grid(name: str, workspace: Workspace) -> Outcome:
     ]
     return Outcome(
         tuple(rows),
-        _figure(tuned, errors),
+        _drawing(tuned),
         (
             *(
                 f"Epsilon {epsilon:g}, test accuracy of each at its best rate. "
@@ -225,71 +221,18 @@ def _accuracy_row(name: str, tuned: _Tuned, rate: _Rate) -> Row:
     )
 
 
-def _figure(tuned: Sequence[_Tuned], errors: Mapping[str, np.ndarray]) -> matplotlib.figure.Figure:
-    labels = list(dict.fromkeys(each.label for each in tuned))
-    best = [each.best() for each in tuned]
-    rates = np.array([rate.rate for rate in best])
-    figure, (panels,) = figures.panels(1, 1 + len(errors))
-    for axes, (quantity, of_quantity) in zip(panels, errors.items(), strict=False):
-        for label in labels:
-            places = [place for place, each in enumerate(tuned) if each.label == label]
-            axes.scatter(of_quantity[places], rates[places], label=label)
-        slope, offset = _fit(of_quantity, best)
-        ends = np.array([np.min(of_quantity), np.max(of_quantity)])
-        axes.plot(ends, np.exp(offset) * ends**slope, color="black", linewidth=0.8)
-        axes.set(
-            xscale="log",
-            yscale="log",
-            xlabel=quantity,
-            ylabel="best server learning rate",
-            title=f"Slope {slope:.2f}",
-        )
-        _plain_ticks(axes.xaxis)
-        _plain_ticks(axes.yaxis)
-        axes.legend()
-    _draw_accuracies(panels[-1], tuned, labels)
-    return figure
-
-
-def _draw_accuracies(
-    axes: matplotlib.axes.Axes, tuned: Sequence[_Tuned], labels: Sequence[str]
-) -> None:
-    """Held-out accuracy by rate, with intervals: how much better the best ones are."""
-    smallest = min(each.epsilon for each in tuned)
-    for each in tuned:
-        places = [rate.rate for rate in each.rates]
-        means = [rate.mean for rate in each.rates]
-        axes.errorbar(
-            places,
-            means,
-            yerr=np.nan_to_num([rate.half_width for rate in each.rates]),
-            color=f"C{labels.index(each.label)}",
-            # The targets of a mechanism share its colour, and one entry of the legend.
-            label=each.label if each.epsilon == smallest else None,
-            marker="o",
-            markersize=4,
-            capsize=3,
-        )
-        axes.annotate(
-            f"{each.epsilon:g}",
-            (places[-1], means[-1]),
-            xytext=(5, 0),
-            textcoords="offset points",
-            fontsize="x-small",
-        )
-    axes.set(
-        xscale="log",
-        xlabel="server learning rate",
-        ylabel="held-out accuracy, %",
-        title="After training; numbers are epsilons",
-    )
-    _plain_ticks(axes.xaxis)
-    axes.grid(True, alpha=0.3)
-    axes.legend()
-
-
-def _plain_ticks(axis: matplotlib.axis.Axis) -> None:
-    """Few numbers on a logarithmic axis of less than a decade, without powers of ten."""
-    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-    axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(matplotlib.ticker.NullLocator())
+def _drawing(tuned: Sequence[_Tuned]) -> Drawing:
+    found = [
+        {
+            "label": each.label,
+            "epsilon": each.epsilon,
+            "errors": {_OF_SUMS: each.error_of_sums, _OF_UPDATES: each.error_of_updates},
+            "rates": [rate.rate for rate in each.rates],
+            "means": [rate.mean for rate in each.rates],
+            "half_widths": [
+                None if np.isnan(rate.half_width) else rate.half_width for rate in each.rates
+            ],
+        }
+        for each in tuned
+    ]
+    return Drawing("learning rates", {"mechanisms": found})

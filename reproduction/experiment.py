@@ -4,10 +4,10 @@ import dataclasses
 import math
 import pathlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib.figure
+import numpy as np
 
 from mf_aggregators import factorization_cache, workloads
 from mf_aggregators.factorizations import Factorization
@@ -96,17 +96,30 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class Drawing:
+    """What a figure shows. How it is drawn is no part of an experiment: ``drawings`` does it.
+
+    Attributes:
+      kind: Which figure it is, by the names of ``drawings``.
+      data: What it shows, JSON-able.
+    """
+
+    kind: str
+    data: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What an experiment has found.
 
     Attributes:
       rows: The numbers.
-      figure: The figure, drawn and not yet saved.
+      drawing: What its figure shows.
       notes: What a reader has to know beyond the rows, a sentence or more each.
     """
 
     rows: tuple[Row, ...]
-    figure: matplotlib.figure.Figure
+    drawing: Drawing
     notes: tuple[str, ...] = ()
 
 
@@ -182,6 +195,15 @@ class Experiment:
     targets: Mapping[str, tuple[float, ...]] = dataclasses.field(
         default_factory=lambda: types.MappingProxyType({})
     )
+
+
+def for_drawing(values: Sequence[float] | np.ndarray) -> list[float]:
+    """Returns numbers with the six digits that no figure shows more of.
+
+    Args:
+      values: (m,) numbers.
+    """
+    return [float(f"{value:.6g}") for value in values]
 
 
 def prefix_sum(num_rounds: int) -> workloads.Workload:

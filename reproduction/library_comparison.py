@@ -3,14 +3,12 @@
 import functools
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from mf_aggregators import factorizations, lower_bounds, noise_recursions, noise_storage, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
-from reproduction import figures, matrices
-from reproduction.experiment import Experiment, Outcome, Row, Workspace, prefix_sum
+from reproduction import matrices
+from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
 
 # The papers' language model.
 _NUM_PARAMETERS = 4_050_748
@@ -21,6 +19,8 @@ _QUANTITIES = (
     "RMSE over the floor",
     "noise kept between rounds, GB",
     "noise: seconds per round",
+    "noise: memory of a round, GB",
+    "noise: disk, GB",
 )
 
 
@@ -37,7 +37,7 @@ def table(
       workspace: Where factorizations are kept.
 
     Returns:
-      Five numbers for each mechanism.
+      Seven numbers for each mechanism.
     """
     schema = MinSeparation(separation)
     floor = lower_bounds.compute(prefix_sum(num_rounds), schema)
@@ -48,12 +48,15 @@ def table(
         recursion = factorization.noise_recursion()
         kept = noise_recursions.floats_per_parameter(recursion)
         rmse = factorization.rmse(workload, schema)
+        cost = noise_storage.choose(recursion, num_parameters)
         found[label] = (
             rmse,
             factorization.max_error(workload, schema),
             rmse / floor.rmse,
             kept * num_parameters * _BYTES_OF_FLOAT / 1e9,
-            noise_storage.choose(recursion, num_parameters).seconds_per_round,
+            cost.seconds_per_round,
+            cost.memory_bytes / 1e9,
+            cost.disk_bytes / 1e9,
         )
     by_error = sorted(found, key=lambda label: found[label][0])
     rows = tuple(
@@ -61,33 +64,22 @@ def table(
         for label in by_error
         for quantity, number in zip(_QUANTITIES, found[label], strict=True)
     )
-    figure, ((axes,),) = figures.panels(1, 1, (9.0, 0.32 * len(by_error) + 1.2))
-    places = np.arange(len(by_error))[::-1]
-    for offset, column, label in ((0.2, 0, "RMSE"), (-0.2, 1, "max error")):
-        axes.barh(places + offset, [found[each][column] for each in by_error], 0.38, label=label)
-    for place, each in zip(places, by_error, strict=True):
-        text = f" {found[each][3]:.3g} GB, {found[each][4]:.2f} s"
-        axes.text(max(found[each][:2]), place, text, va="center", fontsize="small")
-    axes.axvline(floor.rmse, color="black", linewidth=0.8, linestyle="--", label="floor")
-    axes.set_yticks(places, by_error)
-    axes.set(
-        title=(
-            f"n = {num_rounds}, at least {separation} rounds apart; noise kept and seconds a "
-            f"round, {num_parameters:,} parameters"
-        ),
-        xlabel="error of prefix sums",
-        xscale="log",
-    )
-    axes.title.set_fontsize("medium")
-    axes.margins(x=0.2)
-    axes.legend(loc="lower right")
+    data = {
+        "num_rounds": num_rounds,
+        "separation": separation,
+        "num_parameters": num_parameters,
+        "floor": floor.rmse,
+        "mechanisms": {
+            label: dict(zip(_QUANTITIES, found[label], strict=True)) for label in by_error
+        },
+    }
     notes = (
         f"The floor is {floor.rmse:.4f}: no factorization's RMSE, nor max error, is below it under "
-        f"{schema}. Seconds are those of the library's cost model for {num_parameters:,} "
-        "parameters on two cores (benchmarks/noise.py measures them), with the storage that it "
-        "chooses.",
+        f"{schema}. Seconds, memory and disk are those of the library's cost model for "
+        f"{num_parameters:,} parameters on two cores (benchmarks/noise.py measures them), with the "
+        "storage that it chooses; memory is what a round's noise takes beside the model and TFF.",
     )
-    return Outcome(rows, figure, notes)
+    return Outcome(rows, Drawing("mechanisms", data), notes)
 
 
 def _mechanisms(

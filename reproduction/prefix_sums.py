@@ -11,8 +11,16 @@ import numpy as np
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import SingleParticipation
-from reproduction import figures, fixed_point, matrices
-from reproduction.experiment import Experiment, Outcome, Row, Workspace, prefix_sum
+from reproduction import fixed_point, matrices
+from reproduction.experiment import (
+    Drawing,
+    Experiment,
+    Outcome,
+    Row,
+    Workspace,
+    for_drawing,
+    prefix_sum,
+)
 from reproduction.fixed_point import Iterates
 
 _SINGLE = SingleParticipation()
@@ -80,17 +88,10 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
                 _structured_reason(approximation, errors["structured"][-1]),
             ),
         ]
-    figure, ((axes,),) = figures.panels(1, 1)
-    figures.lines(
-        axes,
-        {label: (sizes, np.array(values) / np.sqrt(sizes)) for label, values in errors.items()},
-        title="RMSE of prefix sums, single participation",
-        x="rounds n",
-        y="RMSE at sensitivity 1",
-        marker="o",
-        logarithmic="x",
-    )
-    return Outcome(tuple(rows), figure)
+    rmse = {
+        label: for_drawing(np.array(values) / np.sqrt(sizes)) for label, values in errors.items()
+    }
+    return Outcome(tuple(rows), Drawing("rmse by rounds", {"rounds": list(sizes), "rmse": rmse}))
 
 
 def _unfinished(printed: str, ours: float, iterates: Iterates) -> str | None:
@@ -178,16 +179,9 @@ def variances(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
                 jumps,
             )
         )
-    figure, ((axes,),) = figures.panels(1, 1, (8.0, 4.0))
-    places = np.arange(1, num_rounds + 1)
-    figures.lines(
-        axes,
-        {mechanism: (places, values) for mechanism, values in curves.items()},
-        title=f"Variance of each prefix sum, n = {num_rounds}",
-        x="round t",
-        y="variance at sensitivity 1",
-    )
-    return Outcome(tuple(rows), figure)
+    title = f"Prefix sums, n = {num_rounds}"
+    panels = {title: {mechanism: for_drawing(values) for mechanism, values in curves.items()}}
+    return Outcome(tuple(rows), Drawing("variances by round", {"panels": panels}))
 
 
 def experiments() -> tuple[Experiment, ...]:

@@ -8,6 +8,7 @@ Examples:
   reproduce-paper --list
   reproduce-paper --only=prefix-sums-table-1,denisov-figure-1 --output_dir=runs/reproduction
   reproduce-paper --output_dir=runs/reproduction
+  reproduce-paper --redraw --output_dir=runs/reproduction
   reproduce-paper --only=training --parallel_runs=2 --output_dir=runs/reproduction
   reproduce-paper --only=bandmf-figure-5a --dataset=stackoverflow --workers=10.0.0.5:8000
 """
@@ -41,6 +42,11 @@ def define_flags(values: flags.FlagValues) -> None:
         [catalogue.NUMBERS],
     )
     group.boolean("list", "Whether the experiments are printed, and nothing else done.", False)
+    group.boolean(
+        "redraw",
+        "Whether the figures of all results in --output_dir are drawn again and nothing is computed.",
+        False,
+    )
     group = FlagGroup(values, "Training")
     group.choice(
         "dataset",
@@ -72,6 +78,9 @@ def main(values: flags.FlagValues) -> None:
     """Runs the chosen experiments."""
     if values.list:
         _print_list(values)
+        return
+    if values.redraw:
+        _redraw(values)
         return
     chosen = catalogue.chosen(values.only)
     validation.positive_integer(values.repetitions, "--repetitions")
@@ -183,12 +192,13 @@ def _run(
         experiment.title,
         outcome.rows,
         outcome.notes,
+        outcome.drawing,
         seconds,
         command,
         results.versions(),
         os.cpu_count() or 1,
     )
-    results.save(result, outcome, source_code.fingerprint(experiment), directory)
+    results.save(result, source_code.fingerprint(experiment), directory)
     return result
 
 
@@ -215,6 +225,25 @@ def _write_report(directory: pathlib.Path) -> None:
         if not loaded:
             missing.append(experiment.name)
     report.write(found, missing, directory)
+
+
+def _redraw(values: flags.FlagValues) -> None:
+    """Draws all results' figures again, from what the results keep of them."""
+    directory = pathlib.Path(values.output_dir)
+    drawn = []
+    for experiment in catalogue.experiments().values():
+        for dataset in experiment.targets or ("",):
+            name = _name(experiment, dataset)
+            try:
+                if results.redraw(name, directory):
+                    drawn.append(name)
+            except results.DamagedResultError as error:
+                _say(f"{error} Its figure is not drawn: compute it again.")
+    command_line.check_choice(bool(drawn), f"--redraw finds no result in --output_dir={directory}.")
+    _write_report(directory)
+    fields = {"output_dir": str(directory), "redrawn": drawn}
+    text = f"Drawn again: {', '.join(drawn)}\nReport: {directory / report.HTML_FILE}"
+    command_line.print_result(values, fields, text)
 
 
 def _print_list(values: flags.FlagValues) -> None:

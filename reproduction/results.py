@@ -7,14 +7,19 @@ import json
 import math
 import pathlib
 import platform
+import re
 from typing import Any
 
-from mf_aggregators import version
-from reproduction import figures
-from reproduction.experiment import Outcome, Row
+from mf_aggregators import figures, version
+from reproduction import drawings
+from reproduction.experiment import Drawing, Row
 from simulations import atomic_files
 
-_PACKAGES = ("numpy", "scipy", "dp-accounting", "matplotlib")
+# What draws figures is not among them: numbers do not follow from it.
+_PACKAGES = ("numpy", "scipy", "dp-accounting")
+
+
+_LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
 
 
 class DamagedResultError(ValueError):
@@ -31,6 +36,7 @@ class Result:
       title: What it shows.
       rows: The numbers.
       notes: What a reader has to know.
+      drawing: What its figure shows.
       seconds: Wall time; less where factorizations came from the cache.
       command: What computes it again.
       versions: Of the packages that it was computed with, and of Python.
@@ -42,6 +48,7 @@ class Result:
     title: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    drawing: Drawing
     seconds: float
     command: str
     versions: dict[str, str]
@@ -62,12 +69,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def save(result: Result, outcome: Outcome, code: str, directory: pathlib.Path) -> None:
+def save(result: Result, code: str, directory: pathlib.Path) -> None:
     """Writes a result and its figure, which belong together by the figure's hash.
 
     Args:
       result: The result.
-      outcome: Whose figure is drawn.
       code: The fingerprint of the experiment's code, see ``source_code``.
       directory: Where it goes.
 
@@ -75,13 +81,15 @@ def save(result: Result, outcome: Outcome, code: str, directory: pathlib.Path) -
       OSError: If it cannot be written.
     """
     with atomic_files.writing(directory / result.figure_file) as file:
-        figures.save(outcome.figure, file)
+        figures.save(drawings.draw(result.drawing), file)
     contents = {
         **_contents(result),
         "code": code,
         "figure_sha256": _sha256(directory / result.figure_file),
     }
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
+    # A list of numbers is one line.
+    text = _LIST_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
     atomic_files.write_text(directory / f"{result.name}.json", text + "\n")
 
 
@@ -100,28 +108,56 @@ def load(name: str, code: str, directory: pathlib.Path) -> Result | None:
       DamagedResultError: If it cannot be read, is not whole, was altered, or its figure is
         not the one that was drawn with it.
     """
-    path = directory / f"{name}.json"
-    if not path.exists():
+    if not (directory / f"{name}.json").exists():
         return None
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-        stated = contents.pop("sha256")
-        if stated != _digest(contents):
-            raise DamagedResultError(f"{path} was altered.")
-        of_code, figure = contents.pop("code"), contents.pop("figure_sha256")
-        result = _result(contents)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, DamagedResultError):
-            raise
-        raise DamagedResultError(f"{path} cannot be read ({error}).") from error
+    result, of_code, figure = _read(directory / f"{name}.json")
     try:
         found = _sha256(directory / result.figure_file)
     except OSError as error:
         raise DamagedResultError(f"{directory / result.figure_file} is missing.") from error
     if found != figure:
-        raise DamagedResultError(f"{directory / result.figure_file} is not that of {path}.")
+        raise DamagedResultError(
+            f"{directory / result.figure_file} is not that of {directory / f'{name}.json'}."
+        )
     is_of_this = of_code == code and result.versions == versions()
     return result if is_of_this else None
+
+
+def redraw(name: str, directory: pathlib.Path) -> bool:
+    """Draws the figure of a result again, from what the result keeps of it.
+
+    Args:
+      name: The result's name.
+      directory: Where :func:`save` wrote it.
+
+    Returns:
+      Whether there is such a result, of whichever code; its numbers stay as they are.
+
+    Raises:
+      DamagedResultError: If it cannot be read, is not whole, or was altered.
+      OSError: If it cannot be written.
+    """
+    path = directory / f"{name}.json"
+    if not path.exists():
+        return False
+    result, code, _ = _read(path)
+    save(result, code, directory)
+    return True
+
+
+def _read(path: pathlib.Path) -> tuple[Result, str, str]:
+    """A result, the fingerprint of its code, and the hash of its figure."""
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        stated = contents.pop("sha256")
+        if stated != _digest(contents):
+            raise DamagedResultError(f"{path} was altered.")
+        code, figure = contents.pop("code"), contents.pop("figure_sha256")
+        return _result(contents), code, figure
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DamagedResultError):
+            raise
+        raise DamagedResultError(f"{path} cannot be read ({error}).") from error
 
 
 def _sha256(path: pathlib.Path) -> str:
@@ -141,7 +177,10 @@ def _contents(result: Result) -> dict[str, Any]:
 
 def _result(contents: dict[str, Any]) -> Result:
     rows = tuple(Row(**{**row, "ours": float(row["ours"])}) for row in contents["rows"])
-    return Result(**{**contents, "rows": rows, "notes": tuple(contents["notes"])})
+    drawing = Drawing(**contents["drawing"])
+    return Result(
+        **{**contents, "rows": rows, "notes": tuple(contents["notes"]), "drawing": drawing}
+    )
 
 
 def _digest(contents: dict[str, Any]) -> str:

@@ -1,25 +1,16 @@
 """Training comparisons of the papers: their arms, and what is said of their results."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-
-import matplotlib.axes
-import matplotlib.figure
-import matplotlib.ticker
+from collections.abc import Callable, Mapping
 
 from reproduction import arms as kinds
-from reproduction import best_learning_rates, figures, trained_arms, training_tables
+from reproduction import best_learning_rates, trained_arms, training_tables
 from reproduction.arms import Arm, Setting
 from reproduction.banded_errors import PAPER as BANDMF
-from reproduction.experiment import Experiment, Outcome, Workspace
+from reproduction.experiment import Drawing, Experiment, Outcome, Workspace, for_drawing
 from reproduction.trained_arms import TrainedArms
 from simulations import run_comparisons
 
-_PANELS_OF_A_ROW = 3
-# matplotlib's cycle has so many colours; mechanisms after these have other lines and markers.
-_COLOURS = 10
-# A legend of more lines would hide curves, and stands beside them.
-_LINES_OF_A_LEGEND_INSIDE = 6
 _DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
 
 _FIXED_ORDER = (
@@ -45,8 +36,8 @@ def compare(
       workspace: Where matrices and runs are kept.
 
     Returns:
-      A row for each arm, the order that intervals support at each target, and a figure:
-      accuracy by epsilon, and by round at each target.
+      A row for each arm, the order that intervals support at each target, and what the
+      figure shows: test accuracies, and held-out accuracy by round.
 
     Raises:
       KeyboardInterrupt: If a run was interrupted.
@@ -62,7 +53,7 @@ def compare(
         notes.append(_FIXED_ORDER)
     return Outcome(
         rows,
-        _figure(trained),
+        _drawing(trained),
         (
             *notes,
             *trained_arms.left_out(name, arms_of, workspace),
@@ -72,92 +63,23 @@ def compare(
     )
 
 
-def _figure(trained: TrainedArms) -> matplotlib.figure.Figure:
-    targets = sorted({arm.epsilon for arm in trained.arms})
-    num_rows = -(-(1 + len(targets)) // _PANELS_OF_A_ROW)
-    num_columns = min(1 + len(targets), _PANELS_OF_A_ROW)
-    figure, grid = figures.panels(num_rows, num_columns, (5.0, 4.0))
-    left, *others = grid.ravel()
-    if len(targets) == 1:
-        _draw_by_mechanism(left, trained)
-    else:
-        _draw_by_epsilon(left, trained)
-    for axes in others[len(targets) :]:
-        axes.set_axis_off()
-    places = {label: place for place, label in enumerate(_labels(trained))}
-    for epsilon, axes in zip(targets, others, strict=False):
-        for arm in trained.arms:
-            if arm.epsilon == epsilon:
-                curve = run_comparisons.mean_accuracy([run.directory for run in trained.runs[arm]])
-                colour, line, _ = _style(places[arm.label])
-                axes.plot(curve.rounds, 100.0 * curve.mean, line, color=colour, label=arm.label)
-        title = f"By round, epsilon {epsilon:g}"
-        axes.set(xlabel="round", ylabel="held-out accuracy, %", title=title)
-        if len(places) > _LINES_OF_A_LEGEND_INSIDE:
-            axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-        else:
-            axes.legend(fontsize="x-small")
-    for axes in (left, *others[: len(targets)]):
-        axes.grid(True, alpha=0.3)
-    return figure
-
-
-def _labels(trained: TrainedArms) -> tuple[str, ...]:
-    """The mechanisms, each once, in the order of their arms."""
-    return tuple(dict.fromkeys(arm.label for arm in trained.arms))
-
-
-def _style(place: int) -> tuple[str, str, str]:
-    """The colour, line and marker of a mechanism: the same in all panels, and no other's."""
-    line, marker = ("-", "o") if place < _COLOURS else ("--", "s")
-    return f"C{place % _COLOURS}", line, marker
-
-
-def _draw_by_epsilon(axes: matplotlib.axes.Axes, trained: TrainedArms) -> None:
-    """Test accuracies of each mechanism over the targets."""
-    targets = sorted({arm.epsilon for arm in trained.arms})
-    labels = _labels(trained)
-    # Side by side: intervals on top of each other would be seen as one.
-    step = (targets[-1] / targets[0]) ** 0.015
-    for place, label in enumerate(labels):
-        own = [arm for arm in trained.arms if arm.label == label]
-        moved = step ** (place - (len(labels) - 1) / 2)
-        _draw_intervals(axes, [arm.epsilon * moved for arm in own], own, trained, place)
-    axes.set(xscale="log", xlabel="epsilon", ylabel="test accuracy, %", title="After training")
-    axes.set_xticks(targets, [f"{epsilon:g}" for epsilon in targets])
-    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-
-
-def _draw_by_mechanism(axes: matplotlib.axes.Axes, trained: TrainedArms) -> None:
-    """Test accuracies at the only target, side by side in the colours of the curves."""
-    for place, arm in enumerate(trained.arms):
-        _draw_intervals(axes, [place], [arm], trained, place)
-    axes.set_xticks(
-        range(len(trained.arms)), [arm.label for arm in trained.arms], rotation=30, ha="right"
-    )
-    title = f"After training, epsilon {trained.arms[0].epsilon:g}"
-    axes.set(ylabel="test accuracy, %", title=title)
-
-
-def _draw_intervals(
-    axes: matplotlib.axes.Axes,
-    positions: Sequence[float],
-    arms: Sequence[Arm],
-    trained: TrainedArms,
-    place: int,
-) -> None:
-    """Means and 95 % intervals of a mechanism, in its style."""
-    found = [trained.statistics[arm] for arm in arms]
-    colour, line, marker = _style(place)
-    axes.errorbar(
-        positions,
-        [100.0 * row.test_accuracy_mean for row in found],
-        yerr=[100.0 * (row.test_accuracy_half_width or 0.0) for row in found],
-        color=colour,
-        linestyle=line,
-        marker=marker,
-        capsize=3,
-    )
+def _drawing(trained: TrainedArms) -> Drawing:
+    found = []
+    for arm in trained.arms:
+        curve = run_comparisons.mean_accuracy([run.directory for run in trained.runs[arm]])
+        statistics = trained.statistics[arm]
+        half_width = statistics.test_accuracy_half_width
+        found.append(
+            {
+                "label": arm.label,
+                "epsilon": arm.epsilon,
+                "mean": 100.0 * statistics.test_accuracy_mean,
+                "half_width": None if half_width is None else 100.0 * half_width,
+                "rounds": curve.rounds.astype(int).tolist(),
+                "held_out": for_drawing(100.0 * curve.mean),
+            }
+        )
+    return Drawing("trained arms", {"arms": found})
 
 
 def _targets(

@@ -186,7 +186,7 @@ def _report(
     title = f"{values.command}, {max(run.rounds for run in finished.values())} rounds"
     left_out = run_comparisons.draw(
         {name: [run.directory for run in of_name] for name, of_name in by_mechanism.items()},
-        [row.mechanism for row in rows],
+        rows,
         root / FIGURE_FILE,
         title,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import scipy.stats
 
+from mf_aggregators import figures
 from mf_aggregators.printed_guarantees import rounded_up
 from simulations import run_directory, run_figures
 from simulations.repeated_runs import FinishedRun
@@ -212,15 +213,15 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 def draw(
     directories: Mapping[str, Sequence[pathlib.Path]],
-    order: Sequence[str],
+    rows: Sequence[Row],
     path: pathlib.Path,
     title: str,
 ) -> list[str]:
-    """Draws held-out accuracy by round, means with intervals.
+    """Draws test accuracies, and held-out accuracy by round, means with intervals.
 
     Args:
       directories: Of each mechanism's runs.
-      order: The mechanisms in the order of the legend.
+      rows: What :func:`summarise` returned for them, in the order of the figure.
       path: The PNG file; nothing is left there if there is nothing to draw.
       title: Above the figure.
 
@@ -232,18 +233,37 @@ def draw(
     """
     series = {
         mechanism: [_metrics(directory) for directory in directories[mechanism]]
-        for mechanism in order
+        for mechanism in (row.mechanism for row in rows)
     }
     left_out = [
         mechanism
         for mechanism, metrics in series.items()
         if len(run_figures.mean_curve(metrics, _METRIC, CONFIDENCE).rounds) == 0
     ]
-    drawn = {mechanism: series[mechanism] for mechanism in order if mechanism not in left_out}
+    drawn = {name: metrics for name, metrics in series.items() if name not in left_out}
     path.unlink(missing_ok=True)
     if drawn:
-        run_figures.compare(drawn, path, title=title, name=_METRIC, confidence=CONFIDENCE)
+        run_figures.compare(
+            drawn,
+            path,
+            title=title,
+            accuracies=[_interval(row) for row in rows],
+            name=_METRIC,
+            confidence=CONFIDENCE,
+        )
     return left_out
+
+
+def _interval(row: Row) -> figures.Interval:
+    """The test accuracy of a mechanism, in percent."""
+    half_width = row.test_accuracy_half_width
+    return figures.Interval(
+        row.mechanism,
+        100.0 * row.test_accuracy_mean,
+        None if half_width is None else 100.0 * half_width,
+        100.0 * row.test_accuracy_min,
+        100.0 * row.test_accuracy_max,
+    )
 
 
 def mean_accuracy(directories: Sequence[pathlib.Path]) -> run_figures.MeanCurve:

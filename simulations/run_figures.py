@@ -11,19 +11,18 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import matplotlib.backends.backend_agg
 import matplotlib.figure
 import numpy as np
 import scipy.stats
 
+from mf_aggregators import figures
 from simulations import atomic_files
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]
 
-_DOTS_PER_INCH = 120
-# Rounds between evaluations leave single points, which a line alone would not show.
-_MOST_MARKED_POINTS = 60
+_PANELS_OF_A_ROW = 2
+_INCHES_OF_A_PANEL = (5.2, 2.6)
 
 
 def column(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -55,7 +54,6 @@ class _Line:
     column: str
     label: str
     factor: float = 1.0
-    style: str = "-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +63,11 @@ class _Panel:
     label: str
     lines: tuple[_Line, ...]
     levels: tuple[tuple[str, float | None], ...] = ()
-    # Fractions, drawn against an axis of their own on the right.
-    shares: tuple[_Line, ...] = ()
     logarithmic: bool = False
 
     def has_data(self, rows: Sequence[Row]) -> bool:
         """Whether any of its lines has a point."""
-        return any(
-            np.any(np.isfinite(column(rows, line.column))) for line in (*self.lines, *self.shares)
-        )
+        return any(np.any(np.isfinite(column(rows, line.column))) for line in self.lines)
 
 
 def draw(
@@ -88,8 +82,8 @@ def draw(
 ) -> None:
     """Draws the figure of a run and writes it, whole or not at all.
 
-    Its panels are accuracy, loss, norms of the clients' updates with the clipped and zeroed
-    fractions, norms of noise and released mean, clients who might have joined, and the
+    Its panels are accuracy, loss, norms of the clients' updates, how many of them were clipped
+    or zeroed, norms of noise and released mean, clients who might have joined, and the
     privacy budget. A panel without any data is left out; a missing or empty cell is a gap
     that its line goes straight across.
 
@@ -134,7 +128,7 @@ def run_figure(
     clients_per_round: int | None = None,
 ) -> matplotlib.figure.Figure:
     """Returns the figure that :func:`draw` writes; the arguments are the same."""
-    at_delta = "" if delta is None else f" at delta {delta:g}"
+    at_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
     panels = (
         _Panel(
             "accuracy, %",
@@ -146,26 +140,30 @@ def run_figure(
         _Panel("loss", (_Line("train_loss", "training"), _Line("heldout_loss", "held out"))),
         _Panel(
             "L2 norm of updates",
-            (_Line("update_norm", "mean"), _Line("max_update_norm", "largest", style=":")),
+            (_Line("update_norm", "mean"), _Line("max_update_norm", "largest")),
             (("clip norm", clip_norm),),
-            (
-                _Line("clipped_fraction", "clipped", 100.0, ":"),
-                _Line("zeroed_fraction", "zeroed", 100.0, "--"),
-            ),
             logarithmic=True,
         ),
         _Panel(
-            "L2 norm",
+            "of the updates, %",
+            (
+                _Line("clipped_fraction", "clipped", 100.0),
+                _Line("zeroed_fraction", "zeroed", 100.0),
+            ),
+        ),
+        _Panel(
+            "L2 norm of a round",
             (_Line("released_norm", "released mean"), _Line("noise_norm", "noise in it")),
             logarithmic=True,
         ),
         _Panel(
             "clients",
             (
-                _Line("eligible_clients", "timer allows it"),
+                _Line("eligible_clients", "the timer allows it"),
                 _Line("available_clients", "and available"),
             ),
             (("clients per round", clients_per_round),),
+            logarithmic=True,
         ),
         _Panel(
             f"epsilon{at_delta}",
@@ -178,64 +176,42 @@ def run_figure(
         key=lambda row: _number(row["round"]),
     )
     drawn = [panel for panel in panels if panel.has_data(rows)]
-    columns = min(3, max(1, len(drawn)))
-    lines = max(1, -(-len(drawn) // columns))
-    figure = _figure(5.0 * columns, 3.4 * lines)
-    figure.suptitle(title)
-    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    num_columns = min(_PANELS_OF_A_ROW, max(1, len(drawn)))
+    num_lines = max(1, -(-len(drawn) // num_columns))
+    figure, grid = figures.panels(num_lines, num_columns, _INCHES_OF_A_PANEL)
+    axes = list(grid.ravel())
     for each, panel in zip(axes, drawn, strict=False):
         _draw_panel(each, panel, rows)
     for each in axes[len(drawn) :]:
         each.set_axis_off()
     if not drawn:
         axes[0].text(0.5, 0.5, "no metrics", ha="center", va="center")
+    figures.heading(figure, title)
+    figure.align_ylabels()
     return figure
 
 
 def _draw_panel(axes: Any, panel: _Panel, rows: Sequence[Row]) -> None:
-    _draw_lines(axes, panel.lines, rows, 0)
-    for number, (label, level) in enumerate(panel.levels):
-        if level is not None and math.isfinite(level):
-            axes.axhline(level, color=f"C{number + 7}", linestyle="--", label=label)
-    # A logarithmic axis has no place for norms that are all zero.
-    if panel.logarithmic and any(np.max(line.get_ydata()) > 0.0 for line in axes.get_lines()):
-        axes.set_yscale("log")
-    axes.set(xlabel="round", ylabel=panel.label)
-    axes.grid(alpha=0.3)
-    handles, labels = axes.get_legend_handles_labels()
-    topmost = axes
-    if any(np.any(np.isfinite(column(rows, line.column))) for line in panel.shares):
-        topmost = right = axes.twinx()
-        _draw_lines(right, panel.shares, rows, len(panel.lines))
-        right.set(ylabel="of the updates, %", ylim=(-2.0, 102.0))
-        more_handles, more_labels = right.get_legend_handles_labels()
-        handles, labels = handles + more_handles, labels + more_labels
-    # Above the panel, where it covers no curve.
-    topmost.legend(
-        handles,
-        labels,
-        fontsize="small",
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=2,
-        frameon=False,
-    )
-
-
-def _draw_lines(axes: Any, lines: Sequence[_Line], rows: Sequence[Row], first_color: int) -> None:
     rounds = column(rows, "round")
-    for number, line in enumerate(lines, first_color):
+    curves = {}
+    for line in panel.lines:
         values = line.factor * column(rows, line.column)
         known = np.isfinite(values)
         if np.any(known):
-            axes.plot(
-                rounds[known],
-                values[known],
-                linestyle=line.style,
-                color=f"C{number}",
-                label=line.label,
-                marker="." if np.count_nonzero(known) <= _MOST_MARKED_POINTS else None,
-            )
+            curves[line.label] = (rounds[known], values[known])
+    levels = {
+        label: float(level)
+        for label, level in panel.levels
+        if level is not None and math.isfinite(level)
+    }
+    figures.lines(
+        axes,
+        curves,
+        x="round",
+        y=panel.label,
+        logarithmic="y" if panel.logarithmic else "",
+        levels=levels,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -303,6 +279,7 @@ def compare(
     path: str | os.PathLike[str],
     *,
     title: str = "",
+    accuracies: Sequence[figures.Interval] = (),
     name: str = "heldout_accuracy",
     label: str = "held-out accuracy, %",
     factor: float = 100.0,
@@ -311,10 +288,11 @@ def compare(
     """Draws one metric of several mechanisms, each a mean with an interval over seeds.
 
     Args:
-      series: For each mechanism, by the name that it gets in the legend, the rows of
-        ``metrics.csv`` of its runs, one for each seed.
+      series: For each mechanism, by its name, the rows of ``metrics.csv`` of its runs, one
+        for each seed. Each mechanism has a panel of its own, where the others are pale.
       path: The file; its suffix, ``.png``, ``.pdf`` or ``.svg``, is its format.
       title: What stands above.
+      accuracies: Test accuracies in percent, drawn in the first panel; none for no such panel.
       name: The column of ``metrics.csv``.
       label: Of the vertical axis.
       factor: What values are multiplied by: 100 for per cent.
@@ -326,7 +304,13 @@ def compare(
         its range.
     """
     figure = comparison_figure(
-        series, title=title, name=name, label=label, factor=factor, confidence=confidence
+        series,
+        title=title,
+        accuracies=accuracies,
+        name=name,
+        label=label,
+        factor=factor,
+        confidence=confidence,
     )
     _write(figure, path)
 
@@ -335,6 +319,7 @@ def comparison_figure(
     series: Mapping[str, Sequence[Sequence[Row]]],
     *,
     title: str = "",
+    accuracies: Sequence[figures.Interval] = (),
     name: str = "heldout_accuracy",
     label: str = "held-out accuracy, %",
     factor: float = 100.0,
@@ -350,35 +335,83 @@ def comparison_figure(
             )
     if not curves:
         raise ValueError("there must be at least one mechanism to draw.")
-    figure = _figure(7.0, 4.0)
-    axes = figure.subplots()
-    for number, (each, curve) in enumerate(curves.items()):
-        color = f"C{number}"
+    first = bool(accuracies)
+    num_panels = len(curves) + first
+    num_columns = min(num_panels, _PANELS_OF_A_ROW)
+    height = 2.9
+    if first:
+        height = max(height, figures.height_of_rows([each.name for each in accuracies]))
+    figure, grid = figures.panels(
+        -(-num_panels // num_columns), num_columns, (_INCHES_OF_A_PANEL[0], height)
+    )
+    places = list(grid.ravel())
+    styles = figures.styles([*(each.name for each in accuracies), *curves])
+    if first:
+        figures.intervals(
+            places[0],
+            accuracies,
+            title="After training",
+            x=f"test accuracy, %, with {100 * confidence:g} % intervals; pale: all runs",
+            own_styles=styles,
+        )
+    of_curves = places[first:num_panels]
+    for axes, (each, curve) in zip(of_curves, curves.items(), strict=True):
+        others = {other: found for other, found in curves.items() if other != each}
+        _draw_curve(axes, each, curve, others, styles[each], factor)
         runs = "one run" if curve.num_runs == 1 else f"{curve.num_runs} runs"
-        marker = "." if len(curve.rounds) <= _MOST_MARKED_POINTS else None
-        mean, half_width = factor * curve.mean, abs(factor) * curve.half_width
-        axes.plot(curve.rounds, mean, color=color, marker=marker, label=f"{each} ({runs})")
-        if curve.num_runs > 1:
-            axes.fill_between(
-                curve.rounds, mean - half_width, mean + half_width, color=color, alpha=0.2, lw=0
-            )
+        figures.describe(axes, title=f"{each} ({runs})", x="round", y=label)
+    low, high = _limits(curves, factor)
+    for axes in of_curves:
+        axes.set_ylim(low, high)
+    for axes in places[num_panels:]:
+        axes.set_axis_off()
+    words = [title] if title else []
     if any(curve.num_runs > 1 for curve in curves.values()):
-        title = f"{title}\n" if title else ""
-        title += f"mean and its {100 * confidence:g} % interval over seeds"
-    axes.set(xlabel="round", ylabel=label, title=title)
-    axes.grid(alpha=0.3)
-    if axes.get_ylim()[0] < 0.0 <= min(np.min(curve.mean) for curve in curves.values()):
-        # Intervals of few runs reach to where no metric is.
-        axes.set_ylim(bottom=0.0)
-    # Accuracies rise.
-    axes.legend(loc="lower right")
+        words.append(
+            f"by round: mean and its {100 * confidence:g} % interval over seeds"
+            + ("; grey: the other mechanisms" if len(curves) > 1 else "")
+        )
+    figures.heading(figure, "\n".join(words))
     return figure
 
 
-def _figure(width: float, height: float) -> matplotlib.figure.Figure:
-    figure = matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
-    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
-    return figure
+def _draw_curve(
+    axes: Any,
+    name: str,
+    curve: MeanCurve,
+    others: Mapping[str, MeanCurve],
+    style: figures.Style,
+    factor: float,
+) -> None:
+    for other in others.values():
+        axes.plot(other.rounds, factor * other.mean, color="0.75", linewidth=1.0, zorder=1.5)
+    mean, half_width = factor * curve.mean, abs(factor) * curve.half_width
+    if curve.num_runs > 1:
+        axes.fill_between(
+            curve.rounds, mean - half_width, mean + half_width, color=style.colour, alpha=0.2, lw=0
+        )
+    axes.plot(
+        curve.rounds,
+        mean,
+        color=style.colour,
+        marker=style.marker if len(curve.rounds) <= figures.MOST_MARKED_POINTS else "",
+        markersize=4,
+        label=name,
+    )
+
+
+def _limits(curves: Mapping[str, MeanCurve], factor: float) -> tuple[float, float]:
+    """The range of all panels: of means and intervals, but not below zero where no mean is."""
+    ends = [
+        factor * curve.mean + sign * abs(factor) * np.nan_to_num(curve.half_width)
+        for curve in curves.values()
+        for sign in (-1.0, 1.0)
+    ]
+    low, high = float(np.min([np.min(e) for e in ends])), float(np.max([np.max(e) for e in ends]))
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    least = min(float(np.min(factor * curve.mean)) for curve in curves.values())
+    # Intervals of few runs reach to where no metric is.
+    return (0.0 if least >= 0.0 > low - margin else low - margin), high + margin
 
 
 def _write(figure: matplotlib.figure.Figure, path: str | os.PathLike[str]) -> None:
@@ -386,4 +419,4 @@ def _write(figure: matplotlib.figure.Figure, path: str | os.PathLike[str]) -> No
     if suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"a figure is a .png, .pdf or .svg file, found {os.fspath(path)!r}.")
     with atomic_files.writing(path) as file:
-        figure.savefig(file, format=suffix[1:], dpi=_DOTS_PER_INCH)
+        figures.save(figure, file, suffix[1:])

@@ -188,42 +188,48 @@ def _draw(
     variances: np.ndarray,
     path: pathlib.Path,
 ) -> None:
-    import matplotlib.figure
+    # matplotlib takes a second to import, which only this flag needs.
+    from mf_aggregators import figures
 
     independent = factorizations.identity(factorization.num_rounds)
     rounds = np.arange(1, factorization.num_rounds + 1)
-    figure = matplotlib.figure.Figure(figsize=(11, 4), layout="constrained")
-    error_axes, matrix_axes = figure.subplots(1, 2)
-    error_axes.plot(rounds, np.sqrt(variances), label=factorization.mechanism)
-    error_axes.plot(
-        rounds,
-        np.sqrt(independent.per_round_variance(workload, schema)),
-        linestyle="--",
-        label="independent noise",
+    figure, ((error_axes, matrix_axes),) = figures.panels(1, 2, (5.4, 4.2))
+    figures.lines(
+        error_axes,
+        {
+            factorization.mechanism: (rounds, np.sqrt(variances)),
+            "independent noise": (
+                rounds,
+                np.sqrt(independent.per_round_variance(workload, schema)),
+            ),
+        },
+        title="Output at noise multiplier 1",
+        x="round",
+        y="standard deviation",
     )
-    error_axes.set(
-        xlabel="round",
-        ylabel="standard deviation of the output",
-        title=f"noise multiplier 1, {schema}",
-    )
-    error_axes.legend()
     if factorization.num_rounds <= _MOST_ROUNDS_DRAWN:
-        image = matrix_axes.imshow(
-            np.abs(factorization.strategy_matrix()) ** 0.5,
-            cmap="magma",
-            interpolation="antialiased",
+        figures.heat_map(
+            figure,
+            matrix_axes,
+            np.sqrt(np.abs(factorization.strategy_matrix())),
+            title="Strategy matrix C (root of magnitudes)",
         )
-        matrix_axes.set(
-            title="strategy matrix C (root of magnitudes)", xlabel="round", ylabel="row"
-        )
-        figure.colorbar(image, ax=matrix_axes)
     else:
         first = np.zeros(factorization.num_rounds)
         first[0] = 1.0
-        matrix_axes.loglog(rounds, np.abs(factorization.strategy_product(first))[: len(rounds)])
-        matrix_axes.set(title="first column of C (magnitudes)", xlabel="row")
+        column = np.abs(factorization.strategy_product(first))[: len(rounds)]
+        figures.lines(
+            matrix_axes,
+            {factorization.mechanism: (rounds, column)},
+            title="First column of C (magnitudes)",
+            x="row",
+            y="magnitude",
+            logarithmic="xy",
+            with_legend=False,
+        )
+    figures.heading(figure, f"{factorization.mechanism}, n = {len(rounds)}: {schema}")
     try:
-        figure.savefig(path, dpi=120)
+        figures.save(figure, str(path))
     except OSError as error:
         raise command_line.CommandError(
             f"--figure={path} cannot be written: {error.strerror}."

@@ -5,12 +5,21 @@ import math
 import pathlib
 import re
 
+import matplotlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.commands import command_line
-from reproduction import catalogue, report, reproduce_paper, results, source_code
+from reproduction import (
+    adaptive_streams,
+    banded_guarantees,
+    catalogue,
+    report,
+    reproduce_paper,
+    results,
+    source_code,
+)
 from reproduction.experiment import Row
 
 _DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "reproduction"
@@ -193,6 +202,47 @@ def test_results_of_other_code_are_not_reported(
     assert "## bandmf-production" in text
     assert "## denisov-epsilons" not in text
     assert "`denisov-epsilons`" in text.partition("Not computed yet: ")[2].splitlines()[0]
+
+
+def test_figures_are_drawn_again_from_what_results_keep(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["bandmf-production", "denisov-epsilons"]
+    status, _, err = _call(capfd, *_arguments(tmp_path, ",".join(names)))
+    assert status == 0, err
+    directory = tmp_path / "out"
+    before = {name: json.loads((directory / f"{name}.json").read_text()) for name in names}
+    for name in names:
+        (directory / f"{name}.png").unlink()
+
+    def refuse(workspace: object) -> None:
+        raise AssertionError("nothing is to be computed")
+
+    for module, function in ((banded_guarantees, "production"), (adaptive_streams, "epsilons")):
+        monkeypatch.setattr(module, function, refuse)
+    # A wider line, and the numbers are not void.
+    monkeypatch.setitem(matplotlib.rcParams, "axes.linewidth", 3.0)
+    status, out, err = _call(capfd, "--redraw", f"--output_dir={directory}", "--format=json")
+    assert status == 0, err
+    assert sorted(json.loads(out)["redrawn"]) == names
+    for name in names:
+        after = json.loads((directory / f"{name}.json").read_text())
+        assert after["figure_sha256"] != before[name]["figure_sha256"]
+        of_figure = ("figure_sha256", "sha256")
+        assert {k: v for k, v in after.items() if k not in of_figure} == {
+            k: v for k, v in before[name].items() if k not in of_figure
+        }
+        code = source_code.fingerprint(catalogue.experiments()[name])
+        assert results.load(name, code, directory) is not None
+    # Numbers that were altered are not drawn.
+    path = directory / "denisov-epsilons.json"
+    path.write_text(path.read_text().replace("0.341", "0.342"))
+    status, _, err = _call(capfd, "--redraw", f"--output_dir={directory}")
+    assert status == 0
+    assert "was altered. Its figure is not drawn" in err
+    status, _, err = _call(capfd, "--redraw", f"--output_dir={tmp_path / 'nowhere'}")
+    assert status == 2
+    assert "--redraw finds no result" in err
 
 
 def test_the_results_of_the_documentation_are_whole() -> None:

@@ -52,4 +52,12 @@ def test_only_what_an_experiment_needs_makes_it_void(
     assert void_after_a_change_of("training_tables") == trained
     assert void_after_a_change_of("printed_values") == set(every)
     assert void_after_a_change_of("report") == set()
+    # How numbers are drawn changes none of them.
+    assert void_after_a_change_of("drawings") == set()
+    for name, each in every.items():
+        module = each.run.func.__module__ if hasattr(each.run, "func") else each.run.__module__
+        needed = source_code._needed(module.partition(".")[2])
+        sources = "".join((package / f"{one}.py").read_text() for one in needed)
+        assert "matplotlib" not in sources, name
+        assert "import figures" not in sources, name
     assert of_prefix_sums <= void_after_a_change_of("matrices")

@@ -24,7 +24,7 @@ from digit_classification import run_digits
 from mf_aggregators.band_choice import BandChoice
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from reproduction import arms, reproduce_paper, training, training_tables
+from reproduction import arms, drawings, reproduce_paper, training, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations import run_flags, run_plans
 from simulations.repeated_runs import Variant
@@ -586,7 +586,7 @@ def _panels(
     outcome = training.compare(
         "comparison", arms_of, arms.SINGLE_PASS, dataclasses.replace(workspace, training=place)
     )
-    return outcome.figure.axes
+    return drawings.draw(outcome.drawing).axes
 
 
 def _points(axes: matplotlib.axes.Axes) -> list[matplotlib.lines.Line2D]:
@@ -598,32 +598,34 @@ def _points(axes: matplotlib.axes.Axes) -> list[matplotlib.lines.Line2D]:
     return found
 
 
-def test_each_mechanism_of_a_figure_has_a_style_of_its_own(
+def test_each_mechanism_of_a_panel_has_a_style_of_its_own(
     workplace: pathlib.Path, workspace: Workspace
 ) -> None:
-    """Twelve mechanisms, and matplotlib's cycle has ten colours."""
-    after_training, by_round = _panels(
+    """Twelve mechanisms: a panel of curves for each schedule, and a row of intervals for each."""
+    after_training, *by_round = _panels(
         training_tables.arms_of_denisov_3, TrainingPlace(workplace / "runs"), workspace
     )
-    curves = by_round.get_lines()
-    styles = [(curve.get_color(), curve.get_linestyle()) for curve in curves]
-    assert len(styles) == len(set(styles)) == 12
+    curves = [curve for axes in by_round for curve in axes.get_lines()]
+    assert [len(axes.get_lines()) for axes in by_round if axes.axison] == [4, 4, 4]
+    for axes in by_round:
+        colours = [curve.get_color() for curve in axes.get_lines()]
+        assert len(set(colours)) == len(colours)
     points = _points(after_training)
-    assert [(point.get_color(), point.get_linestyle()) for point in points] == styles
-    assert len({(point.get_color(), point.get_marker()) for point in points}) == 12
-    labels = [label.get_text() for label in after_training.get_xticklabels()]
+    assert [point.get_color() for point in points] == [curve.get_color() for curve in curves]
+    labels = [label.get_text() for label in after_training.get_yticklabels()]
     assert labels == [curve.get_label() for curve in curves]
 
 
-def test_intervals_stand_side_by_side_at_the_targets_of_the_axis(
+def test_each_target_has_a_panel_of_intervals(
     workplace: pathlib.Path, workspace: Workspace
 ) -> None:
-    after_training, *_ = _panels(
-        training_tables.arms_of_denisov_2, TrainingPlace(workplace / "runs"), workspace
-    )
-    assert [label.get_text() for label in after_training.get_xticklabels()] == ["3.7", "18.9"]
-    assert not after_training.get_xticks(minor=True).size
-    positions = np.array([point.get_xdata() for point in _points(after_training)], dtype=float)
-    for of_target, target in zip(positions.T, (3.7, 18.9), strict=True):
-        assert len(set(of_target)) == len(of_target)
-        np.testing.assert_allclose(of_target, target, rtol=0.1)
+    every = _panels(training_tables.arms_of_denisov_2, TrainingPlace(workplace / "runs"), workspace)
+    assert [axes.get_title() for axes in every if axes.axison] == [
+        "After training, epsilon 3.7",
+        "After training, epsilon 18.9",
+        "By round, epsilon 3.7",
+        "By round, epsilon 18.9",
+    ]
+    for axes in every[:2]:
+        positions = [list(point.get_ydata()) for point in _points(axes)]
+        assert positions == [[0], [1], [2], [3]]

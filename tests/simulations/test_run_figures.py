@@ -15,6 +15,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import figures
 from simulations import run_figures
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -80,10 +81,10 @@ def test_a_run_has_all_panels_with_its_numbers() -> None:
         "accuracy, %",
         "loss",
         "L2 norm of updates",
-        "L2 norm",
+        "of the updates, %",
+        "L2 norm of a round",
         "clients",
         "epsilon at delta 0.0001",
-        "of the updates, %",
     ]
     rounds = list(range(1, 13))
     accuracy = _lines(axes["accuracy, %"])
@@ -97,10 +98,9 @@ def test_a_run_has_all_panels_with_its_numbers() -> None:
     shares = _lines(axes["of the updates, %"])
     assert shares["clipped"] == (rounds, pytest.approx([5 * number for number in rounds]))
     assert shares["zeroed"][1] == pytest.approx([0.0] * 12)
-    assert set(_lines(axes["L2 norm"])) == {"released mean", "noise in it"}
+    assert set(_lines(axes["L2 norm of a round"])) == {"released mean; noise in it (the same)"}
     assert set(_lines(axes["clients"])) == {
-        "timer allows it",
-        "and available",
+        "the timer allows it; and available (the same)",
         "clients per round",
     }
     epsilon = _lines(axes["epsilon at delta 0.0001"])
@@ -164,9 +164,9 @@ def test_no_cell_breaks_a_figure(rows: list[dict[str, Any]]) -> None:
 def test_norms_of_zero_are_drawn(tmp_path: pathlib.Path) -> None:
     rows = [{"round": i, "noise_norm": 0.0, "released_norm": 0.0} for i in range(3)]
     run_figures.draw(rows, tmp_path / "run.png", "no noise")
-    assert _axes(run_figures.run_figure(rows, ""))["L2 norm"].get_yscale() == "linear"
+    assert _axes(run_figures.run_figure(rows, ""))["L2 norm of a round"].get_yscale() == "linear"
     rows.append({"round": 3, "noise_norm": 0.0, "released_norm": 2.0})
-    assert _axes(run_figures.run_figure(rows, ""))["L2 norm"].get_yscale() == "log"
+    assert _axes(run_figures.run_figure(rows, ""))["L2 norm of a round"].get_yscale() == "log"
 
 
 def test_a_column_is_numbers_or_nan() -> None:
@@ -245,9 +245,11 @@ def test_one_run_has_no_interval() -> None:
     curve = run_figures.mean_curve(_runs([[1.0, 2.0]], [1, 2]), "heldout_accuracy")
     assert np.all(np.isnan(curve.half_width))
     figure = run_figures.comparison_figure({"banded": _runs([[0.1, 0.2]], [1, 2])})
-    assert not figure.axes[0].collections
-    assert figure.axes[0].get_title() == ""
-    assert _lines(figure.axes[0]) == {"banded (one run)": ([1, 2], pytest.approx([10, 20]))}
+    (axes,) = figure.axes
+    assert not axes.collections
+    assert axes.get_title() == "banded (one run)"
+    assert figure.get_suptitle() == ""
+    assert _lines(axes) == {"banded": ([1, 2], pytest.approx([10, 20]))}
 
 
 def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
@@ -256,16 +258,27 @@ def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
         "identity": _runs([[0.1, 0.1], [0.0, 0.1]], [5, 10]),
     }
     figure = run_figures.comparison_figure(series, title="epsilon 8", confidence=0.8)
-    axes = figure.axes[0]
-    assert _lines(axes) == {
-        "banded (3 runs)": ([5, 10], pytest.approx([20, 40])),
-        "identity (2 runs)": ([5, 10], pytest.approx([5, 10])),
-    }
-    assert axes.get_title() == "epsilon 8\nmean and its 80 % interval over seeds"
-    assert len(axes.collections) == 2
+    first, second = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["banded (3 runs)", "identity (2 runs)"]
+    of_banded, of_identity = ([5, 10], pytest.approx([20, 40])), ([5, 10], pytest.approx([5, 10]))
+    assert _lines(first)["banded"] == of_banded
+    assert _lines(second)["identity"] == of_identity
+    # The other one is in each panel, without a name.
+    assert of_identity in _lines(first).values()
+    assert of_banded in _lines(second).values()
+    assert first.get_ylim() == second.get_ylim()
+    assert figure.get_suptitle().startswith("epsilon 8\nby round: mean and its 80 % interval")
+    assert len(first.collections) == 1
     curve = run_figures.mean_curve(series["banded"], "heldout_accuracy", 0.8)
-    drawn = np.asarray(axes.collections[0].get_paths()[0].vertices)
+    drawn = np.asarray(first.collections[0].get_paths()[0].vertices)
     assert np.max(drawn[:, 1]) == pytest.approx(100 * np.max(curve.mean + curve.half_width))
+    accuracies = [figures.Interval("banded", 20.0, 3.0, 18.0, 22.0)]
+    with_accuracies = run_figures.comparison_figure(series, accuracies=accuracies)
+    assert [axes.get_title() for axes in with_accuracies.axes if axes.axison] == [
+        "After training",
+        "banded (3 runs)",
+        "identity (2 runs)",
+    ]
     run_figures.compare(series, tmp_path / "all.png", title="epsilon 8")
     assert (tmp_path / "all.png").read_bytes().startswith(_PNG)
 

@@ -1,0 +1,470 @@
+"""The figures of experiments, drawn from what their results keep.
+
+No experiment imports this, so that a change here makes no number void.
+"""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib.axes
+import matplotlib.figure
+import numpy as np
+
+from mf_aggregators import figures
+from reproduction import matrix_levels
+from reproduction.experiment import Drawing
+
+_PANELS_OF_A_ROW = 3
+# More curves of training than these are shown in several panels.
+_MOST_CURVES = 6
+
+
+def draw(drawing: Drawing) -> matplotlib.figure.Figure:
+    """Draws a figure.
+
+    Args:
+      drawing: What it shows.
+
+    Returns:
+      The figure, not yet saved.
+
+    Raises:
+      ValueError: If there is no such kind of figure.
+    """
+    if drawing.kind not in _KINDS:
+        raise ValueError(f"there is no figure of the kind {drawing.kind!r}.")
+    return _KINDS[drawing.kind](drawing.data)
+
+
+def _one_panel(
+    inches: tuple[float, float] = (6.4, 4.2),
+) -> tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]:
+    figure, ((axes,),) = figures.panels(1, 1, inches)
+    return figure, axes
+
+
+def _rmse_by_rounds(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, axes = _one_panel()
+    figures.lines(
+        axes,
+        {name: (data["rounds"], values) for name, values in data["rmse"].items()},
+        title="RMSE of prefix sums, single participation",
+        x="rounds n",
+        y="RMSE at sensitivity 1",
+        logarithmic="x",
+        places=data["rounds"],
+    )
+    return figure
+
+
+def _variances_by_round(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    panels = data["panels"]
+    figure, (row,) = figures.panels(1, len(panels), (8.0 if len(panels) == 1 else 5.6, 4.2))
+    chosen = figures.styles([name for curves in panels.values() for name in curves])
+    for axes, (title, curves) in zip(row, panels.items(), strict=True):
+        figures.lines(
+            axes,
+            {name: (np.arange(1, len(v) + 1), v) for name, v in curves.items()},
+            title=title,
+            x="round",
+            y="variance at sensitivity 1",
+            own_styles={name: figures.as_solid(style) for name, style in chosen.items()},
+        )
+        axes.set_ylim(bottom=0.0)
+    return figure
+
+
+def _losses_by_time(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, axes = _one_panel((7.0, 4.2))
+    styles = figures.styles(list(data["courses"]))
+    figures.lines(
+        axes,
+        {
+            method: (course["seconds"], course["above_least"])
+            for method, course in data["courses"].items()
+        },
+        # As many points as a method had time for: lines, all alike.
+        own_styles={name: dataclasses.replace(style, marker="") for name, style in styles.items()},
+        title=f"Loss of Eq. 2 above the least, prefix sum, n = {data['num_rounds']}",
+        x="seconds",
+        y="loss / least loss − 1",
+        logarithmic="y",
+    )
+    return figure
+
+
+def _entries(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, grid = figures.panels(3, 2, (4.4, 3.3))
+    for column, (label, matrix) in enumerate(data["matrices"].items()):
+        for row, (name, words) in enumerate(
+            (
+                ("entries", f"{label}: entries over {data['largest']:.2f}"),
+                ("ranks", f"{label}: ranks of magnitudes"),
+            )
+        ):
+            axes = grid[row, column]
+            values = matrix_levels.decode(matrix[name])
+            figures.heat_map(figure, axes, values, title=words, limit=1.0)
+        axes = grid[2, column]
+        edges, counts = np.array(matrix["logarithms"]), np.array(matrix["counts"])
+        axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color="#0b61b0")
+        figures.describe(
+            axes, title=f"{label}: magnitudes", x="log10 of the magnitude", y="entries"
+        )
+    figure.align_ylabels(grid[2])
+    return figure
+
+
+def _epsilons(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, axes = _one_panel()
+    multipliers = data["noise_multipliers"]
+    figures.lines(
+        axes,
+        {
+            "printed": (multipliers, data["printed"]),
+            "exact (privacy loss distribution)": (multipliers, data["exact"]),
+        },
+        title=f"Epsilon at delta {figures.scientific(data['delta'])} (Tables 3 and 4)",
+        x="noise multiplier",
+        y="epsilon",
+        logarithmic="xy",
+        places=multipliers,
+    )
+    return figure
+
+
+def _errors_over_the_least(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    names = data["mechanisms"]
+    figure, (row,) = figures.panels(
+        1, len(data["errors"]), (4.8, figures.height_of_rows(names)), sharey=True
+    )
+    for axes, (label, errors) in zip(row, data["errors"].items(), strict=True):
+        figures.bars(
+            axes,
+            names,
+            errors,
+            title=label,
+            x="RMSE over the least",
+            form=".2f",
+        )
+    figures.heading(figure, f"RMSE over the least, n = {data['num_rounds']}")
+    return figure
+
+
+def _strategies(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    found = data["matrices"]
+    figure, grid = figures.panels(-(-len(found) // 2), 4, (2.6, 2.75))
+    for place, (label, matrices) in enumerate(found.items()):
+        for offset, (name, levels) in enumerate(matrices.items()):
+            figures.heat_map(
+                figure,
+                grid[place // 2, 2 * (place % 2) + offset],
+                matrix_levels.decode(levels),
+                title=f"{label}\n{name}",
+                bar=False,
+            )
+    figures.heading(
+        figure, f"n = {data['num_rounds']}; red is above zero and blue below, each by its largest"
+    )
+    return figure
+
+
+def _tree(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, (row,) = figures.panels(1, len(data["matrices"]), (6.0, 3.4))
+    for axes, (title, levels) in zip(row, data["matrices"].items(), strict=True):
+        matrix = matrix_levels.decode(levels)
+        figures.heat_map(figure, axes, matrix, title=f"{title}, n = {data['num_rounds']}")
+    return figure
+
+
+def _grid(
+    data: Mapping[str, Any], values: np.ndarray, texts: Sequence[Sequence[str]], **options: Any
+) -> matplotlib.figure.Figure:
+    """A cell for each privacy target and number of epochs."""
+    rows, columns = values.shape
+    figure, axes = _one_panel((1.9 + 0.52 * columns, 1.4 + 0.34 * rows))
+    figures.cells(
+        figure,
+        axes,
+        values,
+        texts,
+        names_of_rows=[f"{epsilon:g}" for epsilon in data["epsilons"]],
+        names_of_columns=[str(epochs) for epochs in data["epochs"]],
+        x="epochs",
+        y="epsilon",
+        **options,
+    )
+    return figure
+
+
+def _best_bands(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    bands = np.array(data["bands"])
+    delta = figures.scientific(data["delta"])
+    return _grid(
+        data,
+        np.log2(bands),
+        [[str(number) for number in row] for row in bands],
+        title=f"Best number of bands, n = {data['num_rounds']}, delta {delta}",
+        bar="log2 of the number",
+        colours="viridis",
+        limits=(0.0, math.log2(data["num_rounds"])),
+    )
+
+
+def _ratios_of_rmse(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    ratios = np.array(data["ratios"])
+    logarithms = np.log2(ratios)
+    reach = float(np.max(np.abs(logarithms)))
+    return _grid(
+        data,
+        logarithms,
+        [[f"{ratio:.2f}" for ratio in row] for row in ratios],
+        title=f"RMSE of DP-SGD over {data['against']}, n = {data['num_rounds']}",
+        bar="log2 of the ratio",
+        colours="RdBu",
+        limits=(-reach, reach),
+    )
+
+
+def _rmse_by_epochs(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, axes = _one_panel()
+    figures.lines(
+        axes,
+        {name: (data["epochs"], values) for name, values in data["rmse"].items()},
+        title=f"RMSE of the mean at epsilon 1, n = {data['num_rounds']}",
+        x="epochs",
+        y="RMSE, relative to one example of all",
+        logarithmic="xy",
+        places=data["epochs"],
+    )
+    return figure
+
+
+def _ratios_by_epsilon(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, axes = _one_panel()
+    figures.lines(
+        axes,
+        {name: (data["epsilons"], values) for name, values in data["ratios"].items()},
+        title=f"RMSE of the best BandMF over another's, n = {data['num_rounds']}",
+        x="epsilon",
+        y="ratio",
+        logarithmic="x",
+        levels={"the same RMSE": 1.0},
+    )
+    return figure
+
+
+def _noise_multipliers(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    figure, axes = _one_panel()
+    figures.lines(
+        axes,
+        {name: (data["epsilons"], values) for name, values in data["noise_multipliers"].items()},
+        title=f"Noise multipliers of {data['table']}, delta {figures.scientific(data['delta'])}",
+        x="epsilon",
+        y="noise multiplier",
+        logarithmic="xy",
+        places=data["epsilons"],
+    )
+    return figure
+
+
+def _epsilons_of_rho(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    curves = data["curves"]
+    figure, (row,) = figures.panels(1, len(curves), (4.6, 3.6))
+    for axes, (name, curve) in zip(row, curves.items(), strict=True):
+        figures.lines(
+            axes,
+            {name: (curve["rho"], curve["epsilon"])},
+            title="all that round to that rho",
+            x="rho",
+            y="epsilon",
+            levels={"printed": curve["printed"]},
+        )
+    figures.heading(figure, f"Epsilon at delta {figures.scientific(data['delta'])} of rho-zCDP")
+    return figure
+
+
+def _mechanisms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    found = data["mechanisms"]
+    names = list(found)
+    figure, (row,) = figures.panels(
+        1,
+        5,
+        (2.6, 0.6 + figures.height_of_rows(names)),
+        sharey=True,
+        width_ratios=(1.5, 1.5, 1.0, 1.0, 1.0),
+    )
+    columns = (
+        ("RMSE", "RMSE", "of prefix sums"),
+        ("max error", "max error", "of prefix sums"),
+        ("noise: memory of a round, GB", "memory", "GB, of a round"),
+        ("noise: disk, GB", "disk", "GB"),
+        ("noise: seconds per round", "time", "seconds a round"),
+    )
+    for axes, (quantity, title, unit) in zip(row, columns, strict=True):
+        values = [found[name][quantity] for name in names]
+        figures.bars(axes, names, values, title=title, x=unit)
+    for axes in row[:2]:
+        axes.axvline(data["floor"], color="black", linewidth=1.0, linestyle="--", zorder=0.9)
+    figures.heading(
+        figure,
+        f"n = {data['num_rounds']}, at least {data['separation']} rounds apart; noise for "
+        f"{data['num_parameters']:,} parameters; broken line: no error is below "
+        f"{data['floor']:.3g}",
+    )
+    return figure
+
+
+def _trained_arms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    arms = data["arms"]
+    targets = sorted({arm["epsilon"] for arm in arms})
+    chosen = _styles_of_arms([arm["label"] for arm in arms])
+    of_targets = {target: [arm for arm in arms if arm["epsilon"] == target] for target in targets}
+    by_round = [
+        (target, group, own)
+        for target, of_target in of_targets.items()
+        for group, own in _groups([arm for arm in of_target if arm.get("rounds")])
+    ]
+    num_panels = len(targets) + len(by_round)
+    num_columns = min(num_panels, _PANELS_OF_A_ROW)
+    most = max(len(of_target) for of_target in of_targets.values())
+    names = [arm["label"] for arm in arms[:most]]
+    height = max(3.0, figures.height_of_rows(names))
+    figure, grid = figures.panels(-(-num_panels // num_columns), num_columns, (5.0, height))
+    places = list(grid.ravel())
+    for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
+        figures.intervals(
+            axes,
+            [figures.Interval(arm["label"], arm["mean"], arm["half_width"]) for arm in of_target],
+            title=f"After training, epsilon {target:g}",
+            x="test accuracy, %, with 95 % intervals",
+            own_styles=chosen,
+        )
+    for axes, (target, group, own) in zip(places[len(targets) :], by_round, strict=False):
+        figures.lines(
+            axes,
+            {arm["label"]: (arm["rounds"], arm["held_out"]) for arm in own},
+            title=f"By round, epsilon {target:g}{group}",
+            x="round",
+            y="held-out accuracy, %",
+            own_styles=chosen,
+        )
+    for axes in places[num_panels:]:
+        axes.set_axis_off()
+    return figure
+
+
+def _styles_of_arms(labels: Sequence[str]) -> dict[str, figures.Style]:
+    """Of many arms, those that differ in their schedules alone, and share no panel, are alike."""
+    if len(set(labels)) <= _MOST_CURVES:
+        return figures.styles(labels)
+    mechanisms = {label: label.partition(", ")[0] for label in labels}
+    of_mechanisms = figures.styles(list(mechanisms.values()))
+    return {label: of_mechanisms[mechanism] for label, mechanism in mechanisms.items()}
+
+
+def _groups(arms: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Arms whose curves one panel can show: all of few, else those of one schedule."""
+    if len(arms) <= _MOST_CURVES:
+        return [("", list(arms))] if arms else []
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for arm in arms:
+        found.setdefault(arm["label"].partition(", ")[2], []).append(arm)
+    return [
+        (f", {schedule or 'constant rate'}", own[start : start + _MOST_CURVES])
+        for schedule, own in found.items()
+        for start in range(0, len(own), _MOST_CURVES)
+    ]
+
+
+def _learning_rates(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    mechanisms = data["mechanisms"]
+    targets = sorted({each["epsilon"] for each in mechanisms})
+    chosen = figures.styles([each["label"] for each in mechanisms])
+    quantities = list(mechanisms[0]["errors"])
+    best = [each["rates"][int(np.argmax(each["means"]))] for each in mechanisms]
+    num_panels = len(quantities) + len(targets)
+    num_columns = min(num_panels, _PANELS_OF_A_ROW)
+    figure, grid = figures.panels(-(-num_panels // num_columns), num_columns, (5.0, 3.9))
+    places = list(grid.ravel())
+    for axes, quantity in zip(places, quantities, strict=False):
+        errors = np.array([each["errors"][quantity] for each in mechanisms])
+        slope, offset = np.polyfit(np.log(errors), np.log(best), 1)
+        ends = np.array([np.min(errors), np.max(errors)])
+        for label in chosen:
+            own = [place for place, each in enumerate(mechanisms) if each["label"] == label]
+            axes.plot(
+                errors[own],
+                np.array(best)[own],
+                linestyle="",
+                color=chosen[label].colour,
+                marker=chosen[label].marker,
+                label=label,
+            )
+        axes.plot(
+            ends,
+            np.exp(offset) * ends**slope,
+            color="black",
+            linewidth=0.8,
+            label=f"slope {slope:.2f}",
+        )
+        axes.set(xscale="log", yscale="log")
+        figures.describe(
+            axes, title="Best rate by error", x=quantity, y="best server learning rate"
+        )
+        figures.legend(axes)
+    for axes, target in zip(places[len(quantities) :], targets, strict=False):
+        axes.set_xscale("log")
+        for each in mechanisms:
+            if each["epsilon"] == target:
+                style = chosen[each["label"]]
+                axes.errorbar(
+                    each["rates"],
+                    each["means"],
+                    yerr=[width or 0.0 for width in each["half_widths"]],
+                    color=style.colour,
+                    linestyle=style.line,
+                    marker=style.marker,
+                    markersize=4,
+                    linewidth=1.4,
+                    capsize=3,
+                    label=each["label"],
+                )
+        figures.describe(
+            axes,
+            title=f"After training, epsilon {target:g}, with 95 % intervals",
+            x="server learning rate",
+            y="held-out accuracy, %",
+        )
+        figures.legend(axes)
+    for axes in places[num_panels:]:
+        axes.set_axis_off()
+    return figure
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], matplotlib.figure.Figure]] = (
+    types.MappingProxyType(
+        {
+            "rmse by rounds": _rmse_by_rounds,
+            "variances by round": _variances_by_round,
+            "losses by time": _losses_by_time,
+            "entries": _entries,
+            "epsilons": _epsilons,
+            "errors over the least": _errors_over_the_least,
+            "strategies": _strategies,
+            "tree": _tree,
+            "best bands": _best_bands,
+            "ratios of RMSE": _ratios_of_rmse,
+            "rmse by epochs": _rmse_by_epochs,
+            "ratios by epsilon": _ratios_by_epsilon,
+            "noise multipliers": _noise_multipliers,
+            "epsilons of rho": _epsilons_of_rho,
+            "mechanisms": _mechanisms,
+            "trained arms": _trained_arms,
+            "learning rates": _learning_rates,
+        }
+    )
+)

@@ -1,0 +1,431 @@
+"""Every figure as a critical reader sees it: of the committed results and of odd ones."""
+
+import io
+import itertools
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib.colors
+import matplotlib.figure
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import figures
+from mf_aggregators.commands import command_line, factorize, report
+from reproduction import drawings, matrix_levels
+from reproduction.experiment import Drawing
+from simulations import run_figures
+from tests import figure_checks
+
+_DOCS = pathlib.Path(__file__).parents[1] / "docs"
+_RESULTS = sorted((_DOCS / "reproduction").glob("*.json"))
+_LONG = "a mechanism whose name goes on for much longer than anyone would have thought, number"
+
+
+def _panel() -> tuple[matplotlib.figure.Figure, Any]:
+    figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
+    return figure, axes
+
+
+# What the checks see.
+
+
+def _overlapping_ticks() -> matplotlib.figure.Figure:
+    figure, axes = _panel()
+    axes.set_xticks(range(40), [f"tick {i}" for i in range(40)])
+    return figure
+
+
+def _legend_inside() -> matplotlib.figure.Figure:
+    figure, axes = _panel()
+    axes.plot([0, 1], [0, 1], label="a line")
+    axes.legend(loc="center")
+    return figure
+
+
+def _one_colour() -> matplotlib.figure.Figure:
+    figure, axes = _panel()
+    for place in range(11):
+        axes.plot([0, 1], [place, place], color=f"C{place}", label=str(place))
+    return figure
+
+
+def _on_top() -> matplotlib.figure.Figure:
+    figure, axes = _panel()
+    for colour in ("red", "blue"):
+        axes.plot([0, 1, 2], [0.0, 1.0, 5.0], color=colour, label=colour)
+    return figure
+
+
+def _white_on_yellow() -> matplotlib.figure.Figure:
+    figure, axes = _panel()
+    axes.imshow([[0.0, 1.0]], cmap="viridis")
+    axes.text(1, 0, "1024", color="white")
+    return figure
+
+
+def _cut_off() -> matplotlib.figure.Figure:
+    figure, axes = _panel()
+    axes.set_title("a title that is much wider than its figure " * 3)
+    return figure
+
+
+@pytest.mark.parametrize(
+    ("draw", "fault"),
+    [
+        (_overlapping_ticks, "'tick 3' is on 'tick 4'"),
+        (_legend_inside, "a legend covers its panel"),
+        (_one_colour, "0 and 10 have nearly one colour"),
+        (_on_top, "blue hides red"),
+        (_white_on_yellow, "1024 cannot be read in its cell"),
+        (_cut_off, "is cut off"),
+    ],
+)
+def test_faults_are_found(draw: Callable[[], matplotlib.figure.Figure], fault: str) -> None:
+    assert any(fault in found for found in figure_checks.faults(draw()))
+
+
+# Figures of the documentation.
+
+
+@pytest.mark.parametrize("path", _RESULTS, ids=lambda path: path.stem)
+def test_figures_of_the_committed_results(path: pathlib.Path) -> None:
+    drawing = Drawing(**json.loads(path.read_text(encoding="utf-8"))["drawing"])
+    assert figure_checks.faults(drawings.draw(drawing)) == []
+
+
+def test_there_is_a_result_for_every_kind_of_figure() -> None:
+    kinds = {json.loads(path.read_text(encoding="utf-8"))["drawing"]["kind"] for path in _RESULTS}
+    assert kinds == set(drawings._KINDS)
+    with pytest.raises(ValueError, match="no figure of the kind 'nothing'"):
+        drawings.draw(Drawing("nothing", {}))
+
+
+def test_files_of_figures_are_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in (_DOCS / "reproduction").glob("*.png")}
+    assert len(sizes) == len(_RESULTS)
+    assert {name: size for name, size in sizes.items() if size > 200_000} == {}
+
+
+# Experiments with other results.
+
+
+def _arms(
+    names: list[str], epsilons: list[float], with_curves: bool, half_width: float | None
+) -> Drawing:
+    rng = np.random.default_rng(len(names))
+    arms = []
+    for epsilon, (place, name) in itertools.product(epsilons, enumerate(names)):
+        curve = np.cumsum(rng.uniform(0.0, 2.0, 10)) + place
+        arm = {"label": name, "epsilon": epsilon, "mean": curve[-1], "half_width": half_width}
+        if with_curves:
+            arm.update(rounds=list(range(10, 101, 10)), held_out=curve.tolist())
+        arms.append(arm)
+    return Drawing("trained arms", {"arms": arms})
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "half_width"), [([8.0], None), ([0.001, 2.0, 18.9], 3.0)], ids=["one", "three"]
+)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["DP-SGD", "BandMF"],
+        [
+            f"{name}{schedule}"
+            for schedule in ("", ", decay", ", cool-down")
+            for name in ("Honaker Full", "Honaker Online", "Opt Prefix Sum", "Optimal M = BC")
+        ],
+        [f"{_LONG} {place}" for place in range(12)],
+    ],
+    ids=["two", "twelve", "long"],
+)
+def test_figures_of_trained_arms(
+    names: list[str], epsilons: list[float], half_width: float | None
+) -> None:
+    for with_curves in (True, False):
+        figure = drawings.draw(_arms(names, epsilons, with_curves, half_width))
+        assert figure_checks.faults(figure) == []
+        shown = {label.get_text() for label in figure.axes[0].get_yticklabels()}
+        assert {re.sub(r"\s+", " ", text) for text in shown} == set(names)
+        by_round = [axes for axes in figure.axes if axes.get_xlabel() == "round"]
+        assert sum(len(axes.get_lines()) for axes in by_round) == (
+            len(names) * len(epsilons) if with_curves else 0
+        )
+
+
+@pytest.mark.parametrize("epsilons", [[8.0], [2.0, 8.0]])
+def test_figures_of_learning_rates(epsilons: list[float]) -> None:
+    mechanisms = [
+        {
+            "label": label,
+            "epsilon": epsilon,
+            "errors": {"of sums": 0.03 * (place + 1) / epsilon, "of updates": 0.1 + 0.01 * place},
+            "rates": [0.3, 0.5, 0.9, 1.5],
+            "means": [6.0 + place, 10.0 + place, 11.0 - place, 9.0],
+            "half_widths": [6.5, 2.0, None, 5.0],
+        }
+        for epsilon in epsilons
+        for place, label in enumerate(("DP-SGD", "Optimal TreeAgg", "BandMF"))
+    ]
+    figure = drawings.draw(Drawing("learning rates", {"mechanisms": mechanisms}))
+    assert figure_checks.faults(figure) == []
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(1e-30, 1e30))
+@settings(deadline=None, max_examples=40)
+def test_matrices_are_kept_to_a_level(rows: int, columns: int, seed: int, scale: float) -> None:
+    matrix = scale * np.random.default_rng(seed).normal(size=(rows, columns))
+    encoded = json.loads(json.dumps(matrix_levels.encode(matrix)))
+    largest = float(np.max(np.abs(matrix)))
+    np.testing.assert_allclose(
+        matrix_levels.decode(encoded), matrix, rtol=0.0, atol=largest / 254 * (1.0 + 1e-9)
+    )
+    assert np.all(matrix_levels.decode(matrix_levels.encode(np.zeros((2, 3)))) == 0.0)
+
+
+# Runs and comparisons.
+
+
+def _metrics(num_rounds: int, scale: float, is_private: bool, has_others: bool) -> list[dict]:
+    rng = np.random.default_rng(num_rounds)
+    rows = []
+    for number in range(1, num_rounds + 1):
+        row = {
+            "round": number,
+            "train_loss": scale * (1.0 + 5.0 / number),
+            "train_accuracy": 0.2 - 0.2 / number,
+            "heldout_loss": scale * (1.1 + 5.0 / number) if number % 3 == 0 else "",
+            "heldout_accuracy": 0.19 - 0.2 / number if number % 3 == 0 else "",
+            "eligible_clients": 2511 if number < 25 else 100,
+            "update_norm": scale * rng.uniform(1.0, 2.0),
+            "max_update_norm": scale * rng.uniform(3.0, 9.0),
+            "released_norm": scale / math.sqrt(number),
+        }
+        if is_private:
+            row.update(
+                clipped_fraction=rng.uniform(0.5, 0.7),
+                zeroed_fraction=0.0,
+                noise_norm=0.9999 * scale / math.sqrt(number),
+                epsilon_spent=8.0 * math.sqrt(number / num_rounds),
+            )
+        if has_others:
+            row["available_clients"] = row["eligible_clients"]
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "scale", "is_private"),
+    [(1, 1.0, True), (3, 1e-9, False), (3, 3e12, True), (200, 1.0, True), (10_000, 1.0, False)],
+)
+def test_figures_of_runs(num_rounds: int, scale: float, is_private: bool) -> None:
+    figure = run_figures.run_figure(
+        _metrics(num_rounds, scale, is_private, num_rounds > 3),
+        f"{_LONG} {_LONG} 1",
+        clip_norm=1.2 * scale,
+        planned_epsilon=8.0 if is_private else math.inf,
+        delta=1e-6 if is_private else None,
+        clients_per_round=100,
+    )
+    assert figure_checks.faults(figure) == []
+    # No second axis: what is on a panel is read off at its left.
+    assert len({tuple(np.round(axes.get_position().bounds, 6)) for axes in figure.axes}) == len(
+        figure.axes
+    )
+
+
+@pytest.mark.parametrize("num_runs", [1, 3])
+@pytest.mark.parametrize(
+    ("names", "factor"),
+    [
+        (["none", "banded"], 100.0),
+        (["identity"], 1e-9),
+        ([f"{_LONG} {place}" for place in range(12)], 1e9),
+    ],
+    ids=["two", "one", "twelve"],
+)
+def test_figures_of_comparisons(names: list[str], factor: float, num_runs: int) -> None:
+    rng = np.random.default_rng(3)
+    series = {
+        name: [
+            [{"round": number, "heldout_accuracy": rng.uniform(0.1, 0.2)} for number in (1, 5, 90)]
+            for _ in range(num_runs)
+        ]
+        for name in names
+    }
+    accuracies = [
+        figures.Interval(name, 10.0 + place, None if num_runs == 1 else 2.0, 9.0, 12.0 + place)
+        for place, name in enumerate(names)
+    ]
+    for shown in ([], accuracies):
+        figure = run_figures.comparison_figure(series, title=_LONG, accuracies=shown, factor=factor)
+        assert figure_checks.faults(figure) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mechanism=identity", "--num_rounds=3"],
+        ["--mechanism=banded", "--num_rounds=40", "--num_bands=8", "--separation=8"],
+        ["--mechanism=blt", "--num_rounds=4000", "--num_buffers=2", "--separation=1000"],
+    ],
+    ids=["identity", "banded", "blt"],
+)
+def test_the_figure_of_a_report(
+    flags: list[str],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drawn: list[matplotlib.figure.Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, file: drawn.append(figure))
+    out = tmp_path / "checkpoint"
+    of_report = [flag for flag in flags if flag.startswith("--separation")]
+    for name, module, arguments in (
+        ("mf-factorize", factorize, [*flags, f"--output={out}"]),
+        ("mf-report", report, [f"--checkpoint={out}", f"--figure={tmp_path}/a.png", *of_report]),
+    ):
+        status = command_line.run("", module.define_flags, module.main, [name, *arguments])
+        assert status == 0, capsys.readouterr().err
+    (figure,) = drawn
+    assert figure_checks.faults(figure) == []
+
+
+# The style.
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["identity", "tree, full", "banded 8", "banded 9", "blt", "BandMF"]),
+            st.text(max_size=5),
+        ),
+        unique=True,
+        max_size=27,
+    )
+)
+@settings(deadline=None, max_examples=20)
+def test_no_two_names_have_one_colour(names: list[str]) -> None:
+    styles = figures.styles(names)
+    assert list(styles) == names
+    colours = [style.colour for style in styles.values()]
+    for one, other in itertools.combinations(colours, 2):
+        assert figure_checks.difference(one, other) >= 10.0
+    white = (1.0, 1.0, 1.0)
+    assert all(figures.contrast(matplotlib.colors.to_rgb(c), white) > 1.3 for c in colours)
+
+
+def test_a_mechanism_has_one_colour_everywhere() -> None:
+    for names in (["banded"], ["BandMF, amplified", "identity"], ["loss", "blt", "banded 342"]):
+        (name,) = [each for each in names if "band" in each.lower()]
+        assert figures.styles(names)[name].colour == figures.styles(["banded"])["banded"].colour
+    of_inverse = figures.styles(["banded_inverse 16"])["banded_inverse 16"].colour
+    assert of_inverse != figures.styles(["banded"])["banded"].colour
+    tree = figures.styles(["tree"])["tree"].colour
+    assert figures.styles(["Optimal TreeAgg"])["Optimal TreeAgg"].colour == tree
+
+
+@given(st.tuples(*[st.floats(0.0, 1.0)] * 3))
+def test_text_in_cells_can_be_read(background: tuple[float, float, float]) -> None:
+    """The root of 21 is the contrast that the better of black and white has at least."""
+    text = matplotlib.colors.to_rgb(figures.text_colour(background))
+    assert figures.contrast(text, background) >= 4.5
+
+
+def test_contrasts_of_the_standard() -> None:
+    """WCAG 2.1: black on white is 21 to 1; the grey #767676 on white is the last with 4.5."""
+    assert figures.contrast((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) == pytest.approx(21.0)
+    for level, at_least in ((0x76, True), (0x77, False)):
+        found = figures.contrast([level / 255] * 3, (1.0, 1.0, 1.0))
+        assert (found >= 4.5) == at_least
+
+
+def _value(label: str) -> float:
+    """The number that a tick label states."""
+    text = label.replace("−", "-").replace(",", "").strip("$")
+    match = re.fullmatch(r"(-?[\d.]*)(?:\\cdot )?10\^\{(-?\d+)\}", text)
+    if match is None:
+        return float(text)
+    mantissa = {"": 1.0, "-": -1.0}.get(match[1]) or float(match[1])
+    return mantissa * 10.0 ** int(match[2])
+
+
+@given(
+    st.floats(-12.0, 12.0),
+    st.floats(1e-4, 14.0),
+    st.booleans(),
+    st.sampled_from([(2.0, 2.0), (4.0, 3.0), (8.0, 2.5)]),
+)
+@settings(deadline=None, max_examples=15)
+def test_ticks_say_where_they_are(
+    start: float, decades: float, is_logarithmic: bool, inches: tuple[float, float]
+) -> None:
+    """Any range: labels state the places of their ticks, and none is on another."""
+    figure, ((axes,),) = figures.panels(1, 1, inches)
+    ends = [10.0**start, 10.0 ** (start + decades)]
+    kinds = "xy" if is_logarithmic else ""
+    figures.lines(axes, {"a": (ends, ends)}, x="x", y="y", logarithmic=kinds)
+    assert figure_checks.faults(figure) == []
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        shown = {
+            tick.get_loc(): tick.label1.get_text()
+            for tick in axis.get_major_ticks()
+            if low <= tick.get_loc() <= high
+        }
+        assert len(shown) >= 2
+        assert len(set(shown.values())) == len(shown)
+        for place, label in shown.items():
+            assert _value(label) == pytest.approx(place, rel=0.01, abs=1e-3 * (high - low))
+
+
+def test_curves_that_are_the_same_are_one_with_all_names() -> None:
+    figure, axes = _panel()
+    places = [1, 2, 4]
+    figures.lines(axes, {"a": (places, places), "b": (places, [3, 2, 1]), "c": (places, places)})
+    assert sorted(line.get_label() for line in axes.get_lines()) == ["a; c (the same)", "b"]
+    assert figure_checks.faults(figure) == []
+
+
+def test_ticks_at_places_are_as_many_as_have_room() -> None:
+    for count, all_shown in ((5, True), (60, False)):
+        figure, axes = _panel()
+        places = np.geomspace(1.0, 1000.0, count)
+        figures.lines(axes, {"a": (places, places)}, logarithmic="x", places=places)
+        assert figure_checks.faults(figure) == []
+        shown = axes.get_xticks()
+        assert set(np.round(shown, 9)) <= set(np.round(places, 9))
+        assert (len(shown) == count) == all_shown
+
+
+def test_a_figure_is_the_same_bytes_again() -> None:
+    files = []
+    for _ in range(2):
+        figure, axes = _panel()
+        figures.lines(axes, {"a": ([1, 2], [1, 2])}, title="same")
+        file = io.BytesIO()
+        figures.save(figure, file)
+        files.append(file.getvalue())
+    assert files[0] == files[1]
+    assert files[0].startswith(b"\x89PNG")
+
+
+def test_plain_imports_need_no_matplotlib_and_figures_no_tensorflow() -> None:
+    program = (
+        "import sys, mf_aggregators; from mf_aggregators.commands import report; "
+        "mf_aggregators.factorizations.identity(3); "
+        "assert not [m for m in sys.modules if m.startswith('matplotlib')]; "
+        "from mf_aggregators import figures; "
+        "assert 'matplotlib.pyplot' not in sys.modules; "
+        "assert not [m for m in sys.modules if m.startswith('tensorflow')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
