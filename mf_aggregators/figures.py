@@ -69,6 +69,7 @@ _SHADES = (0.0, -0.20, 0.20)
 # Of lines that mark a level; there are never more.
 _LEVELS = ("black", "#9a9a9a")
 _LINES = ("-", "--", (0, (1, 1.2)))
+_MOST_TICKS = 9
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
@@ -234,6 +235,8 @@ def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str
         if axis.get_scale() == "log":
             axis.set_major_locator(_LogarithmicTicks())
             axis.set_minor_locator(matplotlib.ticker.NullLocator())
+        else:
+            axis.set_major_locator(_LinearTicks())
         axis.set_major_formatter(_PlainNumbers())
 
 
@@ -779,6 +782,19 @@ def _power(value: float, digits: int) -> str:
     return f"${factor}10^{{{int(exponent)}}}$"
 
 
+class _LinearTicks(matplotlib.ticker.Locator):
+    """Ticks of a linear axis: round numbers, as many as have room."""
+
+    def __call__(self) -> Sequence[float]:
+        assert isinstance(self.axis, matplotlib.axis.Axis)
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """Returns the places of the ticks."""
+        assert isinstance(self.axis, matplotlib.axis.Axis)
+        return _round_numbers(self.axis, *sorted((vmin, vmax)))
+
+
 class _LogarithmicTicks(matplotlib.ticker.Locator):
     """Ticks of a logarithmic axis: numbers that people count in, as many as have room."""
 
@@ -787,26 +803,30 @@ class _LogarithmicTicks(matplotlib.ticker.Locator):
         return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """Returns the places of the ticks."""
         assert isinstance(self.axis, matplotlib.axis.Axis)
         low, high = sorted((vmin, vmax))
         if not 0.0 < low < high or not math.isfinite(high):
             return []
-        most = _room(self.axis)
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        for factors in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        for factors, every in (
+            ((1, 1.5, 2, 3, 4, 5, 6, 7, 8), 1),
+            ((1, 2, 3, 5, 7), 1),
+            ((1, 2, 5), 1),
+            ((1, 3), 1),
+            *(((1,), every) for every in range(1, 2 + (last - first) // 2)),
+        ):
             found = [
                 factor * 10.0**exponent
                 for exponent in range(first, last + 1)
+                if exponent % every == 0
                 for factor in factors
                 if low <= factor * 10.0**exponent <= high
             ]
-            if len(found) <= most:
-                break
-        if len(found) < 2:
-            # Less than a factor of two: as on a linear axis.
-            linear = matplotlib.ticker.MaxNLocator(max(1, most - 1)).tick_values(low, high)
-            return [each for each in linear if low <= each <= high]
-        return found[:: max(1, math.ceil(len(found) / most))]
+            if 2 <= len(found) <= _MOST_TICKS and _have_room(self.axis, found):
+                return found
+        # Less than a factor of two: as on a linear axis.
+        return _round_numbers(self.axis, low, high)
 
 
 class _Places(matplotlib.ticker.Locator):
@@ -820,21 +840,39 @@ class _Places(matplotlib.ticker.Locator):
         return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        del vmin, vmax
+        """Returns the places of the ticks."""
         assert isinstance(self.axis, matplotlib.axis.Axis)
-        transform = self.axis.get_transform()
-        low, high = np.sort(transform.transform(np.array(self.axis.get_view_interval(), float)))
-        where = transform.transform(self._places)
-        least = (high - low) / _room(self.axis)
-        found: list[float] = []
-        last = -math.inf
-        for place, at in zip(self._places, where, strict=True):
-            if low <= at <= high and at - last >= least * (1.0 - 1e-9):
-                found.append(float(place))
-                last = at
-        return found
+        low, high = sorted((vmin, vmax))
+        inside = [float(place) for place in self._places if low <= place <= high]
+        for every in range(1, len(inside)):
+            if _have_room(self.axis, inside[::every]):
+                return inside[::every]
+        return inside[:1]
 
 
-def _room(axis: matplotlib.axis.Axis) -> int:
-    """How many labels an axis has room for."""
-    return max(2, min(8, int(0.8 * axis.get_tick_space())))
+def _round_numbers(axis: matplotlib.axis.Axis, low: float, high: float) -> list[float]:
+    found: list[float] = []
+    for number in range(_MOST_TICKS, 0, -1):
+        locator = matplotlib.ticker.MaxNLocator(number, steps=[1, 2, 2.5, 5, 10])
+        found = [float(place) for place in locator.tick_values(low, high) if low <= place <= high]
+        if _have_room(axis, found):
+            return found
+    return found[:1]
+
+
+def _have_room(axis: matplotlib.axis.Axis, places: Sequence[float]) -> bool:
+    """Whether the labels of ticks are apart."""
+    if len(places) < 2:
+        return True
+    box = axis.axes.bbox
+    where = axis.get_transform().transform(np.array([*axis.get_view_interval(), *places], float))
+    share = float(np.min(np.diff(np.sort(where[2:]))) / abs(where[1] - where[0]))
+    if axis is axis.axes.yaxis:
+        length, size = box.height, 1.5 * _SMALL
+    else:
+        labels = axis.get_major_formatter().format_ticks(list(places))
+        # Powers have words of mathematical text that are not written.
+        most = max(len(re.sub(r"\\cdot|[${}^]", "", label)) for label in labels)
+        length, size = box.width, (most + 1) * _SMALL * 0.65
+    points = length / float(axis.axes.figure.dpi) * _POINTS_PER_INCH
+    return share * points >= size

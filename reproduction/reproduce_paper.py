@@ -44,7 +44,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.boolean("list", "Whether the experiments are printed, and nothing else done.", False)
     group.boolean(
         "redraw",
-        "Whether the figures of all results in --output_dir are drawn again and nothing is computed.",
+        "Whether the figures of all results in --output_dir are drawn again, and no more done.",
         False,
     )
     group = FlagGroup(values, "Training")

@@ -125,7 +125,7 @@ def _lab(colour: Any) -> np.ndarray:
 def _hidden_curves(axes: matplotlib.axes.Axes) -> list[str]:
     """Of curves on top of each other, the lower one has to be the broader."""
     found = []
-    lines = _named_lines(axes)
+    lines = [line for line in _named_lines(axes) if line.get_linestyle() != "None"]
     for place, lower in enumerate(lines):
         below = axes.transData.transform(np.column_stack(lower.get_data()).astype(float))
         for upper in lines[place + 1 :]:

@@ -382,7 +382,8 @@ def test_ticks_say_where_they_are(
             for tick in axis.get_major_ticks()
             if low <= tick.get_loc() <= high
         }
-        assert len(shown) >= 2
+        # Numbers of many digits do not fit twice below two inches.
+        assert len(shown) >= (2 if inches[0] > 2.0 else 1)
         assert len(set(shown.values())) == len(shown)
         for place, label in shown.items():
             assert _value(label) == pytest.approx(place, rel=0.01, abs=1e-3 * (high - low))
