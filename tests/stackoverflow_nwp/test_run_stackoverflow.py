@@ -412,7 +412,6 @@ def test_a_run_without_noise_says_that_it_is_not_private(
     assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
 
 
-@pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
@@ -429,13 +428,14 @@ def test_a_run_without_noise_says_that_it_is_not_private(
 def test_noise_is_kept_where_the_flags_say(
     dataset: pathlib.Path,
     tmp_path: pathlib.Path,
-    capfd: pytest.CaptureFixture[str],
+    commands: CommandServer,
     arguments: list[str],
     place: str,
 ) -> None:
     output = tmp_path / "run"
     arguments = [argument.format(tmp_path) for argument in arguments]
-    status, _, err = _finished(capfd, _arguments(dataset, output, *arguments))
+    process = commands.start(_MODULE, *_arguments(dataset, output, *arguments))
+    status, _, err = process.wait()
     assert status == 0, err
     privacy = _check_directory(output, 6)
     assert privacy["is_private"] is True
@@ -445,8 +445,8 @@ def test_noise_is_kept_where_the_flags_say(
         assert description["parameters"]["num_buffers"] == 2
     noise = tmp_path / place
     assert noise.stat().st_mode & 0o077 == 0
-    # What each round's noise was added to is there, and no requests for words. A finished
-    # run needs its rows no more: those in its own directory are deleted.
+    # What each round's noise was added to is there, and no requests for words, which end with
+    # the process. A finished run needs its rows no more: those in its own directory are deleted.
     assert len(list(noise.glob("released/stream-*/round-*"))) == 6
     assert any(noise.rglob("panel-*/row-*")) == (place == "other")
     assert not any(noise.glob("words-*"))
