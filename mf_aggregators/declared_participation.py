@@ -83,7 +83,7 @@ def without(state: Any) -> Any:
         }
         if len(kept) == len(state):
             return type(state)(**kept)
-        return collections.namedtuple(type(state).__name__, kept)(**kept)  # type: ignore[misc]
+        return collections.namedtuple(type(state).__name__, kept)(**kept)
     if isinstance(state, Mapping):
         return type(state)((name, without(each)) for name, each in state.items())  # type: ignore[call-arg]
     if isinstance(state, (tuple, list)):

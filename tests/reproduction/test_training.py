@@ -587,8 +587,8 @@ def _panels(
         "comparison", arms_of, arms.SINGLE_PASS, dataclasses.replace(workspace, training=place)
     )
     # The stand-ins for runs are all alike, and curves that are the same are drawn as one.
-    for place, arm in enumerate(outcome.drawing.data["arms"]):
-        arm["held_out"] = [value + place for value in arm["held_out"]]
+    for offset, arm in enumerate(outcome.drawing.data["arms"]):
+        arm["held_out"] = [value + offset for value in arm["held_out"]]
     return drawings.draw(outcome.drawing).axes
 
 
@@ -630,5 +630,5 @@ def test_each_target_has_a_panel_of_intervals(
         "By round, epsilon 18.9",
     ]
     for axes in every[:2]:
-        positions = [list(point.get_ydata()) for point in _points(axes)]
+        positions = [list(np.asarray(point.get_ydata())) for point in _points(axes)]
         assert positions == [[0], [1], [2], [3]]
