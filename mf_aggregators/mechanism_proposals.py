@@ -31,15 +31,13 @@ _BUFFERS = (2, 4)
 _BANDS_OF_INVERSE = (16, 64)
 # Fewer bands than the most, for those who look for less memory.
 _FEWER_BANDS = (4, 16, 64)
-# The diagonals and the rank of structured: docs/planning.md has the errors of others.
-_DIAGONALS, _RANK = 4, 8
-# With fewer rounds, its rank would be that of what it approximates.
-_LEAST_ROUNDS_OF_STRUCTURED = _DIAGONALS + _RANK + 1
+# The diagonals and the ranks of structured: docs/planning.md has the errors of others.
+_DIAGONALS, _RANKS = 4, (8, 16)
 
 # Seconds for 2,052 rounds on two cores, and the power of the rounds that they grow with.
 _ROUNDS_OF_SECONDS = 2052
 _POWER_OF_SECONDS = 2.5
-_SECONDS = {"banded": 30.0, "optimal": 30.0, "structured": 40.0, "optimal for epochs": 120.0}
+_SECONDS = {"banded": 30.0, "optimal": 30.0, "structured": 5.0, "optimal for epochs": 120.0}
 # What takes less is not worth a word.
 _SHORT_SECONDS = 3.0
 
@@ -200,7 +198,7 @@ def _for_timers(
         if num_rounds <= _MOST_ROUNDS_OF_OPTIMAL:
             yield from _optimal(num_rounds, schema, cache)
     elif separation > 1 and num_rounds <= _MOST_ROUNDS_OF_BANDED:
-        yield _structured(
+        yield from _structured(
             num_rounds,
             schema,
             cache,
@@ -256,9 +254,8 @@ def _optimal(
         relative_gap=band_choice.RELATIVE_GAP,
     )
     yield optimum
-    if num_rounds >= _LEAST_ROUNDS_OF_STRUCTURED:
-        assert optimum.compute is not None
-        yield _structured(num_rounds, schema, cache, optimum.compute, base_bands=None)
+    assert optimum.compute is not None
+    yield from _structured(num_rounds, schema, cache, optimum.compute, base_bands=None)
 
 
 def _structured(
@@ -267,19 +264,25 @@ def _structured(
     cache: pathlib.Path | None,
     base: Callable[[], Factorization],
     base_bands: int | None,
-) -> Proposal:
-    proposal = _kept(
-        "structured",
-        {"num_diagonals": _DIAGONALS, "rank": _RANK},
-        num_rounds,
-        schema,
-        cache,
-        lambda: factorizations.structured(base(), _DIAGONALS, _RANK),
-        kind="structured",
-        # Of what it approximates.
-        **({} if base_bands is None else {"base_mechanism": "banded", "base_bands": base_bands}),
-    )
-    return dataclasses.replace(proposal, base_bands=base_bands)
+) -> Iterator[Proposal]:
+    """Approximations of a base: of fewer rounds, the rank would be that of the base itself."""
+    for rank in _RANKS:
+        if num_rounds <= _DIAGONALS + rank:
+            return
+        proposal = _kept(
+            "structured",
+            {"num_diagonals": _DIAGONALS, "rank": rank},
+            num_rounds,
+            schema,
+            cache,
+            lambda rank=rank: factorizations.structured(base(), _DIAGONALS, rank),  # type: ignore[misc]
+            kind="structured",
+            # Of what it approximates.
+            **(
+                {} if base_bands is None else {"base_mechanism": "banded", "base_bands": base_bands}
+            ),
+        )
+        yield dataclasses.replace(proposal, base_bands=base_bands)
 
 
 def _kept(

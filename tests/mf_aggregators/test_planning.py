@@ -380,9 +380,9 @@ def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> Non
     long = {
         each.name
         for each in planning.computations(large, cache_directory=tmp_path)
-        if each.expected_seconds is not None and each.expected_seconds > 5.0
+        if each.expected_seconds is not None and each.expected_seconds > 10.0
     }
-    assert {"banded 64", "banded 342", "structured 4 8"} <= long
+    assert {"banded 64", "banded 342"} <= long
     assert not long & {"identity", "blt 4", "toeplitz 342"}
 
 
