@@ -17,7 +17,7 @@ from mf_aggregators import figures
 from reproduction import matrix_levels
 from reproduction.experiment import Drawing
 
-_PANELS_OF_A_ROW = 3
+_PANELS_OF_A_ROW = 2
 # More curves of training than these are shown in several panels.
 _MOST_CURVES = 6
 
@@ -333,7 +333,7 @@ def _trained_arms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     most = max(len(of_target) for of_target in of_targets.values())
     names = [arm["label"] for arm in arms[:most]]
     height = max(3.0, figures.height_of_rows(names))
-    figure, grid = figures.panels(-(-num_panels // num_columns), num_columns, (5.0, height))
+    figure, grid = figures.panels(-(-num_panels // num_columns), num_columns, (6.6, height))
     places = list(grid.ravel())
     for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
         figures.intervals(
