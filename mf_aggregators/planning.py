@@ -30,11 +30,16 @@ from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.mechanism_proposals import Proposal
+from mf_aggregators.noise_recursions import IndependentNoise
 from mf_aggregators.noise_storage import NoiseCost
 from mf_aggregators.participation import Participation
 from mf_aggregators.sampling_schemes import SamplingScheme
 
 _BYTES_OF_FLOAT = 4
+# Noise that takes longer than this a round, and so many times as long as independent noise, is
+# of no use to a run.
+_MOST_SECONDS_PER_ROUND = 60.0
+_MOST_TIMES_INDEPENDENT = 100.0
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
 
@@ -363,7 +368,15 @@ def _fits_on_disk(setting: Setting, num_bands: int) -> bool:
     # What a recursion costs follows from its sizes alone.
     recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
     cost = noise_storage.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
-    return setting.noise_disk is None or cost.disk_bytes <= setting.noise_disk
+    if setting.noise_disk is not None and cost.disk_bytes > setting.noise_disk:
+        return False
+    return cost.seconds_per_round <= _most_seconds(setting)
+
+
+def _most_seconds(setting: Setting) -> float:
+    """The most seconds a round that noise may take."""
+    independent = noise_storage.choose(IndependentNoise(setting.num_rounds), setting.model_size)
+    return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 
 def _left_out(setting: Setting, candidate: Candidate) -> str | None:
@@ -379,6 +392,9 @@ def _left_out(setting: Setting, candidate: Candidate) -> str | None:
             f"keeps {candidate.cost.disk_bytes / 1e9:.3g} GB of noise on disk, more than "
             f"{disk / 1e9:.3g} GB"
         )
+    seconds, most = candidate.cost.seconds_per_round, _most_seconds(setting)
+    if seconds > most:
+        return f"takes {seconds:.2g} seconds a round for its noise, more than {most:.2g}"
     return None
 
 

@@ -330,6 +330,27 @@ def test_many_rounds_are_not_planned_beyond_the_disk() -> None:
     assert plan.recommended.cost.seconds_per_round < 0.1
 
 
+def test_noise_that_takes_minutes_a_round_is_no_way_around_the_disk() -> None:
+    """All rows of Z drawn again in each round: 20 s for a million parameters and 2,500 rows."""
+    setting = dataclasses.replace(
+        _TIMERS,
+        num_rounds=5000,
+        population=50_000,
+        participation=MinSeparation(5000),
+        model_size=4_000_000,
+        noise_disk=3e9,
+    )
+    plan = planning.make(setting)
+    _check(plan)
+    # 2,500 rows of 4,000,000 normals of 16 ns each: 160 s.
+    assert all(each.cost.seconds_per_round < 60.0 for each in plan.candidates)
+    assert all(each.cost.disk_bytes <= 3e9 for each in plan.candidates)
+    assert plan.recommended.cost.seconds_per_round < 1.0
+    (toeplitz,) = (each for each in plan.candidates if each.mechanism == "toeplitz")
+    assert toeplitz.num_bands is not None
+    assert 1 < toeplitz.num_bands < 2500
+
+
 def test_many_rounds_leave_out_what_would_take_too_long() -> None:
     setting = dataclasses.replace(
         _TIMERS, num_rounds=100_000, population=10_000, participation=MinSeparation(100)
