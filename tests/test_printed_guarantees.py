@@ -17,6 +17,7 @@ from mf_aggregators import (
     checkpoints,
     factorizations,
     guarantees,
+    noise_tail,
     sampling_schemes,
     workloads,
 )
@@ -98,7 +99,12 @@ def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
     found = accounting.epsilon(multiplier, delta)
     assert found <= target
     # Nor is there noise that the target does not need.
-    assert accounting.epsilon(multiplier * (1.0 - 1e-4), delta) > target or found == 0.0
+    try:
+        of_less = accounting.epsilon(multiplier * (1.0 - 1e-4), delta)
+    except noise_tail.TailError:
+        # Of less noise nothing is stated.
+        return
+    assert of_less > target or found == 0.0
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
