@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from mf_aggregators import accounting, audit_statistics, validation
+from mf_aggregators import accounting, audit_statistics, memory, validation
 from mf_aggregators.audit_statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.participation import Participation, check
 
@@ -27,6 +27,7 @@ from mf_aggregators.participation import Participation, check
 # are even and odd ones.
 _ABSENCES_PER_CANARY = 50
 _CANARIES_PER_RUN = 250
+_BYTES_PER_NUMBER = 8
 # With fewer coordinates, the estimated covariance costs the adversary power: about the rounds
 # over the coordinates, relative to the squared power.
 _PILOT_COORDINATES_PER_ROUND = 50
@@ -172,6 +173,13 @@ def audit(
     false_alarm_rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
     if false_alarm_rate >= 1.0:
         raise ValueError(f"false_alarm_rate must be below 1, found {false_alarm_rate}.")
+    absences = canaries * _ABSENCES_PER_CANARY
+    dimension = min(canaries, _CANARIES_PER_RUN) * (1 + _ABSENCES_PER_CANARY)
+    memory.check(
+        _BYTES_PER_NUMBER * (2 * (absences + canaries) + 2 * dimension * claim.num_rounds),
+        f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
+        "use fewer of them",
+    )
     epsilon = accounting.epsilon(claim.noise_multiplier, delta)
     if epsilon == 0.0:
         raise ValueError(
@@ -181,12 +189,13 @@ def audit(
     deltas = tuple(dict.fromkeys((delta, LARGE_DELTA)))
     # Every threshold has two rates, and the bounds on all of them hold together.
     miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
-    absences = canaries * _ABSENCES_PER_CANARY
     provable = audit_statistics.largest_provable_mu(absences, canaries, miss_probability)
     if provable <= claim.mu:
+        # Of very few, every bound is 0.
+        reach = f"a noise multiplier below {1.0 / provable:.3g}" if provable > 0.0 else "any claim"
         raise ValueError(
-            f"{canaries} canaries cannot refute a noise multiplier below {1.0 / provable:.3g}, "
-            f"found {claim.noise_multiplier:g}: use more canaries or a larger noise multiplier."
+            f"{canaries} canaries cannot refute {reach}, found a noise multiplier of "
+            f"{claim.noise_multiplier:g}: use more canaries or a larger noise multiplier."
         )
     numbers = _canaries_of_runs(canaries)
     dimension = max(numbers) * (1 + _ABSENCES_PER_CANARY)

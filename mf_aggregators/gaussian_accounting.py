@@ -28,6 +28,7 @@ from mf_aggregators.noise_tail import DEFAULT_NUM_COORDINATES
 # far from any use and the privacy loss over- or underflows.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
+_LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
 # What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
 _ROUNDING = 1e-14
 
@@ -179,7 +180,11 @@ def zcdp_rho(noise_multiplier: float) -> float:
       ValueError: If the noise multiplier is negative or not finite.
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    return math.inf if sigma == 0.0 else 0.5 / sigma**2
+    if sigma == 0.0:
+        return math.inf
+    # Divided twice: the square of a float may be too large or too small for one. What is too
+    # small is no guarantee of 0.
+    return max(0.5 / sigma / sigma, math.ulp(0.0))
 
 
 def noise_multiplier_of_zcdp(rho: float) -> float:
@@ -239,7 +244,10 @@ def event(noise_multiplier: float) -> dp_event.DpEvent:
 
 
 def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
-    return privacy_loss_mechanism.GaussianPrivacyLoss(sigma)
+    # Beyond, dp-accounting's arithmetic overflows; less noise has no smaller epsilon.
+    return privacy_loss_mechanism.GaussianPrivacyLoss(
+        min(sigma, _LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
+    )
 
 
 def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: int) -> float:

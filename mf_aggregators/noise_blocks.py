@@ -184,10 +184,14 @@ def plan(recursion: NoiseRecursion) -> BlockPlan:
         earlier = recursion.num_bands - 1
         if earlier >= _MANY_EARLIER_ROWS:
             largest = max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
+    num_rounds = recursion.num_rounds
     starts = [0]
-    while starts[-1] < recursion.num_rounds:
+    while starts[-1] < min(num_rounds, largest):
         size = min(largest, max(1, starts[-1]))
-        starts.append(min(recursion.num_rounds, starts[-1] + size))
+        starts.append(min(num_rounds, starts[-1] + size))
+    if starts[-1] < num_rounds:
+        # All later blocks are of one size.
+        starts += [*range(starts[-1] + largest, num_rounds, largest), num_rounds]
     return BlockPlan(recursion, np.array(starts, dtype=np.int64))
 
 

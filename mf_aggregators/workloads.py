@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import validation
+from mf_aggregators import memory, validation
 
 
 def prefix_sum(num_rounds: int) -> np.ndarray:
@@ -29,6 +29,7 @@ def prefix_sum(num_rounds: int) -> np.ndarray:
       ValueError: If ``num_rounds`` is not a positive integer.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    memory.check_rounds(num_rounds, 8 * num_rounds, "the matrix of the workload")
     return np.tri(num_rounds, dtype=np.float64)
 
 
@@ -58,6 +59,7 @@ def momentum_sgd(
         rates is not n.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    memory.check_rounds(num_rounds, 3 * 8 * num_rounds, "the matrix of the workload")
     momentum = _check_momentum(momentum)
     if learning_rates is None:
         rates = np.ones(num_rounds)

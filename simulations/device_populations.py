@@ -17,10 +17,10 @@ import math
 
 import numpy as np
 
+from mf_aggregators import memory, validation
 from mf_aggregators import participation as participations
-from mf_aggregators import validation
 from mf_aggregators.participation import FixedEpochOrder, Participation
-from simulations import cohorts
+from simulations import cohorts, participation_timers
 from simulations.availability import Always, Availability, Trace
 from simulations.cohorts import Stream, TooFewEligibleClientsError
 from simulations.participation_timers import DeviceTimers, WallClockTimer, limit_of
@@ -189,6 +189,11 @@ class DevicePopulation:
         """
         behaviour = DeviceBehaviour() if behaviour is None else behaviour
         self._num_devices = validation.positive_integer(num_devices, "num_devices")
+        memory.check(
+            participation_timers.BYTES_PER_DEVICE * self._num_devices,
+            f"a population of {self._num_devices} devices",
+            "use a smaller one",
+        )
         self._participation = participations.check(participation)
         self._clients_per_round = validation.positive_integer(
             clients_per_round, "clients_per_round"

@@ -19,6 +19,7 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
 
+BYTES_PER_DEVICE = 13
 _NEVER = -1
 _MOST_PARTICIPATIONS = np.iinfo(np.int32).max
 
@@ -114,8 +115,8 @@ def limit_of(participation: Participation) -> int | None:
 class DeviceTimers:
     """The timers of many devices, changed in place.
 
-    Time is any number that never decreases: the round, or seconds. Memory is 13 bytes a
-    device. What each call costs depends on the devices that it is about and on the timers
+    Time is any number that never decreases: the round, or seconds. Memory is BYTES_PER_DEVICE
+    for each. What each call costs depends on the devices that it is about and on the timers
     that have run out since the last one, not on the number of devices.
     """
 

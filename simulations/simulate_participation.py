@@ -22,7 +22,7 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from mf_aggregators import accounting, checkpoints, guarantees, validation
+from mf_aggregators import accounting, checkpoints, guarantees, memory, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -40,6 +40,8 @@ _DAY = 24 * _HOUR
 _NUM_ROUNDS = 2000
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
+# A lower estimate: the cohorts, and their summary.
+_BYTES_PER_PARTICIPATION = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,7 @@ def define_flags(values: flags.FlagValues) -> None:
     output_paths.define_overwrite(values)
 
 
+@memory.limited()
 def main(values: flags.FlagValues) -> int | None:
     """Runs the rounds and reports; returns the exit status."""
     start = time.monotonic()
@@ -163,6 +166,11 @@ def main(values: flags.FlagValues) -> int | None:
         factorization is None or num_rounds <= factorization.num_rounds,
         f"--num_rounds={num_rounds} is more than the checkpoint has noise for: use at most "
         f"{factorization.num_rounds if factorization else num_rounds}.",
+    )
+    memory.check(
+        _BYTES_PER_PARTICIPATION * num_rounds * values.clients_per_round,
+        f"what {values.clients_per_round} devices in each of {num_rounds} rounds do",
+        "use fewer rounds or fewer clients per round",
     )
     population = DevicePopulation(
         values.population,

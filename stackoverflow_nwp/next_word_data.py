@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import memory
 from simulations.federated_task import HELDOUT, FederatedTask
 from stackoverflow_nwp import datasets
 
 # That the most frequent word is counted on.
 _COUNTED_SENTENCES = 50_000
+_BYTES_PER_NUMBER = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,4 +114,27 @@ def open_data(options: Mapping[str, Any]) -> NextWordData:
     text = datasets.load(options["dataset"], options["cache_dir"], min_train_clients=cohort)
     # Refuses a vocabulary that the text cannot fill before anything is written.
     text.vocabulary(options["vocab_size"])
+    _check_memory(text, options)
     return NextWordData(text, options)
+
+
+def _check_memory(text: datasets.FederatedText, options: Mapping[str, Any]) -> None:
+    """Refuses a model, or sentences, that no memory could hold."""
+    embedding, units, words = (
+        options[name] for name in ("embedding_size", "lstm_size", "vocab_size")
+    )
+    parameters = words * embedding + 4 * units * (embedding + units) + units * embedding
+    memory.check(
+        2 * _BYTES_PER_NUMBER * parameters,
+        f"a model of at least {parameters} parameters",
+        "use a smaller --embedding_size or --lstm_size",
+    )
+    sentences = sum(
+        min(options[f"{split}_sentences"], text.splits[split].examples)
+        for split in ("heldout", "test")
+    )
+    memory.check(
+        _BYTES_PER_NUMBER * sentences * options["sequence_length"],
+        f"{sentences} sentences of {options['sequence_length']} words each",
+        "use a smaller --sequence_length, or fewer --heldout_sentences and --test_sentences",
+    )

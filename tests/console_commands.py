@@ -6,9 +6,13 @@ import importlib
 import io
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
+
+from absl import flags
+
+from mf_aggregators.commands import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -32,6 +36,24 @@ def of_setup() -> Mapping[str, Any]:
             scripts = ast.literal_eval(node)["console_scripts"]
             found["commands"] = dict(script.split("=") for script in scripts)
     return found
+
+
+def flags_of(command: str) -> flags.FlagValues:
+    """Returns the flags of a command, as it defines them before it parses any."""
+    found = []
+
+    def record(
+        description: str,
+        define_flags: Callable[[flags.FlagValues], None],
+        main: Any,
+        argv: Any = None,
+    ) -> int:
+        found.append(command_line.flags_of(define_flags))
+        return 0
+
+    with mock.patch.object(command_line, "run", record):
+        call(command)
+    return found[0]
 
 
 def call(command: str, *arguments: str) -> Ended:

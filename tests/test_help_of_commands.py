@@ -5,18 +5,16 @@ import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from absl import flags
 
-from mf_aggregators.commands import command_line
+from tests import console_commands
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMMANDS = dict(
-    re.findall(r'"([\w-]+)=([\w.]+):run"', (ROOT / "setup.py").read_text(encoding="utf-8"))
-)
+COMMANDS = {
+    command: entry_point.partition(":")[0]
+    for command, entry_point in console_commands.of_setup()["commands"].items()
+}
 SUBJECTS = {
     "Audit",
     "Data",
@@ -52,26 +50,6 @@ def _help(
     return capsys.readouterr().out
 
 
-def _flags_of(command: str, monkeypatch: pytest.MonkeyPatch) -> flags.FlagValues:
-    """The flags of a command, as it defines them before it parses any."""
-    found = []
-
-    def record(
-        description: str,
-        define_flags: Callable[[flags.FlagValues], None],
-        main: Any,
-        argv: Any = None,
-    ) -> int:
-        found.append(command_line.flags_of(define_flags))
-        return 0
-
-    with monkeypatch.context() as patch:
-        patch.setattr(command_line, "run", record)
-        with pytest.raises(SystemExit):
-            importlib.import_module(COMMANDS[command]).run()
-    return found[0]
-
-
 def _groups(text: str) -> dict[str, dict[str, str]]:
     """The texts of flags by name, by subject, of what --help printed."""
     groups: dict[str, dict[str, str]] = {}
@@ -95,7 +73,7 @@ def test_every_flag_is_described_once_under_a_subject(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = _help(command, monkeypatch, capsys)
-    values = _flags_of(command, monkeypatch)
+    values = console_commands.flags_of(command)
     groups = _groups(text)
     assert set(groups) <= SUBJECTS
     listed = [name for group in groups.values() for name in group]
@@ -147,7 +125,7 @@ def test_the_help_ends_with_examples_that_the_command_takes(
     assert any(commands)
     for words in filter(None, commands):
         assert words[0] == command
-        values = _flags_of(command, monkeypatch)
+        values = console_commands.flags_of(command)
         assert values(words) == [command]
 
 

@@ -1,7 +1,8 @@
 r"""mf-audit: attacks a mechanism in TensorFlow Federated and bounds its epsilon from below.
 
 Runs the aggregator with real noise on neighbouring inputs. Exit status 0 if the lower bound
-on epsilon does not exceed what is claimed, 1 if it does.
+on epsilon does not exceed what is claimed, 1 if it does, 2 for flags or input that it cannot
+work with, and 70 for a fault of the program itself.
 
 Examples:
   mf-audit --mechanism=blt --num_rounds=8 --separation=3

@@ -1,8 +1,9 @@
 """What all commands share: flags, exit statuses and output.
 
 A command exits with 0 when it is done, and with 2, after one line on standard error,
-for flags or input that it cannot work with. With ``--format=json`` it prints one JSON
-object on standard output and nothing else there.
+for flags or input that it cannot work with, or for which memory does not suffice. A fault of
+the program itself is one line as well, and exit status 70. With ``--format=json`` it prints
+one JSON object on standard output and nothing else there.
 """
 
 import importlib.util
@@ -10,6 +11,7 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 
 DONE = 0
 BAD_INPUT = 2
+# EX_SOFTWARE of sysexits.h. Python's own status 1 would be that of a violated claim in mf-audit.
+INTERNAL_ERROR = 70
 INTERRUPTED = 130
 
 # What only the extra `tff` of setup.py installs, and no command that runs TensorFlow does without.
@@ -76,13 +80,17 @@ def run(
         return _refuse(program, f"{error} (--help lists the flags)")
     except ImportError as error:
         return _refuse(program, f"{error}: {_INSTALL_EXTRA}")
+    except MemoryError as error:
+        return _refuse(program, f"there is too little memory. {_memory_message(error)}")
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, TypeError) and not _is_ours(error):
-            raise
+            return _say_internal_error(program, error)
         return _refuse(program, str(error))
     except KeyboardInterrupt:
         print(f"{program}: interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        return _say_internal_error(program, error)
 
 
 def flags_of(define_flags: Callable[[flags.FlagValues], None]) -> flags.FlagValues:
@@ -172,6 +180,25 @@ def _refuse(program: str, message: str) -> int:
     # One line, whatever the message was made of.
     print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
+
+
+def _memory_message(error: MemoryError) -> str:
+    # NumPy's says how much was tried, and Python's own is empty.
+    return str(error) or "Use smaller numbers, fewer rounds for instance, or a larger machine."
+
+
+def _say_internal_error(program: str, error: Exception) -> int:
+    """Says in one line what went wrong in the program itself, and where."""
+    if sys.flags.dev_mode:
+        traceback.print_exception(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.filename.rsplit('/', 1)[-1]}, line {frame.lineno}"
+    _refuse(
+        program,
+        f"internal error: {type(error).__name__}: {error} ({place}). This is a fault of the "
+        "program and not of its flags: please report it, with what `python -X dev -m ...` prints.",
+    )
+    return INTERNAL_ERROR
 
 
 def _is_ours(error: TypeError) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import checkpoints, factorizations, lower_bounds, workloads
+from mf_aggregators import checkpoints, factorizations, lower_bounds, memory, workloads
 from mf_aggregators.commands import command_line, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
@@ -97,6 +97,7 @@ def define_flags(values: flags.FlagValues) -> None:
     output_paths.define_overwrite(values)
 
 
+@memory.limited()
 def main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
     for name in ("mechanism", "num_rounds", "output"):

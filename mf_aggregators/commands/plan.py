@@ -22,7 +22,14 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, factorization_cache, planning, sampling_schemes, validation
+from mf_aggregators import (
+    checkpoints,
+    factorization_cache,
+    memory,
+    planning,
+    sampling_schemes,
+    validation,
+)
 from mf_aggregators.commands import command_line, output_paths, plan_steps, training_recipes
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.plan_steps import Step
@@ -92,6 +99,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
 
 
+@memory.limited()
 def main(values: flags.FlagValues) -> None:
     """Plans and reports."""
     for name in _REQUIRED:

@@ -21,6 +21,7 @@ from mf_aggregators import (
     checkpoints,
     factorizations,
     lower_bounds,
+    memory,
     noise_recursions,
     noise_storage,
     participation_records,
@@ -78,6 +79,7 @@ def _headings() -> str:
     return f"{', '.join(clients)} or {last} before the comma, and {rounds} after it"
 
 
+@memory.limited()
 def main(values: flags.FlagValues) -> None:
     """Reads, computes and reports."""
     command_line.check_choice(values.checkpoint is not None, "--checkpoint is required.")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import noise_recursions, validation, workloads
+from mf_aggregators import memory, noise_recursions, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import band_algebra
 from mf_aggregators.factorizations.band_constraints import (
@@ -181,6 +181,7 @@ def banded(
     """
     if isinstance(workload, workloads.Workload):
         workload = workload.matrix()
+    memory.check_rounds(len(workload), 8 * 8 * len(workload), "the banded factorization")
     # A factor on the workload changes nothing but the range of numbers.
     workload = validation.lower_triangular(workload, "the workload")
     workload = workload / np.max(np.abs(workload))

@@ -14,7 +14,7 @@ import scipy.optimize
 import scipy.special
 import tqdm
 
-from mf_aggregators import power_series, validation
+from mf_aggregators import memory, power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import check_range, checked_coefficients
@@ -37,6 +37,9 @@ from mf_aggregators.workloads import Workload
 # Bounds of the search's variables: logarithms of steps, or of odds.
 _LARGEST_LOG = 40.0
 
+# A lower estimate, of its errors and sensitivity as well.
+_BYTES_PER_ROUND = 100
+
 
 class BandedInverseFactorization(ToeplitzStructure):
     """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients."""
@@ -57,6 +60,7 @@ class BandedInverseFactorization(ToeplitzStructure):
         """
         super().__init__(**attributes)
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the banded inverse")
         self._coefficients = checked_coefficients(coefficients, self._num_rounds)
         check_range(self.strategy_coefficients(), self.noising_coefficients())
 
@@ -131,6 +135,7 @@ def banded_inverse(
         change, or the schema names more participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    memory.check_rounds(num_rounds, _BYTES_PER_ROUND, "the banded inverse")
     momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds

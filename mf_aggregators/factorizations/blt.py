@@ -20,7 +20,7 @@ import scipy.optimize
 import scipy.signal
 import tqdm
 
-from mf_aggregators import validation
+from mf_aggregators import memory, validation
 from mf_aggregators.factorizations import blt_errors
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz_errors import (
@@ -46,6 +46,9 @@ _STARTS_FOLLOWED = 3
 _CLOSEST, _FARTHEST = 1e-9, 20.0
 # A logarithm of an error that no decays have.
 _INFEASIBLE = 1e3
+
+# A lower estimate, of its errors and sensitivity as well.
+_BYTES_PER_ROUND = 100
 
 
 class BltFactorization(ToeplitzStructure):
@@ -75,6 +78,7 @@ class BltFactorization(ToeplitzStructure):
         """
         super().__init__(**attributes)
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the BLT matrix")
         decays = np.array(buffer_decays, dtype=np.float64)
         inverse = np.array(inverse_decays, dtype=np.float64)
         if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
@@ -242,6 +246,7 @@ def blt(
         change, or the schema names more participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    memory.check_rounds(num_rounds, _BYTES_PER_ROUND, "the BLT matrix")
     momentum = check_momentum(workload, num_rounds)
     num_buffers = validation.positive_integer(num_buffers, "num_buffers")
     if num_buffers > MOST_BUFFERS:

@@ -5,13 +5,16 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import memory, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import validation
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise_recursions import IndependentNoise
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
+
+# A lower estimate, of its errors and sensitivity as well.
+_BYTES_PER_ROUND = 24
 
 
 class IdentityFactorization(Factorization):
@@ -22,6 +25,7 @@ class IdentityFactorization(Factorization):
     def __init__(self, num_rounds: int, **attributes: Any) -> None:
         super().__init__(**attributes)
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the identity")
 
     @property
     def num_rounds(self) -> int:

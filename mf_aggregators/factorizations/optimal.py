@@ -17,7 +17,7 @@ import scipy.linalg
 import scipy.optimize
 import tqdm
 
-from mf_aggregators import validation, workloads
+from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
@@ -126,6 +126,7 @@ def optimal(
     """
     if isinstance(workload, workloads.Workload):
         workload = workload.matrix()
+    memory.check_rounds(len(workload), 8 * 8 * len(workload), "the optimal factorization")
     # A factor on the workload changes nothing but the range of numbers.
     workload = validation.lower_triangular(workload, "the workload")
     workload = workload / np.max(np.abs(workload))

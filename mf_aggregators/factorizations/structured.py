@@ -15,7 +15,7 @@ import scipy.linalg
 import scipy.sparse.linalg
 import tqdm
 
-from mf_aggregators import noise_recursions, validation, workloads
+from mf_aggregators import memory, noise_recursions, validation, workloads
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise_recursions import WindowNoise
@@ -209,6 +209,7 @@ def structured(
         if value > num_rounds:
             raise ValueError(f"{name} must be at most num_rounds, {num_rounds}, found {value}.")
     max_iterations = validation.positive_integer(max_iterations, "max_iterations")
+    memory.check_rounds(num_rounds, 5 * 8 * num_rounds, "the structured factorization")
     strategy = factorization.strategy_matrix()
     if strategy.shape != (num_rounds, num_rounds):
         raise ValueError(

@@ -8,7 +8,7 @@ import scipy.linalg
 import scipy.optimize
 import tqdm
 
-from mf_aggregators import power_series, validation
+from mf_aggregators import memory, power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz_errors import (
@@ -39,6 +39,9 @@ _MOST_BANDS_KEPT_SHARE = 0.5
 _LARGEST_DENSE_SENSITIVITY = 400_000_000
 # Bands times rounds: the error of a column-normalised matrix takes as many operations.
 _LARGEST_NORMALISED = 10**10
+
+# A lower estimate, of its errors and sensitivity as well.
+_BYTES_PER_ROUND = 100
 
 
 class ToeplitzFactorization(ToeplitzStructure):
@@ -72,6 +75,7 @@ class ToeplitzFactorization(ToeplitzStructure):
         }
         super().__init__(**attributes)
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the Toeplitz matrix")
         self._coefficients = checked_coefficients(coefficients, self._num_rounds)
         self._equal_column_norms = bool(equal_column_norms)
         check_range(self._strategy_column(), self._noising_column())
@@ -254,6 +258,7 @@ def toeplitz(
         change, or the schema names more participations than fit.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    memory.check_rounds(num_rounds, _BYTES_PER_ROUND, "the Toeplitz matrix")
     momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds

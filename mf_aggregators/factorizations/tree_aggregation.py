@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import validation
+from mf_aggregators import memory, validation
 from mf_aggregators.factorizations import tree_noise, tree_sensitivity
 from mf_aggregators.factorizations.binary_tree import Tree, binary_tree
 from mf_aggregators.factorizations.factorization import Factorization
@@ -35,6 +35,9 @@ from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
 _DECODERS = ("online", "full")
+
+# A lower estimate, of its errors and sensitivity as well.
+_BYTES_PER_ROUND = 180
 
 
 class TreeAggregationFactorization(Factorization):
@@ -72,6 +75,7 @@ class TreeAggregationFactorization(Factorization):
         super().__init__(**attributes)
         self._decoder = decoder
         self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the tree")
 
     @functools.cached_property
     def _tree(self) -> Tree:

@@ -1,0 +1,143 @@
+"""Memory: what is available, and what is refused before it is asked for.
+
+A request that is too large for the machine would otherwise end in the kernel's killing this
+process or another one, because allocated memory counts only once it is used.
+"""
+
+import contextlib
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+
+try:
+    import resource
+except ImportError:  # Not on Windows.
+    resource = None  # type: ignore[assignment]
+
+_MEMINFO = pathlib.Path("/proc/meminfo")
+_STATUS = pathlib.Path("/proc/self/status")
+_CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
+_KILOBYTE = 1024
+# Asking the system takes longer than allocating this.
+_ALWAYS_THERE = 1 << 26
+
+
+class InsufficientMemoryError(MemoryError):
+    """What is asked for needs more memory than there is; the message says how much."""
+
+
+def available_bytes() -> float:
+    """Returns how much memory this process can still use, as far as the system says so.
+
+    The least of what the machine has available, what the control group of a container leaves,
+    and what the limits of the process (``ulimit -v`` and ``ulimit -d``) leave; infinity where
+    nothing is known.
+    """
+    found = [_of_machine(), _of_control_group()]
+    if resource is not None:
+        used = _kilobytes_of(_STATUS)
+        for name, limit in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
+            most = resource.getrlimit(limit)[0]
+            if most != resource.RLIM_INFINITY:
+                found.append(most - used.get(name, 0.0))
+    return max(0.0, min(found))
+
+
+def check(needed_bytes: float, what: str, advice: str) -> None:
+    """Checks that there is memory for something, before any of it is allocated.
+
+    Args:
+      needed_bytes: A lower estimate of what it needs, any number from 0.
+      what: What needs it, for the message: the beginning of a sentence.
+      advice: What to do if there is too little: a half-sentence in the imperative.
+
+    Raises:
+      InsufficientMemoryError: If less is available.
+    """
+    if needed_bytes <= _ALWAYS_THERE:
+        return
+    available = available_bytes()
+    if needed_bytes > available:
+        raise InsufficientMemoryError(
+            f"{what} needs {_readable(needed_bytes)} of memory at least, and "
+            f"{_readable(available)} are available: {advice}."
+        )
+
+
+def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
+    """Checks that there is memory for something whose size grows with the rounds.
+
+    Args:
+      num_rounds: The rounds n, at least 1.
+      bytes_per_round: A lower estimate; n times as much where n x n matrices are made.
+      what: What needs it, such as ``the tree``.
+
+    Raises:
+      InsufficientMemoryError: If there is too little.
+    """
+    check(num_rounds * bytes_per_round, f"{what} for {num_rounds} rounds", "use fewer rounds")
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Makes what allocates more than is available fail by MemoryError, as a context.
+
+    Without it, the kernel grants such memory and kills a process when it is used. Not for code
+    that starts other programs: they inherit the limit.
+    """
+    available = available_bytes()
+    if resource is None or not math.isfinite(available):
+        yield
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = int(_kilobytes_of(_STATUS).get("VmData", 0.0) + available)
+    for given in (before, most):
+        if given != resource.RLIM_INFINITY:
+            limit = min(limit, given)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+
+
+def _of_machine() -> float:
+    found = _kilobytes_of(_MEMINFO)
+    if "MemAvailable" in found:
+        return found["MemAvailable"] + found.get("SwapFree", 0.0)
+    try:
+        # Of other systems, all that there is.
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
+def _of_control_group() -> float:
+    """What a container leaves: its limit less what is used and cannot be given back."""
+    try:
+        most = (_CONTROL_GROUP / "memory.max").read_text()
+        used = (_CONTROL_GROUP / "memory.current").read_text()
+        statistics = (_CONTROL_GROUP / "memory.stat").read_text()
+        numbers = dict(line.split() for line in statistics.splitlines())
+        return float(most) - float(used) + float(numbers.get("inactive_file", 0.0))
+    except (OSError, ValueError):
+        # No such group, or its limit is the word max.
+        return math.inf
+
+
+def _kilobytes_of(path: pathlib.Path) -> dict[str, float]:
+    """The lines "Name: number kB" of a file of /proc, in bytes."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(":")
+            words = value.split()
+            if len(words) == 2 and words[1] == "kB":
+                found[name] = float(words[0]) * _KILOBYTE
+    return found
+
+
+def _readable(number: float) -> str:
+    # Integers of any size may be asked for.
+    return f"{min(number, 10**300) / 1e9:.3g} GB"
