@@ -20,8 +20,8 @@ from mf_aggregators import (
     accounting,
     band_choice,
     lower_bounds,
-    memory,
     mechanism_proposals,
+    memory,
     noise_recursions,
     noise_storage,
     validation,
@@ -37,15 +37,12 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.sampling_schemes import SamplingScheme
 
 _BYTES_OF_FLOAT = 4
-<<<<<<< HEAD
 # Noise that takes longer than this a round, and so many times as long as independent noise, is
 # of no use to a run.
 _MOST_SECONDS_PER_ROUND = 60.0
 _MOST_TIMES_INDEPENDENT = 100.0
-=======
 # A lower estimate, of the errors of the least mechanism.
 _BYTES_PER_ROUND = 24
->>>>>>> 347cf6d (Sizes are checked before anything is allocated, and no number for a flag ends in a traceback)
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
 

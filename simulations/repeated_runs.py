@@ -24,7 +24,7 @@ from typing import Any
 
 import tqdm
 
-from mf_aggregators import sampling_schemes
+from mf_aggregators import memory, sampling_schemes
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.sampling_schemes import SamplingScheme
@@ -55,6 +55,8 @@ HELP_OF_PARALLEL_RUNS = (
 # Flags that a finished run would have finished the same with.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_flags.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
+# A lower estimate, of a run in the list of them all.
+_BYTES_PER_RUN = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +168,15 @@ def planned(
       command: A key of ``MODULES``.
       variants: The variants, of different names.
       repetitions: How often each is run.
+
+    Raises:
+      InsufficientMemoryError: If they are too many to be listed.
     """
+    memory.check(
+        _BYTES_PER_RUN * repetitions * len(variants),
+        f"the list of {repetitions} runs of each of {len(variants)} variants",
+        "use fewer --repetitions",
+    )
     return [
         RepeatedRun(root, command, variant, repetition)
         for repetition in range(1, repetitions + 1)

@@ -6,12 +6,14 @@ would train or attack for hours is cut off where it begins: the flags were accep
 
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
 from absl import flags
 
-from mf_aggregators import audit, checkpoints, factorizations, workloads
+from mf_aggregators import audit, checkpoints, factorizations, memory, workloads
+from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from reproduction import reproduce_paper
 from simulations import federated_runs, repeated_runs, start_worker
@@ -95,6 +97,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(autouse=True)
+def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is not checked before it is allocated fails here, and not on the whole machine."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2e9)
+    with memory.limited():
+        yield
+
+
+@pytest.fixture(autouse=True)
 def _nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in (
         (audit._Runner, "__init__"),
@@ -125,6 +135,9 @@ def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
             ended = console_commands.call(command, *given)
             assert ended.status in (0, 2), (given, ended)
             assert "internal error" not in ended.errors, (given, ended)
+            # What NumPy or Python says when an allocation has failed: nobody had checked.
+            assert "Unable to allocate" not in ended.errors, (given, ended)
+            assert command_line.OUT_OF_MEMORY not in ended.errors, (given, ended)
             if ended.status == 2:
                 # Progress bars may have been before it.
                 *_, last = ended.errors.strip().splitlines()

@@ -31,6 +31,8 @@ INTERRUPTED = 130
 _PACKAGES_OF_EXTRA = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
 _INSTALL_EXTRA = "install the extra mf-aggregators[tff], as Installing in README.md describes."
 
+OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
+
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 
 
@@ -184,7 +186,7 @@ def _refuse(program: str, message: str) -> int:
 
 def _memory_message(error: MemoryError) -> str:
     # NumPy's says how much was tried, and Python's own is empty.
-    return str(error) or "Use smaller numbers, fewer rounds for instance, or a larger machine."
+    return str(error) or OUT_OF_MEMORY
 
 
 def _say_internal_error(program: str, error: Exception) -> int:
