@@ -205,7 +205,8 @@ def planned(
       delta: Above 0 and below 1.
 
     Returns:
-      The guarantee for all rounds of the factorization.
+      The guarantee for all rounds of the factorization; its epsilon is infinite for so little
+      noise that its tail takes more than half of delta.
 
     Raises:
       ValueError: If the noise multiplier or delta is out of its range.
@@ -218,7 +219,7 @@ def planned(
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=noise_multiplier,
         zcdp_rho=accounting.zcdp_rho(noise_multiplier),
-        epsilon=accounting.epsilon(noise_multiplier, delta),
+        epsilon=_epsilon(noise_multiplier, delta),
         delta=delta,
     )
 
@@ -428,7 +429,7 @@ def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedPartici
 
 
 def _epsilon(noise_multiplier: float, delta: float) -> float:
-    """Epsilon of what happened; infinity also where so little noise is left that none is stated."""
+    """Epsilon; infinity also where there is so little noise that none is stated."""
     try:
         return accounting.epsilon(noise_multiplier, delta)
     except accounting.TailError:

@@ -202,7 +202,7 @@ class PrivacyStatement:
         return {
             "library_version": version.__version__,
             "status": self.status,
-            "is_private": self.plan.noise_multiplier > 0.0 and not self.facts.noise_seed_is_fixed,
+            "is_private": math.isfinite(self.plan.epsilon) and not self.facts.noise_seed_is_fixed,
             "unit": "client",
             "adjacency": "zero-out",
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -13,6 +14,7 @@ import mf_aggregators as mfa
 from digit_classification.run_digits import COMMAND
 from simulations import data_samplers, device_flags, run_flags, run_plans, run_statements
 from simulations.participation_ledger import ParticipationLedger
+from simulations.privacy_budget import PrivacyBudget
 from simulations.run_directory import RunDirectory
 
 
@@ -52,6 +54,26 @@ def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     assert f"needs a population of at least {needed} clients" in warning
     assert contents["represents"]["num_clients"] == needed
     assert warning in statement.to_markdown()
+
+
+def test_few_clients_whose_noise_is_too_little_for_any_epsilon_earn_none() -> None:
+    values = _values("--clients_per_round=40", "--simulated_clients=4", "--target_epsilon=8")
+    plan = _plan(values)
+    delta = plan.options["delta"]
+    # A tenth of the noise, whose end a client's update passes: no accountant states an epsilon.
+    with pytest.raises(mfa.accounting.TailError):
+        mfa.accounting.epsilon(mfa.accounting.noise_multiplier(8.0, delta) / 10, delta)
+    statement = run_statements.planned(plan, device_flags.behaviour(values))
+    assert statement.plan.epsilon == statement.earned.epsilon == math.inf
+    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert contents["is_private"] is False
+    assert contents["planned"]["epsilon"] is None
+    assert contents["represents"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-6)
+    assert "no finite epsilon" in statement.to_markdown()
+    multiplier = plan.released_noise_multiplier
+    budget = PrivacyBudget(plan.factorization, plan.participation, multiplier, delta)
+    assert budget.spent(0) == 0.0
+    assert budget.spent(1) == math.inf
 
 
 def test_a_run_of_all_its_clients_represents_nothing() -> None:
