@@ -14,6 +14,7 @@ from mf_aggregators.participation import MinSeparation, check_population
 _BLOCK = 2**14
 
 
+@enum.unique
 class Stream(enum.IntEnum):
     """The first coordinate of every random stream of a run's seed, see :func:`generator_of`.
 

@@ -99,19 +99,23 @@ def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
 
 def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a run draws from its seed, by the functions that draw it; the task's by hand."""
-    drawn: list[tuple[int, ...]] = []
-    original = cohorts.generator_of
+    owners: dict[tuple[int, ...], str] = {}
+    original, owner = cohorts.generator_of, ""
 
     def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
-        drawn.append(coordinates)
+        assert owners.setdefault(coordinates, owner) == owner
         return original(seed, *coordinates)
 
     monkeypatch.setattr(cohorts, "generator_of", generator_of)
     rounds = 12
+    owner = "cohorts"
     for i in range(rounds):
         cohorts.draw(np.ones(8, bool), 3, 5, i)
+    owner = "examples"
+    for i in range(rounds):
         for client in ("", "a", "b", "a client of a long name"):
             client_data.sample_order(5, i, client, 4)
+    owner = "batches"
     schemes: list[SamplingScheme] = [
         PoissonSampling(rounds, 3, 60, 4),
         Shuffling(rounds, 3, 60, 4),
@@ -120,17 +124,19 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
         sampler = data_samplers.create(scheme, 5)
         for i in range(rounds):
             sampler.draw(i)
+    owner = "evaluation"
     for split in range(3):
         generator_of(5, cohorts.Stream.EVALUATION, split)
+    owner = "devices"
     for kind in (0, 1):
         for i in range(rounds):
             generator_of(5, cohorts.Stream.DEVICES, kind, i)
-    # Batches of one pass, and the two schemes' partitions, are drawn from one stream.
-    different = set(drawn)
-    states = {original(5, *each).bit_generator.random_raw(4).tobytes() for each in different}
-    assert len(states) == len(different) > 6 * rounds
-    # Only cohorts, which came first, have a coordinate that is no stream's number.
-    assert all(len(each) == 1 or each[0] in tuple(cohorts.Stream) for each in different)
+    states = {original(5, *each).bit_generator.random_raw(4).tobytes() for each in owners}
+    assert len(states) == len(owners) > 6 * rounds
+    # Only cohorts have one coordinate, and all others a stream's number before their own.
+    for coordinates, name in owners.items():
+        assert (len(coordinates) == 1) == (name == "cohorts")
+        assert name == "cohorts" or cohorts.Stream(coordinates[0]).name.lower() == name
 
 
 @pytest.mark.parametrize(
