@@ -139,9 +139,13 @@ def noise_multiplier(
 
     def found(log_multiplier: float) -> float:
         try:
-            # What is stated of this noise is its epsilon, with that one's margin, after roundings.
-            sigma = math.exp(log_multiplier) * (1.0 - _ROUNDING)
-            return _epsilon(sigma, delta, num_coordinates, disjoint_participations)
+            # What is stated of this noise is its epsilon, with that one's margin, also after
+            # roundings. A tiny epsilon's own rounding may make it larger at the larger of both.
+            sigma = math.exp(log_multiplier)
+            return max(
+                _epsilon(each, delta, num_coordinates, disjoint_participations)
+                for each in (sigma, sigma * (1.0 - _ROUNDING))
+            )
         except noise_tail.TailError:
             return math.inf
 
