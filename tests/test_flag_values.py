@@ -61,9 +61,11 @@ _CALLS = (
     ("make-text-dataset", "--input={folder}/text --output={folder}/text.sqlite --overwrite"),
     ("reproduce-paper", "--output_dir={folder}/report --only=bandmf-production"),
     ("run-digits", "--output_dir={folder}/run --num_rounds=4 --mechanism=identity"),
-    ("run-digits", "--output_dir={folder}/run --num_rounds=4 --mechanism=tree"),
-    ("run-digits", "--output_dir={folder}/run --num_rounds=4 --mechanism=none"),
-    ("run-digits", "--output_dir={folder}/run --num_rounds=4 --sampling=poisson --num_bands=2"),
+    (
+        "run-digits",
+        "--output_dir={folder}/run --num_rounds=4 --sampling=poisson --num_bands=2 "
+        "--noise_multiplier=1",
+    ),
     (
         "run-stackoverflow",
         "--output_dir={folder}/run --dataset={folder}/made.sqlite --cache_dir={folder}/cache "

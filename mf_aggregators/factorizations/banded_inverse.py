@@ -37,8 +37,8 @@ from mf_aggregators.workloads import Workload
 # Bounds of the search's variables: logarithms of steps, or of odds.
 _LARGEST_LOG = 40.0
 
-# A lower estimate, of its errors and sensitivity as well.
-_BYTES_PER_ROUND = 100
+# A lower estimate, for its errors and its sensitivity as well.
+_BYTES_PER_ROUND = 64
 
 
 class BandedInverseFactorization(ToeplitzStructure):

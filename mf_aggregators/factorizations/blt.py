@@ -47,8 +47,8 @@ _CLOSEST, _FARTHEST = 1e-9, 20.0
 # A logarithm of an error that no decays have.
 _INFEASIBLE = 1e3
 
-# A lower estimate, of its errors and sensitivity as well.
-_BYTES_PER_ROUND = 100
+# A lower estimate, for its errors and its sensitivity as well.
+_BYTES_PER_ROUND = 64
 
 
 class BltFactorization(ToeplitzStructure):

@@ -13,7 +13,7 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
-# A lower estimate, of its errors and sensitivity as well.
+# A lower estimate, for its errors and its sensitivity as well.
 _BYTES_PER_ROUND = 24
 
 

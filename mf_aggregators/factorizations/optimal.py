@@ -126,7 +126,7 @@ def optimal(
     """
     if isinstance(workload, workloads.Workload):
         workload = workload.matrix()
-    memory.check_rounds(len(workload), 8 * 8 * len(workload), "the optimal factorization")
+    memory.check_rounds(len(workload), 6 * 8 * len(workload), "the optimal factorization")
     # A factor on the workload changes nothing but the range of numbers.
     workload = validation.lower_triangular(workload, "the workload")
     workload = workload / np.max(np.abs(workload))

@@ -209,7 +209,7 @@ def structured(
         if value > num_rounds:
             raise ValueError(f"{name} must be at most num_rounds, {num_rounds}, found {value}.")
     max_iterations = validation.positive_integer(max_iterations, "max_iterations")
-    memory.check_rounds(num_rounds, 5 * 8 * num_rounds, "the structured factorization")
+    memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the structured factorization")
     strategy = factorization.strategy_matrix()
     if strategy.shape != (num_rounds, num_rounds):
         raise ValueError(

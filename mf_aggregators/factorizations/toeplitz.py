@@ -40,8 +40,8 @@ _LARGEST_DENSE_SENSITIVITY = 400_000_000
 # Bands times rounds: the error of a column-normalised matrix takes as many operations.
 _LARGEST_NORMALISED = 10**10
 
-# A lower estimate, of its errors and sensitivity as well.
-_BYTES_PER_ROUND = 100
+# A lower estimate, for its errors and its sensitivity as well.
+_BYTES_PER_ROUND = 64
 
 
 class ToeplitzFactorization(ToeplitzStructure):

@@ -36,8 +36,8 @@ from mf_aggregators.workloads import Workload
 
 _DECODERS = ("online", "full")
 
-# A lower estimate, of its errors and sensitivity as well.
-_BYTES_PER_ROUND = 180
+# A lower estimate, for its errors and its sensitivity as well.
+_BYTES_PER_ROUND = 150
 
 
 class TreeAggregationFactorization(Factorization):

@@ -159,7 +159,7 @@ def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) 
         (["--mechanism=identity", "--participation=min_sep"], "needs --separation"),
         (["--mechanism=identity", "--noise_multiplier=0"], "noise_multiplier"),
         (["--mechanism=identity", "--noise_multiplier=1", "--target_epsilon=1"], "exclude"),
-        (["--mechanism=identity", "--target_epsilon=500"], "cannot refute"),
+        (["--mechanism=identity", "--target_epsilon=500", "--canaries=50"], "cannot refute"),
         (["--mechanism=identity", "--canaries=0"], "canaries"),
         (["--mechanism=identity", "--canaries=many"], "many"),
         (["--mechanism=identity", "--false_alarm_rate=2"], "false_alarm_rate"),
@@ -216,3 +216,25 @@ def test_each_mechanism_is_built_for_the_schema(
     assert aggregator.noise_multiplier == claim.noise_multiplier
     if mechanism not in ("identity", "tree"):
         assert aggregator.factorization.participation == claim.participation
+
+
+@pytest.mark.parametrize("canaries", [1, 2, 3, 4, 5, 6, 8])
+def test_too_few_canaries_are_refused(capsys: pytest.CaptureFixture[str], canaries: int) -> None:
+    status, out, err = _call(capsys, "--mechanism=identity", f"--canaries={canaries}")
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "more canaries" in err
+
+
+def test_a_fault_of_the_program_is_no_violated_claim(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*unused: Any, **also_unused: Any) -> Any:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(audit.audit, "audit", fail)
+    status, out, err = _call(capsys, "--mechanism=identity")
+    assert (status, out) == (70, "")
+    assert err.count("\n") == 1
+    assert "ZeroDivisionError: float division by zero (test_audit.py, line" in err
+    assert "Traceback" not in err
