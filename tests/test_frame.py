@@ -242,16 +242,16 @@ def test_a_worker_left_behind_by_the_tests_is_ended(
 @pytest.mark.parametrize(
     ("arguments", "run"),
     [
-        (["test_x.py"], {"short"}),
-        (["test_x.py", "--all"], {"short", "long"}),
-        (["test_x.py", "-m", "long"], {"long"}),
-        (["test_x.py::test_long"], {"long"}),
-        (["test_x.py", "--numprocesses=2", "--all"], {"short", "long"}),
+        (["test_x.py"], ("short",)),
+        (["test_x.py", "--all"], ("long", "short")),
+        (["test_x.py", "-m", "long"], ("long",)),
+        (["test_x.py::test_long"], ("long",)),
+        (["test_x.py", "--numprocesses=2", "--all"], ("long", "short")),
     ],
     ids=" ".join,
 )
 def test_long_tests_run_if_asked_for(
-    tmp_path: pathlib.Path, arguments: list[str], run: set[str]
+    tmp_path: pathlib.Path, arguments: list[str], run: tuple[str, ...]
 ) -> None:
     for file in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / file, tmp_path)
