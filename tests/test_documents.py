@@ -25,6 +25,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from mf_aggregators import participation_records
 from stackoverflow_nwp import datasets, docstrings, federated_text, vocabulary
 from stackoverflow_nwp.federated_text import Example
 from tests import document_commands, documents
@@ -44,7 +45,7 @@ _SMALL: Mapping[str, tuple[str, ...]] = {
         "--lstm_size=4",
         "--evaluate_every=8",
     ),
-    "run-digits": ("--num_rounds=8", "--evaluate_every=8"),
+    "run-digits": ("--num_rounds=8", "--clients_per_round=4", "--evaluate_every=8"),
     "run-cifar10": (
         "--num_rounds=4",
         "--clients_per_round=2",
@@ -55,6 +56,8 @@ _SMALL: Mapping[str, tuple[str, ...]] = {
 _WORDS = ("the", "model", "returns", "a", "list", "of", ".", "values", "for", "each")
 # Of pip and of the tests.
 _OTHERS_FLAGS = ("--no-deps", "--all")
+# Contents of files, which tests of their own read.
+_FILES = ("csv", "toml")
 _REMOTE = re.compile(r"\b10\.0\.0\.(\d+):8000\b")
 _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\b")
 # Where lines of a comment end depends on the numbers in them.
@@ -218,8 +221,7 @@ def _run_document(name: str, is_long_test: bool) -> None:
             elif block.language in ("", "text"):
                 shown.append((block, len(ran)))
             else:
-                # test_overrides_are_those_of_the_project reads it.
-                assert block.language == "toml", f"{block.where}: no test knows {block.language}"
+                assert block.language in _FILES, f"{block.where}: no test knows {block.language}"
         workers.end()
     for block, before in shown:
         if not block.is_message:
@@ -377,6 +379,16 @@ def _messages_of_the_code() -> list[str]:
                 if len(pattern.replace(".+", "")) > 40:
                     found.append(pattern)
     return found
+
+
+def test_the_ledger_that_is_shown_is_read(tmp_path: pathlib.Path) -> None:
+    (shown,) = (block for block in _blocks() if block.language == "csv")
+    (tmp_path / "ledger.csv").write_text(shown.text, encoding="utf-8")
+
+    record = participation_records.load(tmp_path / "ledger.csv", num_rounds=4)
+
+    assert record.client_ids == ("ada", "Bo, the second")
+    assert [list(rounds) for rounds in record.rounds_of_clients] == [[0], [3]]
 
 
 def test_overrides_are_those_of_the_project() -> None:
