@@ -1,5 +1,6 @@
 """The aggregator that brings matrix-factorization noise into ``tff.learning``."""
 
+import collections
 import os
 from typing import Any
 
@@ -64,7 +65,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
         process = tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
         state_type = process.initialize.type_signature.result.member
-        return tff.templates.AggregationProcess(_initialize(mean, state_type), process.next)
+        return tff.templates.AggregationProcess(
+            _initialize(mean, state_type), _counting(process.next, self._clients_per_round)
+        )
 
 
 def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
@@ -92,6 +95,33 @@ def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
     return initialize
 
 
+def _counting(next_fn: Any, clients_per_round: float) -> Any:
+    """Returns ``next`` with the number of clients, and the expected one, in its measurements."""
+    state_type, value_type = next_fn.type_signature.parameter
+
+    @tff.tensorflow.computation(value_type.member)
+    def one(update: Any) -> Any:
+        del update
+        return tf.constant(1, tf.int64)
+
+    @tff.tensorflow.computation(next_fn.type_signature.result.measurements.member, tf.int64)
+    def with_numbers(measurements: Any, num_clients: Any) -> Any:
+        return collections.OrderedDict(
+            **measurements,
+            num_clients=num_clients,
+            clients_per_round=tf.constant(clients_per_round, tf.float64),
+        )
+
+    @tff.federated_computation(state_type, value_type)
+    def counting(state: Any, value: Any) -> Any:
+        output = next_fn(state, value)
+        num_clients = tff.federated_sum(tff.federated_map(one, value))
+        measurements = tff.federated_map(with_numbers, (output.measurements, num_clients))
+        return tff.templates.MeasuredProcessOutput(output.state, output.result, measurements)
+
+    return counting
+
+
 def mf_dp_aggregator(
     factorization: Factorization | str | os.PathLike[str],
     *,
@@ -108,13 +138,19 @@ def mf_dp_aggregator(
 
     In round i the aggregate is (sum of the clients' clipped updates + row i of
     ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. It holds for
-    at most ``factorization.num_rounds`` rounds; a further one fails.
+    at most ``factorization.num_rounds`` rounds; a further one fails, with an error of TFF's
+    worker in which ``mf_aggregators.tff_processes.refusal_of`` finds the reason.
 
     The state holds the round, the secret seed of its noise and the schema that the noise is
     scaled to (``mf_aggregators.declared_participation.in_state``). Never call ``next`` twice
     from one state with different clients, and never resume from an older state with another
     cohort: two sums under one row of noise reveal their difference. ``simulations`` shows a
     loop that resumes safely; TFF's ``run_training_process`` does not save who was drawn.
+
+    The measurements of a round have ``num_clients``, how many updates were summed, beside
+    ``clients_per_round``, what their sum was divided by: where they differ, the model moves by
+    too little or too much. The number is exact, without noise. Where a data sampler draws the
+    clients, it is to be kept as secret as who they are.
 
     Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
     or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import warnings
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import psutil
 
 _WORKER = "worker_binary"
+# What an assertion of a process's graph says, somewhere in the error of TFF's worker.
+_REFUSAL = re.compile(r"assertion failed: \[([^\]]*)\]")
 _SECONDS_TO_END = 5.0
 
 
@@ -35,6 +38,23 @@ def prepare_environment() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def refusal_of(error: BaseException) -> str | None:
+    """Returns why a process refused a round, out of the error that ``next`` has raised.
+
+    An aggregator cannot raise an error of its own: its checks fail in TFF's worker, and TFF
+    passes them on within a gRPC error of many lines.
+
+    Args:
+      error: What was raised.
+
+    Returns:
+      The message of the check that failed, one line, such as that there is noise for no further
+      round; None if no check failed.
+    """
+    found = _REFUSAL.search(str(error))
+    return None if found is None else found[1]
 
 
 def end_workers() -> None:

@@ -94,6 +94,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
         if old is not None:
             options = _with_noise_of(old.get("flags", {}), options)
             _check_same_run(old, options, directory, command)
+            run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
         data = command.open_data(options)
         if isinstance(behaviour.availability, Trace):
             device_populations.check_trace(behaviour.availability, data.num_clients)
@@ -242,7 +243,15 @@ def _fix_factorization(
             f"{directory.factorization} is not the matrix that the run in {directory.path} began "
             "with: restore it, or start a new run."
         )
-    if old is not None and not directory.ledger.exists() and directory.has_begun():
+    if old is None or directory.ledger.exists():
+        return
+    if directory.has_states():
+        raise CommandError(
+            f"{directory.path} has states and no {run_directory.LEDGER_FILE}: without it nobody "
+            "knows who took part, and no further round is safe. Restore it from a copy, or start a "
+            "new run and account for both."
+        )
+    if directory.has_begun():
         raise CommandError(
             f"{directory.path} is of a run that began, and has no {run_directory.LEDGER_FILE} nor "
             "states to go on from: other noise for these rounds would be a second release. Restore "

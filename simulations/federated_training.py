@@ -54,6 +54,8 @@ _COLUMNS = (
     "heldout_accuracy",
     *_MEASURED,
     "noise_norm",
+    "num_updates",
+    "clients_per_round",
     "eligible_clients",
     "available_clients",
     "epsilon_spent",
@@ -365,6 +367,9 @@ def _row_of(
             row["available_clients"] = finished.devices.num_available
         measured = finished.metrics["aggregator"]
         row["released_norm"] = float(measured["released_norm"])
+        # What was summed, beside what the sum was divided by.
+        row["num_updates"] = int(measured["num_updates"])
+        row["clients_per_round"] = plan.cohort_size
         # Of a round without clients TFF's metrics are 0, and mean nothing.
         if len(finished.ledger.cohorts[finished.index]):
             trained = finished.metrics["client_work"]["train"]

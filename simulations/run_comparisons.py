@@ -274,6 +274,7 @@ def mean_accuracy(directories: Sequence[pathlib.Path]) -> run_figures.MeanCurve:
 
     Raises:
       OSError: If a file cannot be read.
+      RunDirectoryError: If one holds no metrics.
     """
     metrics = [_metrics(directory) for directory in directories]
     return run_figures.mean_curve(metrics, _METRIC, CONFIDENCE)
@@ -281,7 +282,8 @@ def mean_accuracy(directories: Sequence[pathlib.Path]) -> run_figures.MeanCurve:
 
 def _metrics(directory: pathlib.Path) -> list[dict[str, str]]:
     path = directory / run_directory.METRICS_FILE
+    run_directory.check_metrics(path)
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         return list(csv.DictReader(file))

@@ -22,12 +22,17 @@ LEDGER_FILE = "participation.npz"
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 STATES_DIRECTORY = "checkpoints"
+# A state is named after its round.
+STATE_PREFIX = "round_"
 NOISE_DIRECTORY = "noise"
 FACTORIZATION_DIRECTORY = "factorization"
 TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
 DATA_FILE = "dataset.json"
 LOCK_FILE = "run.lock"
+
+# What a file of metrics begins with.
+_HEADING = b"round,"
 
 # A directory that others make and remove again and again is there in one of these.
 _ATTEMPTS_TO_LOCK = 100
@@ -132,6 +137,10 @@ class RunDirectory:
         """Returns whether there are results or a statement, which follow the first state."""
         return self.has_metrics() or (self.path / PRIVACY_FILE).exists()
 
+    def has_states(self) -> bool:
+        """Returns whether any state of a round is there, whole or damaged."""
+        return any(self.states.glob(f"{STATE_PREFIX}*"))
+
     def delete_noise_rows(self) -> None:
         """Deletes the noise rows in the run's own directory, which a finished run needs no more."""
         for rows in self.noise.glob("rows-*"):
@@ -140,7 +149,7 @@ class RunDirectory:
     def has_metrics(self) -> bool:
         """Returns whether the metrics of any round were written."""
         path = self.path / METRICS_FILE
-        return path.exists() and len(path.read_text(encoding="utf-8").splitlines()) > 1
+        return path.exists() and len(path.read_bytes().splitlines()) > 1
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -320,8 +329,10 @@ class MetricsLog:
 
         Raises:
           MetricsNotWrittenError: If the file cannot be written; it is as it was.
+          RunDirectoryError: If what is there is no file of metrics.
         """
         self._path = directory.path / METRICS_FILE
+        check_metrics(self._path)
         self._columns = ["round", *columns]
         rows = _whole_rows(self._path)
         lines = [self._line(rows.get(number, {"round": number})) for number in _up_to(num_rounds)]
@@ -366,6 +377,35 @@ class MetricsLog:
         writer = csv.DictWriter(line, self._columns, restval="", extrasaction="ignore")
         writer.writerow(row)
         return line.getvalue()
+
+
+def check_metrics(path: pathlib.Path) -> None:
+    """Checks that a file of metrics, if it is there, begins as one.
+
+    Rows that were cut off are no fault: a process that is killed leaves them.
+
+    Args:
+      path: The ``metrics.csv`` of a run.
+
+    Raises:
+      RunDirectoryError: If it holds something else, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
+    # Zero bytes, and a part of the heading, are what a loss of power leaves.
+    is_whole = line.endswith(b"\n") and b"\0" not in line
+    first = line.rstrip(b"\r\n\0")
+    if not first.startswith(_HEADING) and (is_whole or not _HEADING.startswith(first)):
+        raise RunDirectoryError(
+            f"{path} is no file of metrics: its first line does not begin with "
+            f"{_HEADING.decode()!r}. Restore it, or delete it: the rounds that it was about then "
+            "stay without values."
+        )
 
 
 def _up_to(num_rounds: int) -> range:

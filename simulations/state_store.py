@@ -24,13 +24,13 @@ from mf_aggregators import declared_participation
 from simulations import atomic_files
 from simulations.atomic_files import DamagedDirectoryError
 from simulations.participation_ledger import LedgerError, ParticipationLedger
+from simulations.run_directory import STATE_PREFIX
 
 _LOGGER = logging.getLogger(__name__)
 
 # The newest states that are kept: one more than needed, should the newest be damaged.
 _STATES_KEPT = 2
-_STATE_PREFIX = "round_"
-_STATE_NAME = re.compile(rf"{_STATE_PREFIX}(0|[1-9][0-9]*)")
+_STATE_NAME = re.compile(rf"{STATE_PREFIX}(0|[1-9][0-9]*)")
 # Where a state is until it is complete. Its files hold the noise's seed as well.
 _UNFINISHED = "unfinished"
 # In each state: the digest of the ledger of its rounds.
@@ -107,7 +107,7 @@ class StateStore:
         unfinished = self._directory / _UNFINISHED
         unfinished.mkdir(mode=0o700, exist_ok=True)
         asyncio.run(_manager(unfinished).save(state, version))
-        written = unfinished / f"{_STATE_PREFIX}{version}"
+        written = unfinished / f"{STATE_PREFIX}{version}"
         (written / _LEDGER_DIGEST_FILE).write_text(ledger_digest + "\n", encoding="ascii")
         # On disk before it takes its name: a loss of power must not leave a name without contents.
         atomic_files.seal(written, _title(version))
@@ -252,23 +252,23 @@ class StateStore:
         """Removes what a process that was killed while it saved has left behind."""
         shutil.rmtree(self._directory / _UNFINISHED, ignore_errors=True)
         # Where TFF itself put unfinished states, of older runs.
-        for unfinished in self._directory.glob(f"{_STATE_PREFIX}*_temp*"):
+        for unfinished in self._directory.glob(f"{STATE_PREFIX}*_temp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         atomic_files.remove_unfinished(self._ledger_path)
 
     def _versions(self) -> list[int]:
-        paths = self._directory.glob(f"{_STATE_PREFIX}*")
+        paths = self._directory.glob(f"{STATE_PREFIX}*")
         matches = (_STATE_NAME.fullmatch(path.name) for path in paths)
         return sorted(int(match[1]) for match in matches if match is not None)
 
     def _path(self, version: int) -> pathlib.Path:
-        return self._directory / f"{_STATE_PREFIX}{version}"
+        return self._directory / f"{STATE_PREFIX}{version}"
 
 
 def _manager(directory: pathlib.Path) -> tff.program.FileProgramStateManager:
     # It would remove old states before the new one is on disk.
     return tff.program.FileProgramStateManager(
-        root_dir=os.fspath(directory), prefix=_STATE_PREFIX, keep_total=0
+        root_dir=os.fspath(directory), prefix=STATE_PREFIX, keep_total=0
     )
 
 

@@ -20,7 +20,6 @@ released round would reveal their difference from the first ones: such a run is 
 """
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
-from mf_aggregators import declared_participation
+from mf_aggregators import declared_participation, tff_processes
 from mf_aggregators import participation as participations
 from mf_aggregators.participation import Participation
 from mf_aggregators.sampling_schemes import SamplingScheme
@@ -39,8 +38,6 @@ from simulations.participation_ledger import LedgerError, ParticipationLedger
 from simulations.quiet import StopRequest
 from simulations.state_store import Progress, StateStore
 
-# What an assertion of a process's graph says, somewhere in the error of TFF's worker.
-_REFUSAL = re.compile(r"assertion failed: \[([^\]]*)\]")
 # What an operating system says of a full disk, in an error of TFF's worker.
 _FULL = "No space left on device"
 
@@ -238,9 +235,9 @@ def rounds(
         except Exception as error:
             if stop.is_set:
                 raise KeyboardInterrupt from None
-            refusal = _REFUSAL.search(str(error))
+            refusal = tff_processes.refusal_of(error)
             if refusal is not None:
-                raise RoundRefusedError(f"round {index + 1}: {refusal[1]}") from error
+                raise RoundRefusedError(f"round {index + 1}: {refusal}") from error
             if _FULL in str(error):
                 raise RoundRefusedError(
                     f"round {index + 1} could not write its noise, because the disk of the noise "

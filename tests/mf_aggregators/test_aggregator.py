@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators import noise_recursions
+from mf_aggregators import noise_recursions, tff_processes
 from mf_aggregators.dp_query import FixedSeedWarning
 from simulations import quiet
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -345,8 +345,21 @@ def test_a_round_past_the_last_one_fails_and_says_why() -> None:
     state = process.initialize()
     for _ in range(_NUM_ROUNDS):
         state = process.next(state, [np.zeros(2, np.float32)]).state
-    with pytest.raises(Exception, match="noise for 6 rounds"):
+    with pytest.raises(Exception, match="noise for 6 rounds") as raised:
         process.next(state, [np.zeros(2, np.float32)])
+    assert tff_processes.refusal_of(raised.value) == (
+        "The factorization has noise for 6 rounds, and one more round was asked for: its noise row "
+        "would repeat an earlier one. Stop training, or use a factorization for more rounds."
+    )
+    assert tff_processes.refusal_of(ValueError("another error")) is None
+
+
+@pytest.mark.parametrize("num_clients", [0, 1, 3, 5])
+def test_measurements_say_how_many_clients_there_were_and_should_be(num_clients: int) -> None:
+    process = _process(tff.TensorType(np.float32, [2]), clients_per_round=3.0)
+    output = process.next(process.initialize(), [np.ones(2, np.float32)] * num_clients)
+    assert output.measurements["num_clients"] == num_clients
+    assert output.measurements["clients_per_round"] == 3.0
 
 
 def test_measurements_count_rounds_and_reveal_no_seed() -> None:
