@@ -167,7 +167,8 @@ def audit(
 
     Raises:
       ValueError: If a number is out of its range, the claim is too weak to be refuted by so
-        few clients, or the aggregator releases what is not finite.
+        few clients or has so little noise that no epsilon holds at ``delta``, or the
+        aggregator releases what is not finite.
     """
     canaries = validation.positive_integer(canaries, "canaries")
     false_alarm_rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
@@ -180,13 +181,7 @@ def audit(
         f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
         "use fewer of them",
     )
-    epsilon = accounting.epsilon(claim.noise_multiplier, delta)
-    if epsilon == 0.0:
-        raise ValueError(
-            f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
-            "smaller delta or noise multiplier."
-        )
-    deltas = tuple(dict.fromkeys((delta, LARGE_DELTA)))
+    deltas = tuple(dict.fromkeys((validation.delta(delta), LARGE_DELTA)))
     # Every threshold has two rates, and the bounds on all of them hold together.
     miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
     provable = audit_statistics.largest_provable_mu(absences, canaries, miss_probability)
@@ -196,6 +191,12 @@ def audit(
         raise ValueError(
             f"{canaries} canaries cannot refute {reach}, found a noise multiplier of "
             f"{claim.noise_multiplier:g}: use more canaries or a larger noise multiplier."
+        )
+    epsilon = accounting.epsilon(claim.noise_multiplier, delta)
+    if epsilon == 0.0:
+        raise ValueError(
+            f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
+            "smaller delta or noise multiplier."
         )
     numbers = _canaries_of_runs(canaries)
     dimension = max(numbers) * (1 + _ABSENCES_PER_CANARY)

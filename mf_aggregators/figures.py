@@ -127,7 +127,7 @@ def panels(
     figure = matplotlib.figure.Figure(
         figsize=(inches[0] * num_columns, inches[1] * num_rows),
         dpi=_DOTS_PER_INCH,
-        layout=matplotlib.layout_engine.ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08),
+        layout=_Layout(w_pad=0.08, h_pad=0.08),
     )
     matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
     grid = figure.subplots(num_rows, num_columns, squeeze=False, **options)
@@ -782,12 +782,43 @@ def _power(value: float, digits: int) -> str:
     return f"${factor}10^{{{int(exponent)}}}$"
 
 
-class _LinearTicks(matplotlib.ticker.Locator):
-    """Ticks of a linear axis: round numbers, as many as have room."""
+class _Ticks(matplotlib.ticker.Locator):
+    """Ticks that depend on the room that they have, until a layout settles them."""
+
+    settled: Sequence[float] | None = None
 
     def __call__(self) -> Sequence[float]:
         assert isinstance(self.axis, matplotlib.axis.Axis)
+        if self.settled is not None:
+            return self.settled
         return self.tick_values(*self.axis.get_view_interval())
+
+
+class _Layout(matplotlib.layout_engine.ConstrainedLayoutEngine):
+    """A constrained layout of panels whose ticks depend on their size.
+
+    More ticks may need a margin for the label of the last one, in which there is then less room
+    for ticks: the ticks of a first layout are those that the second makes room for.
+    """
+
+    def execute(self, fig: matplotlib.figure.Figure) -> Any:
+        """Lays a figure out."""
+        ticks = [
+            locator
+            for axes in fig.axes
+            for axis in (axes.xaxis, axes.yaxis)
+            if isinstance(locator := axis.get_major_locator(), _Ticks)
+        ]
+        for locator in ticks:
+            locator.settled = None
+        super().execute(fig)
+        for locator in ticks:
+            locator.settled = locator()
+        return super().execute(fig)
+
+
+class _LinearTicks(_Ticks):
+    """Ticks of a linear axis: round numbers, as many as have room."""
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
         """Returns the places of the ticks."""
@@ -795,12 +826,8 @@ class _LinearTicks(matplotlib.ticker.Locator):
         return _round_numbers(self.axis, *sorted((vmin, vmax)))
 
 
-class _LogarithmicTicks(matplotlib.ticker.Locator):
+class _LogarithmicTicks(_Ticks):
     """Ticks of a logarithmic axis: numbers that people count in, as many as have room."""
-
-    def __call__(self) -> Sequence[float]:
-        assert isinstance(self.axis, matplotlib.axis.Axis)
-        return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
         """Returns the places of the ticks."""
@@ -829,15 +856,11 @@ class _LogarithmicTicks(matplotlib.ticker.Locator):
         return _round_numbers(self.axis, low, high)
 
 
-class _Places(matplotlib.ticker.Locator):
+class _Places(_Ticks):
     """Ticks at given places, or at every second or third of them where there is no room."""
 
     def __init__(self, places: Numbers) -> None:
         self._places = np.unique(np.asarray(places, float))
-
-    def __call__(self) -> Sequence[float]:
-        assert isinstance(self.axis, matplotlib.axis.Axis)
-        return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
         """Returns the places of the ticks."""

@@ -457,15 +457,21 @@ def test_bad_options_and_audits_that_can_show_nothing_are_refused(
 
 
 def test_the_smallest_noise_multiplier_that_is_audited_can_be_refuted() -> None:
-    """The bound of an audit without errors exceeds every claim that is let through."""
-    provable = audit_statistics.largest_provable_mu(200_000, 4000, 1e-4 / 6.0)
+    """The bound of an audit without errors exceeds every claim that is let through.
+
+    With few canaries: the noise that more of them could refute has no epsilon at delta 1e-6.
+    """
+    provable = audit_statistics.largest_provable_mu(1500, 30, 1e-4 / 6.0)
     schema = SingleParticipation()
     silent = _Recorder(lambda state, dimension: np.zeros(dimension))
     claim = dataclasses.replace(_claim(schema), noise_multiplier=1.001 / provable)
-    result = audit(lambda: silent, claim)
+    result = audit(lambda: silent, claim, canaries=30)
     assert result.exceeded
     assert result.mu_lower_bound == provable
     # Nothing is left of a stream without noise once the other client's part is subtracted.
     assert result.contribution.power > 1e6
     with pytest.raises(ValueError, match="cannot refute"):
-        audit(lambda: silent, dataclasses.replace(claim, noise_multiplier=0.999 / provable))
+        too_little = dataclasses.replace(claim, noise_multiplier=0.999 / provable)
+        audit(lambda: silent, too_little, canaries=30)
+    with pytest.raises(ValueError, match="so little noise cannot be accounted for"):
+        audit(lambda: silent, dataclasses.replace(claim, noise_multiplier=0.2))

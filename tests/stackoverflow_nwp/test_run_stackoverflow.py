@@ -496,8 +496,8 @@ def test_noise_is_kept_where_the_flags_say(
         (["--seed=-1"], "--seed"),
         (["--noise_storage=memory"], "--noise_storage=memory"),
         (["--noise_source=dice"], "--noise_source=dice"),
-        (["--noise_directory=a_file"], "a_file cannot be used"),
-        (["--noise_directory=a_file/below"], "a_file/below cannot be used"),
+        (["--noise_directory=a_file"], "a_file cannot be written: Not a directory"),
+        (["--noise_directory=a_file/below"], "a_file/below cannot be written: Not a directory"),
         (["--noise_directory=open_to_all"], "is open to others"),
     ],
 )
