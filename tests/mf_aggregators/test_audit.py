@@ -470,8 +470,8 @@ def test_the_smallest_noise_multiplier_that_is_audited_can_be_refuted() -> None:
     assert result.mu_lower_bound == provable
     # Nothing is left of a stream without noise once the other client's part is subtracted.
     assert result.contribution.power > 1e6
+    too_little = dataclasses.replace(claim, noise_multiplier=0.999 / provable)
     with pytest.raises(ValueError, match="cannot refute"):
-        too_little = dataclasses.replace(claim, noise_multiplier=0.999 / provable)
         audit(lambda: silent, too_little, canaries=30)
     with pytest.raises(ValueError, match="so little noise cannot be accounted for"):
         audit(lambda: silent, dataclasses.replace(claim, noise_multiplier=0.2))
