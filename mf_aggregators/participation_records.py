@@ -93,12 +93,21 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
         has characters that cannot be seen, or that repeats another line.
     """
     file = pathlib.Path(path)
-    if file.suffix == ".npz":
+    if is_archive(file):
         return load_archive(file)
     try:
         return _from_text(file, num_rounds)
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path names the ``.npz`` file of a record and not a text file.
+
+    Args:
+      path: The path, which need not be there.
+    """
+    return pathlib.Path(path).suffix == ".npz"
 
 
 def load_archive(path: str | os.PathLike[str]) -> ParticipationRecord:

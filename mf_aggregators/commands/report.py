@@ -90,6 +90,12 @@ def main(values: flags.FlagValues) -> None:
     for name in ("model_size", "clients_per_round", "released_rounds"):
         if getattr(values, name) is not None:
             validation.positive_integer(getattr(values, name), f"--{name}")
+    command_line.check_choice(
+        values.released_rounds is None
+        or (values.ledger is not None and not participation_records.is_archive(values.ledger)),
+        "--released_rounds belongs to a text --ledger: the participation.npz of a run states how "
+        "many rounds it released.",
+    )
     if values.figure is not None:
         output_paths.check_file(values.figure, "figure")
     start = time.monotonic()
