@@ -19,11 +19,11 @@ lint: setup  ## linters and type checker
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+	.venv/bin/lint-imports --no-logo --no-cache
 
-format: setup  ## formats the code and renews the BUILD files
+format: setup  ## formats the code
 	.venv/bin/python -m ruff check --fix .
 	.venv/bin/python -m ruff format .
-	.venv/bin/python tools/update_build_files.py
 
 clean:  ## removes what tools leave behind; keeps .venv and runs/
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

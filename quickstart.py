@@ -47,6 +47,7 @@ CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("mypy",),
+    ("lint-imports", "--no-logo", "--no-cache"),
 )
 
 # Tests are shared out among the cores, modules as a whole, so that no fixture is made twice;
@@ -299,7 +300,7 @@ def run_tests(arguments: Sequence[str]) -> int:
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     for check in (*CHECKS, (*PYTEST, *arguments)):
         say(" ".join(check))
-        command = [str(VENV / "bin/python"), "-m", *check]
+        command = [str(VENV / "bin" / check[0]), *check[1:]]
         child = subprocess.Popen(command, cwd=str(ROOT), env=environment)
 
         def forward(number: int, _: types.FrameType | None, child=child) -> None:  # type: ignore[no-untyped-def]

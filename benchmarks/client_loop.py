@@ -14,7 +14,7 @@ import time
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from simulations import quiet
+from simulations.workers import quiet
 
 
 def define_flags(values: flags.FlagValues) -> None:

@@ -19,10 +19,11 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
-from simulations import cohorts, participation_timers
-from simulations.availability import Always, Availability, Diurnal, Independent, Trace
-from simulations.device_populations import DeviceBehaviour, DevicePopulation
-from simulations.participation_timers import WallClockTimer
+from simulations.devices import participation_timers
+from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
+from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
+from simulations.devices.participation_timers import WallClockTimer
+from simulations.sampling import cohorts
 
 _DAY = 86400.0
 _SEED = 1

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import noise_blocks, noise_recursions, participation
+from mf_aggregators import participation
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import (
     BandedFactorization,
@@ -43,7 +43,8 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
-from simulations import quiet
+from mf_aggregators.noise import block_plans, recursions
+from simulations.workers import quiet
 
 _SEPARATION = 342
 
@@ -62,7 +63,7 @@ def _banded(num_rounds: int, num_bands: int) -> Factorization:
 def _dense(num_rounds: int) -> Factorization:
     coefficients = _square_root_coefficients(num_rounds)
     bands = np.where(np.tri(num_rounds, dtype=bool), coefficients, 0.0)
-    return DenseFactorization(noise_recursions.matrix_from_bands(bands))
+    return DenseFactorization(recursions.matrix_from_bands(bands))
 
 
 _MECHANISMS: dict[str, Callable[[int], Factorization]] = {
@@ -161,8 +162,8 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
     quiet.prepare_environment()
     import tensorflow as tf
 
-    from mf_aggregators import noise_making, tensor_noise
-    from mf_aggregators.noise_recursions import IndependentNoise
+    from mf_aggregators.noise.recursions import IndependentNoise
+    from mf_aggregators.tff import noise_making, tensor_noise
 
     recursion = _recursion(values)
     specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)
@@ -244,13 +245,13 @@ def _measure_in_tff(values: flags.FlagValues) -> dict[str, Any]:
     return _summary(measured, start_seconds, memory, values)
 
 
-def _recursion(values: flags.FlagValues) -> noise_recursions.NoiseRecursion:
+def _recursion(values: flags.FlagValues) -> recursions.NoiseRecursion:
     mechanism = values.measure.rpartition("-")[0]
     return _MECHANISMS[mechanism](values.num_rounds).noise_recursion()
 
 
 def _options(values: flags.FlagValues) -> Any:
-    from mf_aggregators.noise_making import NoiseOptions
+    from mf_aggregators.tff.noise_making import NoiseOptions
 
     storage = values.measure.rpartition("-")[2]
     return NoiseOptions.of(storage, values.noise_directory, values.source)
@@ -258,14 +259,14 @@ def _options(values: flags.FlagValues) -> Any:
 
 def _timed(
     values: flags.FlagValues,
-    recursion: noise_recursions.NoiseRecursion,
+    recursion: recursions.NoiseRecursion,
     advance: Callable[[Any], tuple[float, float, Any]],
     at: Callable[[int], Any],
     state: Any,
 ) -> dict[str, Any]:
     """Seconds of the first round, and of rounds in a steady state with their baseline."""
-    plan = noise_blocks.plan(recursion)
-    grows = isinstance(recursion, noise_recursions.DenseNoise)
+    plan = block_plans.plan(recursion)
+    grows = isinstance(recursion, recursions.DenseNoise)
     first, _, state = advance(state)
     ours: list[float] = []
     theirs: list[float] = []

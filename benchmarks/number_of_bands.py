@@ -11,8 +11,9 @@ import sys
 
 from absl import flags
 
-from mf_aggregators import band_choice, factorization_cache
+from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line
+from mf_aggregators.planning import band_choice
 
 _CLIENTS_PER_ROUND = 64
 

@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from simulations import quiet, worker_addresses
+from simulations.workers import quiet, worker_addresses
 
 _PORTS = (18411, 18412)
 
@@ -74,7 +74,7 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
-    from simulations import remote_workers
+    from simulations.workers import remote_workers
     from stackoverflow_nwp.task import NextWordTask
 
     task = NextWordTask(values.vocab_size, 20, 96, 96, False)

@@ -25,7 +25,7 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
-from simulations import quiet
+from simulations.workers import quiet
 
 _BASELINE = "dp_aggregator"
 # So little that all processes train alike: a model in noise has saturated gates, whose
@@ -50,7 +50,7 @@ def main(values: flags.FlagValues) -> None:
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from simulations import private_aggregation
+    from simulations.training import private_aggregation
     from stackoverflow_nwp import settings
     from stackoverflow_nwp.task import NextWordTask
 

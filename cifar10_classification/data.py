@@ -9,7 +9,7 @@ import pathlib
 
 import numpy as np
 
-from simulations.labelled_images import Images, concatenated
+from simulations.training.labelled_images import Images, concatenated
 
 SHAPE = (32, 32, 3)
 NUM_CLASSES = 10

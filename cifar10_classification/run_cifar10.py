@@ -24,9 +24,9 @@ from absl import flags
 
 from cifar10_classification import data
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations import federated_runs
-from simulations.federated_task import FederatedTask, TaskCommand
-from simulations.labelled_images import Images, concatenated, outcome_lines
+from simulations.runs import federated_runs
+from simulations.training.federated_task import FederatedTask, TaskCommand
+from simulations.training.labelled_images import Images, concatenated, outcome_lines
 
 # The server's rate is not the papers', which print none.
 _DEFAULTS: Mapping[str, Any] = {

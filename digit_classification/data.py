@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 
 from mf_aggregators import validation
-from simulations.labelled_images import Images, concatenated
+from simulations.training.labelled_images import Images, concatenated
 
 # Where the forms begin in the file, and where the last one ends.
 _BOUNDS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667, 1797)

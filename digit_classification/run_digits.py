@@ -22,9 +22,9 @@ from absl import flags
 from digit_classification import data
 from mf_aggregators import validation
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations import federated_runs
-from simulations.federated_task import FederatedTask, TaskCommand
-from simulations.labelled_images import Images, concatenated, outcome_lines
+from simulations.runs import federated_runs
+from simulations.training.federated_task import FederatedTask, TaskCommand
+from simulations.training.labelled_images import Images, concatenated, outcome_lines
 
 # What a run uses where its flags do not say otherwise.
 _COMMON: Mapping[str, Any] = {

@@ -5,10 +5,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from digit_classification import data
-from simulations.client_data import client_datasets
-from simulations.federated_task import FederatedTask
-from simulations.image_classification import image_task
-from simulations.labelled_images import Images
+from simulations.training.client_data import client_datasets
+from simulations.training.federated_task import FederatedTask
+from simulations.training.image_classification import image_task
+from simulations.training.labelled_images import Images
 
 
 def federated_task(

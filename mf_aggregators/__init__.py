@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any
 from mf_aggregators import (
     accounting,
     audit,
-    band_choice,
     checkpoints,
-    declared_participation,
     factorizations,
-    guarantees,
     lower_bounds,
+    moved_modules,
     participation,
     planning,
-    privacy_statement,
-    sampling_schemes,
     sensitivity,
     workloads,
 )
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.planning import band_choice
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import statement as privacy_statement
+from mf_aggregators.tff import declared_participation
 from mf_aggregators.version import __version__
 
 if TYPE_CHECKING:
-    from mf_aggregators.aggregator import mf_dp_aggregator
+    from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
 __all__ = [
     "__version__",
@@ -47,12 +48,23 @@ __all__ = [
     "workloads",
 ]
 
+# Names of modules that version 0.5.0 documented.
+moved_modules.install(
+    {
+        "mf_aggregators.band_choice": "mf_aggregators.planning.band_choice",
+        "mf_aggregators.guarantees": "mf_aggregators.privacy.guarantees",
+        "mf_aggregators.privacy_statement": "mf_aggregators.privacy.statement",
+        "mf_aggregators.sampling_schemes": "mf_aggregators.accounting.sampling_schemes",
+        "mf_aggregators.tff_processes": "mf_aggregators.tff.processes",
+    }
+)
+
 
 def __getattr__(name: str) -> Any:
     # TensorFlow Federated takes seconds to import, and the mathematics runs
     # where it cannot be installed at all.
     if name == "mf_dp_aggregator":
-        from mf_aggregators.aggregator import mf_dp_aggregator
+        from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
         return mf_dp_aggregator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

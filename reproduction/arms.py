@@ -12,15 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mf_aggregators import (
-    accounting,
-    band_choice,
-    checkpoints,
-    factorizations,
-    version,
-    workloads,
-)
-from mf_aggregators.band_choice import BandChoice
+from mf_aggregators import accounting, checkpoints, factorizations, version, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -28,9 +20,11 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.planning import band_choice
+from mf_aggregators.planning.band_choice import BandChoice
 from reproduction import matrices
 from reproduction.experiment import TrainingPlace, Workspace, prefix_sum
-from simulations.repeated_runs import Variant
+from simulations.comparison.repeated_runs import Variant
 
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"

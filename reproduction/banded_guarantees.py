@@ -3,8 +3,10 @@
 import functools
 import math
 
-from mf_aggregators import accounting, band_choice, sampling_schemes
+from mf_aggregators import accounting
+from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from mf_aggregators.planning import band_choice
 from reproduction import banded_errors, printed_values
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from mf_aggregators import band_choice, sampling_schemes
-from mf_aggregators.band_choice import BandChoice
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.sampling_schemes import SamplingScheme
+from mf_aggregators.planning import band_choice
+from mf_aggregators.planning.band_choice import BandChoice
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
 

@@ -10,7 +10,7 @@ from reproduction import trained_arms, training_tables
 from reproduction.arms import Arm
 from reproduction.experiment import Drawing, Outcome, Row, Workspace
 from reproduction.trained_arms import TrainedArms
-from simulations import run_comparisons
+from simulations.comparison import run_comparisons
 
 # What errors are of: the left half of the paper's figure, and its right half.
 _OF_SUMS, _OF_UPDATES = "effective RMSE of prefix sums", "effective RMSE of updates"

@@ -5,8 +5,10 @@ import functools
 import numpy as np
 import tqdm
 
-from mf_aggregators import accounting, band_choice, sampling_schemes, workloads
+from mf_aggregators import accounting, workloads
+from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
+from mf_aggregators.planning import band_choice
 from reproduction import best_bands, matrices
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import (

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import factorization_cache, workloads
+from mf_aggregators import workloads
+from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from reproduction import printed_values
 

@@ -3,9 +3,10 @@
 import functools
 from collections.abc import Callable, Iterator
 
-from mf_aggregators import factorizations, lower_bounds, noise_recursions, noise_storage, workloads
+from mf_aggregators import factorizations, lower_bounds, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import costs, recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
 from reproduction import matrices
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
@@ -46,9 +47,9 @@ def table(
     found = {}
     for label, factorization in _mechanisms(num_rounds, schema, workspace):
         recursion = factorization.noise_recursion()
-        kept = noise_recursions.floats_per_parameter(recursion)
+        kept = recursions.floats_per_parameter(recursion)
         rmse = factorization.rmse(workload, schema)
-        cost = noise_storage.choose(recursion, num_parameters)
+        cost = costs.choose(recursion, num_parameters)
         found[label] = (
             rmse,
             factorization.max_error(workload, schema),

@@ -10,7 +10,7 @@ import markdown
 from reproduction import experiment as kinds
 from reproduction.experiment import Row
 from reproduction.results import Result
-from simulations import atomic_files
+from simulations.runs import atomic_files
 
 MARKDOWN_FILE = "report.md"
 HTML_FILE = "report.html"

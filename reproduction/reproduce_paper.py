@@ -22,14 +22,15 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from mf_aggregators import factorization_cache, validation
+from mf_aggregators import validation
+from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.flag_groups import FlagGroup
 from reproduction import arms, catalogue, report, results, source_code
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
-from simulations import repeated_runs
+from simulations.comparison import repeated_runs
 
 
 def define_flags(values: flags.FlagValues) -> None:

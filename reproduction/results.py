@@ -13,7 +13,7 @@ from typing import Any
 from mf_aggregators import figures, version
 from reproduction import drawings
 from reproduction.experiment import Drawing, Row
-from simulations import atomic_files
+from simulations.runs import atomic_files
 
 # What draws figures is not among them: numbers do not follow from it.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")

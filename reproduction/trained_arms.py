@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from reproduction import arms as kinds
 from reproduction.arms import Arm, Setting
 from reproduction.experiment import Row, TrainingPlace, Workspace
-from simulations import repeated_runs, run_comparisons
-from simulations.repeated_runs import FinishedRun, RepeatedRun
+from simulations.comparison import repeated_runs, run_comparisons
+from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun
 
 _PROGRAM = "reproduce-paper"
 

@@ -9,7 +9,7 @@ from reproduction.arms import Arm, Setting
 from reproduction.banded_errors import PAPER as BANDMF
 from reproduction.experiment import Drawing, Experiment, Outcome, Workspace, for_drawing
 from reproduction.trained_arms import TrainedArms
-from simulations import run_comparisons
+from simulations.comparison import run_comparisons
 
 _DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
 

@@ -25,8 +25,9 @@ from mf_aggregators import validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations import atomic_files, repeated_runs, run_comparisons, run_compositions
-from simulations.repeated_runs import FinishedRun, RepeatedRun, Variant
+from simulations.comparison import repeated_runs, run_comparisons, run_compositions
+from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
+from simulations.runs import atomic_files
 
 MARKDOWN_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"

@@ -22,18 +22,19 @@ import numpy as np
 import tqdm
 from absl import flags
 
-from mf_aggregators import accounting, checkpoints, guarantees, memory, validation
+from mf_aggregators import accounting, checkpoints, memory, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.guarantees import RealisedParticipation
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
-from mf_aggregators.printed_guarantees import pair
-from simulations import device_flags
-from simulations.cohorts import TooFewEligibleClientsError
-from simulations.device_populations import DevicePopulation, DeviceRound
-from simulations.participation_ledger import ParticipationLedger
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.privacy.printed_guarantees import pair
+from simulations.devices import device_flags
+from simulations.devices.device_populations import DevicePopulation, DeviceRound
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.sampling.cohorts import TooFewEligibleClientsError
 
 _HOUR = 3600.0
 _DAY = 24 * _HOUR

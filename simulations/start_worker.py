@@ -31,8 +31,8 @@ from absl import flags
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations import quiet
-from simulations.worker_addresses import LARGEST_PORT
+from simulations.workers import quiet
+from simulations.workers.worker_addresses import LARGEST_PORT
 
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_END = 5.0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory
-from simulations.federated_task import HELDOUT, FederatedTask
+from simulations.training.federated_task import HELDOUT, FederatedTask
 from stackoverflow_nwp import datasets
 
 # That the most frequent word is counted on.
@@ -42,7 +42,7 @@ class NextWordData:
         return self.text.fingerprint()
 
     def load(self, seed: int) -> FederatedTask:
-        """Returns the task; see :class:`simulations.federated_task.TaskData`."""
+        """Returns the task; see :class:`simulations.training.federated_task.TaskData`."""
         import tensorflow as tf
 
         from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences

@@ -21,8 +21,8 @@ from absl import flags
 
 from mf_aggregators import validation
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations import federated_runs
-from simulations.federated_task import TaskCommand
+from simulations.runs import federated_runs
+from simulations.training.federated_task import TaskCommand
 from stackoverflow_nwp import datasets, next_word_data, settings
 
 _COUNTS = (

@@ -17,7 +17,8 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
     word_prediction_preprocessing,
 )
 
-from simulations import client_data, cohorts
+from simulations.sampling import cohorts
+from simulations.training import client_data
 from stackoverflow_nwp.token_arrays import ClientTokens
 
 # The metric of the papers: accuracy without out-of-vocabulary and end-of-sentence tokens.

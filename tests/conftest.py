@@ -48,7 +48,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer
 @pytest.fixture
 def _runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets commands that train run in a test: they leave signals and the environment alone."""
-    from simulations import quiet
+    from simulations.workers import quiet
 
     monkeypatch.setattr(quiet, "prepare_environment", lambda: None)
     monkeypatch.setattr(quiet, "end_workers_at_exit", lambda: None)
@@ -59,6 +59,6 @@ def _runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def pytest_sessionfinish() -> None:
     """Ends TFF's workers while Python is still whole."""
     if "tensorflow_federated" in sys.modules:
-        from simulations import quiet
+        from simulations.workers import quiet
 
         quiet.end_workers()

@@ -21,8 +21,11 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from reproduction import reproduce_paper
-from simulations import compare_mechanisms, device_flags, run_flags, worker_addresses
-from simulations.repeated_runs import MODULES
+from simulations import compare_mechanisms
+from simulations.comparison.repeated_runs import MODULES
+from simulations.devices import device_flags
+from simulations.runs import run_flags
+from simulations.workers import worker_addresses
 from tests.documents import ROOT, Command
 
 # Flags of one command may be checked while those of another are.

@@ -25,7 +25,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mf_aggregators import participation_records
+from mf_aggregators.privacy import participation_records
 from stackoverflow_nwp import datasets, docstrings, federated_text, vocabulary
 from stackoverflow_nwp.federated_text import Example
 from tests import document_commands, documents
@@ -111,10 +111,10 @@ def place(
 
 def _forget_remote_workers() -> None:
     """Lets TFF compute in this process's own worker again."""
-    if "simulations.remote_workers" in sys.modules:
+    if "simulations.workers.remote_workers" in sys.modules:
         import tensorflow_federated as tff
 
-        from simulations.divided_rounds import DividedContext
+        from simulations.workers.divided_rounds import DividedContext
 
         current = tff.framework.get_context_stack().current
         if isinstance(current, DividedContext):

@@ -22,7 +22,7 @@ from mf_aggregators import figures
 from mf_aggregators.commands import command_line, factorize, report
 from reproduction import drawings, matrix_levels
 from reproduction.experiment import Drawing
-from simulations import run_figures
+from simulations.runs import run_figures
 from tests import figure_checks
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"

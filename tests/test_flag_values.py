@@ -12,11 +12,14 @@ from typing import Any, NoReturn
 import pytest
 from absl import flags
 
-from mf_aggregators import audit, checkpoints, factorizations, memory, workloads
+from mf_aggregators import checkpoints, factorizations, memory, workloads
+from mf_aggregators.audit import auditing
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from reproduction import reproduce_paper
-from simulations import federated_runs, repeated_runs, start_worker
+from simulations import start_worker
+from simulations.comparison import repeated_runs
+from simulations.runs import federated_runs
 from stackoverflow_nwp import federated_text
 from tests import console_commands
 from tests.stackoverflow_nwp import small_text
@@ -109,7 +112,7 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in (
-        (audit._Runner, "__init__"),
+        (auditing._Runner, "__init__"),
         (federated_runs, "_train"),
         (repeated_runs, "run_all"),
         (reproduce_paper, "_run"),

@@ -15,7 +15,7 @@ import zipfile
 import pytest
 from absl import flags
 
-from simulations import run_flags
+from simulations.runs import run_flags
 from stackoverflow_nwp import run_stackoverflow
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

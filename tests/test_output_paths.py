@@ -6,8 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from mf_aggregators import checkpoints, factorizations, noise_directory
-from simulations.run_directory import RunDirectory, RunDirectoryError
+from mf_aggregators import checkpoints, factorizations
+from mf_aggregators.tff import noise_directory
+from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
 
 # Of commands that write a directory of files; {} is the place.

@@ -12,25 +12,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import (
-    accounting,
-    checkpoints,
-    factorizations,
-    guarantees,
-    noise_tail,
-    sampling_schemes,
-    workloads,
-)
+from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
-from mf_aggregators import printed_guarantees as printed
+from mf_aggregators.accounting import noise_tail, sampling_schemes
 from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
-from mf_aggregators.audit_statistics import Contribution, ErrorRates
+from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
-from mf_aggregators.guarantees import WorstClient
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy_statement import PrivacyStatement, Represented, RunFacts
-from simulations import federated_runs, run_comparisons, simulate_participation
-from simulations.repeated_runs import FinishedRun
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import printed_guarantees as printed
+from mf_aggregators.privacy.guarantees import WorstClient
+from mf_aggregators.privacy.statement import PrivacyStatement, Represented, RunFacts
+from simulations import simulate_participation
+from simulations.comparison import run_comparisons
+from simulations.comparison.repeated_runs import FinishedRun
+from simulations.runs import federated_runs
 
 _POSITIVE = st.floats(1e-9, 1e7)
 # Most have an epsilon that rounding to nearest would print too small.

@@ -23,7 +23,7 @@ from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.printed_guarantees import pair, rounded_up
+from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
 
 VIOLATED = 1
 
@@ -113,7 +113,7 @@ def main(values: flags.FlagValues) -> int:
     def build_aggregator() -> Any:
         # Only now: what is wrong with the flags is said without seconds of imports.
         _import_tff()
-        from mf_aggregators.aggregator import mf_dp_aggregator
+        from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
         return mf_dp_aggregator(
             factorization,
@@ -192,13 +192,13 @@ def _verdict(result: audit.AuditResult) -> str:
 
 def _import_tff() -> None:
     """Imports TensorFlow Federated, with its worker's end arranged for."""
-    from mf_aggregators import tff_processes
+    from mf_aggregators.tff import processes
 
-    tff_processes.prepare_environment()
+    processes.prepare_environment()
     # Exit handlers run last in, first out: TFF's own come after ours.
     import tensorflow_federated  # noqa: F401
 
-    tff_processes.end_workers_at_exit()
+    processes.end_workers_at_exit()
 
 
 def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:

@@ -19,7 +19,7 @@ from absl import flags
 
 from mf_aggregators.commands import command_help
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.printed_guarantees import rounded_down, rounded_up
+from mf_aggregators.privacy.printed_guarantees import rounded_down, rounded_up
 
 DONE = 0
 BAD_INPUT = 2

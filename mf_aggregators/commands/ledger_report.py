@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import guarantees, sampled_cohorts
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.guarantees import Guarantee, RealisedParticipation
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.participation_records import ParticipationRecord
-from mf_aggregators.printed_guarantees import pair
+from mf_aggregators.privacy import guarantees, sampled_cohorts
+from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
+from mf_aggregators.privacy.participation_records import ParticipationRecord
+from mf_aggregators.privacy.printed_guarantees import pair
 
 
 def fields(

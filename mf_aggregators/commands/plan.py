@@ -22,20 +22,15 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import (
-    checkpoints,
-    factorization_cache,
-    memory,
-    planning,
-    sampling_schemes,
-    validation,
-)
+from mf_aggregators import checkpoints, memory, planning, validation
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line, output_paths, plan_steps, training_recipes
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
 from mf_aggregators.planning import Candidate, Computation, Plan, Setting
-from mf_aggregators.printed_guarantees import pair, rounded_up
+from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
 
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
 

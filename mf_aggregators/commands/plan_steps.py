@@ -5,8 +5,8 @@ import shlex
 import textwrap
 from typing import Any
 
-from mf_aggregators import noise_storage
 from mf_aggregators.commands.training_recipes import TrainingRecipe
+from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -14,7 +14,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.planning import Candidate, Plan
-from mf_aggregators.printed_guarantees import pair
+from mf_aggregators.privacy.printed_guarantees import pair
 
 # In place of the data set in a template.
 PLACEHOLDER = "YOUR_DATASET"
@@ -169,7 +169,7 @@ def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> St
 def _storage_is_forced(plan: Plan) -> bool:
     """Whether the noise is not where it would go without a limit of disk."""
     recursion = plan.recommended.factorization.noise_recursion()
-    unlimited = noise_storage.choose(recursion, plan.setting.model_size)
+    unlimited = costs.choose(recursion, plan.setting.model_size)
     return unlimited.storage is not plan.recommended.cost.storage
 
 
@@ -207,10 +207,10 @@ def _sampler(candidate: Candidate) -> str | None:
     if scheme is None:
         return None
     return (
-        f"simulations.data_samplers.create(mfa.sampling_schemes.create({scheme.name!r}, "
+        f"simulations.sampling.data_samplers.create(mfa.sampling_schemes.create({scheme.name!r}, "
         f"num_rounds={scheme.num_rounds}, num_bands={scheme.num_bands}, "
         f"population={scheme.population}, clients_per_round={scheme.clients_per_round}), "
-        "seed=simulations.data_samplers.secret_seed())"
+        "seed=simulations.sampling.data_samplers.secret_seed())"
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, noise_recursions, validation, workloads
+from mf_aggregators import memory, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import band_algebra
 from mf_aggregators.factorizations.band_constraints import (
@@ -17,7 +17,8 @@ from mf_aggregators.factorizations.banded_search import BandedSearch
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.noise_recursions import BandedNoise
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.recursions import BandedNoise
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -77,7 +78,7 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C as a dense (n, n) array."""
-        return noise_recursions.matrix_from_bands(self._bands)
+        return recursions.matrix_from_bands(self._bands)
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
@@ -96,7 +97,7 @@ class BandedFactorization(Factorization):
             and participation.separation >= num_bands
         )
         if most > 1 and not separated:
-            return sensitivities.compute(noise_recursions.matrix_from_bands(bands), participation)
+            return sensitivities.compute(recursions.matrix_from_bands(bands), participation)
         largest = float(np.max(np.abs(bands)))
         squared_norms = band_algebra.column_sums(np.square(bands / largest))
         return sensitivities.from_column_norms(squared_norms, participation, num_bands).times(

@@ -30,7 +30,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum_adjoint,
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
-from mf_aggregators.noise_recursions import WindowNoise
+from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
 

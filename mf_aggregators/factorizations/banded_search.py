@@ -5,11 +5,11 @@ import scipy.linalg
 import scipy.optimize
 import tqdm
 
-from mf_aggregators import noise_recursions
 from mf_aggregators.factorizations import band_algebra
 from mf_aggregators.factorizations.band_constraints import ColumnConstraint
 from mf_aggregators.factorizations.convergence import Converged
-from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.noise import recursions
+from mf_aggregators.nuclear_norm import nuclear_norm_from_below
 
 # Evaluations between two looks at the certificate, which costs about ten of them.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 25
@@ -95,7 +95,7 @@ class BandedSearch:
           bands: (n, b) of the matrix.
         """
         squared = self._constraint.squared_sensitivity(band_algebra.column_sums(np.square(bands)))
-        strategy = noise_recursions.matrix_from_bands(bands)
+        strategy = recursions.matrix_from_bands(bands)
         decoder_t = band_algebra.solve_transposed(strategy, self._num_bands, self._workload.T)
         self._keep(bands, squared, float(np.sum(np.square(decoder_t))))
 
@@ -122,7 +122,7 @@ class BandedSearch:
         squared_norms = band_algebra.column_sums(np.square(bands))
         norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
         scaled = band_algebra.divide_columns(bands, norms)
-        strategy = noise_recursions.matrix_from_bands(scaled)
+        strategy = recursions.matrix_from_bands(scaled)
         # B = A C^-1 and W = A X^-1 = B C^-T; the derivative of ||B||^2 by C is
         # -2 B^T B C^-T = -2 B^T W, of which the entries within the band are needed.
         decoder_t = band_algebra.solve_transposed(strategy, self._num_bands, self._workload.T)
@@ -159,7 +159,7 @@ class BandedSearch:
         With pattern weights w, V[i, i] the sum of those of the patterns that hold i,
         tr(V X) is at most the sum of w, which takes the place of tr(V).
         """
-        strategy = noise_recursions.matrix_from_bands(self.best_bands)
+        strategy = recursions.matrix_from_bands(self.best_bands)
         decoder_t = band_algebra.solve_transposed(strategy, self._num_bands, self._workload.T)
         weighted_t = band_algebra.solve(strategy, self._num_bands, decoder_t)
         dual = weighted_t @ weighted_t.T

@@ -33,7 +33,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum,
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
-from mf_aggregators.noise_recursions import StateSpaceNoise
+from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
 

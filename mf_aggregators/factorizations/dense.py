@@ -8,7 +8,7 @@ import scipy.linalg
 
 from mf_aggregators import validation
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.noise_recursions import DenseNoise
+from mf_aggregators.noise.recursions import DenseNoise
 
 
 class DenseFactorization(Factorization):

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import noise_recursions, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.noise_recursions import NoiseRecursion
+from mf_aggregators import validation
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
@@ -126,7 +127,7 @@ class Factorization(abc.ABC):
 
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
-        return noise_recursions.noising_matrix(self.noise_recursion())
+        return recursions.noising_matrix(self.noise_recursion())
 
     def strategy_product(self, x: Any) -> np.ndarray:
         """Returns C x, the encoded stream.
@@ -163,7 +164,7 @@ class Factorization(abc.ABC):
         z = np.asarray(z)
         if z.shape[:1] != (self.num_rounds,):
             raise ValueError(f"z must have {self.num_rounds} rows, found shape {z.shape}.")
-        return noise_recursions.apply(self.noise_recursion(), z)
+        return recursions.apply(self.noise_recursion(), z)
 
     def decoder_matrix(self, workload: Any) -> np.ndarray:
         """Returns B with A = BC.

@@ -8,7 +8,7 @@ import numpy as np
 from mf_aggregators import memory, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.noise_recursions import IndependentNoise
+from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload

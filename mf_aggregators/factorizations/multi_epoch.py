@@ -44,8 +44,8 @@ from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
-from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.participation import FixedEpochOrder
 
 PatternEntries = Literal["any", "non_negative", "orthogonal"]

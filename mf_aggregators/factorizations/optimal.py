@@ -26,7 +26,7 @@ from mf_aggregators.factorizations.multi_epoch import (
     PatternEntries,
     bounded_entries,
 )
-from mf_aggregators.factorizations.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,

@@ -15,10 +15,11 @@ import scipy.linalg
 import scipy.sparse.linalg
 import tqdm
 
-from mf_aggregators import memory, noise_recursions, validation, workloads
+from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.noise_recursions import WindowNoise
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.workloads import Workload
 
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
@@ -101,7 +102,7 @@ class StructuredFactorization(Factorization):
     def _prefix_decoder(self) -> np.ndarray:
         """Returns B, the decoder of the prefix sum, as a dense (n, n) array."""
         low_rank = np.tril(self._left @ self._right.T, -self.num_diagonals)
-        return low_rank + noise_recursions.matrix_from_bands(self._diagonals)
+        return low_rank + recursions.matrix_from_bands(self._diagonals)
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C = B^-1 S as a dense (n, n) array."""
@@ -219,7 +220,7 @@ def structured(
     decoder = factorization.decoder_matrix(workloads.prefix_sum(num_rounds))
     scale = float(np.sqrt(np.max(np.einsum("ij,ij->j", strategy, strategy))))
     decoder *= scale
-    diagonals = noise_recursions.bands_of_matrix(decoder, num_diagonals)
+    diagonals = recursions.bands_of_matrix(decoder, num_diagonals)
     rest = np.tril(decoder, -num_diagonals)
     if rank >= num_rounds - num_diagonals:
         left, right = _exact_factors(rest, num_diagonals, rank)

@@ -22,7 +22,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     squared_rows_by_strategy,
 )
 from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
-from mf_aggregators.noise_recursions import ToeplitzNoise, WindowNoise
+from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,

@@ -24,7 +24,7 @@ from mf_aggregators import memory, validation
 from mf_aggregators.factorizations import tree_noise, tree_sensitivity
 from mf_aggregators.factorizations.binary_tree import Tree, binary_tree
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.noise_recursions import StateSpaceNoise
+from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,

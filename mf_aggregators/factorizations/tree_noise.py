@@ -3,7 +3,7 @@
 import numpy as np
 
 from mf_aggregators.factorizations.binary_tree import Tree
-from mf_aggregators.noise_recursions import StateSpaceNoise
+from mf_aggregators.noise.recursions import StateSpaceNoise
 
 
 def _variances_from_below(tree: Tree) -> np.ndarray:

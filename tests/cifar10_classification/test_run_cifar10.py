@@ -10,7 +10,7 @@ from absl import flags
 from cifar10_classification import run_cifar10
 from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
-from simulations import federated_runs, run_flags
+from simulations.runs import federated_runs, run_flags
 from tests.cifar10_classification import cifar10_files
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import datasets
 
 from digit_classification import data
-from simulations.labelled_images import Images, concatenated
+from simulations.training.labelled_images import Images, concatenated
 
 _FORMS = data.load()
 

@@ -12,9 +12,9 @@ from absl import flags
 
 from digit_classification import data, run_digits
 from mf_aggregators.commands import command_line
-from simulations import federated_runs, run_flags, run_plans, run_statements
-from simulations.device_populations import DeviceBehaviour
-from simulations.labelled_images import concatenated
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.runs import federated_runs, run_flags, run_plans, run_statements
+from simulations.training.labelled_images import concatenated
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 

@@ -112,7 +112,7 @@ def _run_and_exit(directory: pathlib.Path, module: str, arguments: list[str]) ->
 
 def _serve() -> None:
     """Forks a process for each line of the standard input."""
-    from simulations import quiet
+    from simulations.workers import quiet
 
     quiet.prepare_environment()
     import tensorflow_federated  # noqa: F401

@@ -22,13 +22,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.dp_query import FixedSeedWarning
+from mf_aggregators.noise.row_layout import PANEL
 from mf_aggregators.participation import MinSeparation, Participation
-from mf_aggregators.row_layout import PANEL
-from simulations import atomic_files, quiet, training_loop
-from simulations.quiet import StopRequest
-from simulations.state_store import Progress, StateStore
-from simulations.training_loop import FederatedRun
+from mf_aggregators.tff.dp_query import FixedSeedWarning
+from simulations.runs import atomic_files, training_loop
+from simulations.runs.state_store import Progress, StateStore
+from simulations.runs.training_loop import FederatedRun
+from simulations.workers import quiet
+from simulations.workers.quiet import StopRequest
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
-from simulations import compare_mechanisms, federated_runs
+from simulations import compare_mechanisms
+from simulations.runs import federated_runs
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

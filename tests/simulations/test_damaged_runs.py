@@ -6,9 +6,10 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from simulations import federated_runs, run_comparisons, run_directory
-from simulations.participation_ledger import ParticipationLedger
-from simulations.run_directory import MetricsLog, RunDirectory, RunDirectoryError
+from simulations.comparison import run_comparisons
+from simulations.runs import federated_runs, run_directory
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_directory import MetricsLog, RunDirectory, RunDirectoryError
 from tests import console_commands
 
 _METRICS = b"round,loss\r\n1,2.5\r\n"

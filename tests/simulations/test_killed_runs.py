@@ -24,8 +24,8 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from mf_aggregators.guarantees import keeps_plan, realised_participation
-from simulations.participation_ledger import ParticipationLedger
+from mf_aggregators.privacy.guarantees import keeps_plan, realised_participation
+from simulations.runs.participation_ledger import ParticipationLedger
 from tests.simulations import linear_run
 
 # Some thirty processes, each of which makes its graphs: minutes on a machine that has other work.

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling
 from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.sampling_schemes import PoissonSampling
-from simulations import data_samplers, quiet, sampled_participation, training_loop
-from simulations.data_samplers import DataSampler
-from simulations.participation_ledger import LedgerError, ParticipationLedger
-from simulations.quiet import StopRequest
-from simulations.training_loop import FederatedRun
+from simulations.runs import sampled_participation, training_loop
+from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.training_loop import FederatedRun
+from simulations.sampling import data_samplers
+from simulations.sampling.data_samplers import DataSampler
+from simulations.workers import quiet
+from simulations.workers.quiet import StopRequest
 from tests.simulations import linear_run
 
 _NUM_ROUNDS = 6

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators import participation_records
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
-from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.privacy import participation_records
+from mf_aggregators.privacy.printed_guarantees import rounded_up
 from simulations import simulate_participation
-from simulations.availability import Diurnal
-from simulations.device_populations import DeviceBehaviour, DevicePopulation
-from simulations.participation_ledger import ParticipationLedger
+from simulations.devices.availability import Diurnal
+from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
+from simulations.runs.participation_ledger import ParticipationLedger
 
 _SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")
 

@@ -14,8 +14,9 @@ import sys
 
 import pytest
 
-from mf_aggregators import checkpoints, participation_records
-from simulations import federated_runs
+from mf_aggregators import checkpoints
+from mf_aggregators.privacy import participation_records
+from simulations.runs import federated_runs
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
 

@@ -18,12 +18,12 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling, Shuffling
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
-from mf_aggregators.sampling_schemes import PoissonSampling, Shuffling
-from simulations import (
-    data_samplers,
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.runs import (
     federated_runs,
     run_flags,
     run_plans,
@@ -31,9 +31,9 @@ from simulations import (
     sampled_participation,
     sampled_runs,
 )
-from simulations.device_populations import DeviceBehaviour
-from simulations.participation_ledger import ParticipationLedger
-from simulations.run_directory import RunDirectory
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from simulations.sampling import data_samplers
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 from tests.simulations.command_processes import CommandServer

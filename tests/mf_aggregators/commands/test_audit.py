@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from mf_aggregators import checkpoints, factorizations, tff_processes, workloads
+from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.commands import audit, command_line
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.tff import processes
 
 _FIELDS = {
     "mechanism",
@@ -39,14 +40,14 @@ _FIELDS = {
 @pytest.fixture(scope="module", autouse=True)
 def _no_worker_outlives_the_tests() -> Iterator[None]:
     yield
-    tff_processes.end_workers()
+    processes.end_workers()
 
 
 @pytest.fixture
 def _as_in_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the signals and the environment of the process alone."""
-    monkeypatch.setattr(tff_processes, "prepare_environment", lambda: None)
-    monkeypatch.setattr(tff_processes, "end_workers_at_exit", lambda: None)
+    monkeypatch.setattr(processes, "prepare_environment", lambda: None)
+    monkeypatch.setattr(processes, "end_workers_at_exit", lambda: None)
 
 
 def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -90,7 +91,7 @@ def test_a_script_gets_one_json_object_and_status_0() -> None:
 def test_a_violated_claim_fails_a_script(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mf_aggregators import dp_query
+    from mf_aggregators.tff import dp_query
 
     monkeypatch.setattr(dp_query, "clip_by_global_norm", lambda record, clip_norm: record)
     arguments = ["--mechanism=tree", "--num_rounds=3", "--decoder=full", "--canaries=500"]

@@ -17,7 +17,8 @@ import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
 from mf_aggregators.participation import MinSeparation
-from simulations import data_samplers, run_flags, run_plans, sampled_runs
+from simulations.runs import run_flags, run_plans, sampled_runs
+from simulations.sampling import data_samplers
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, workloads
-from mf_aggregators.commands import command_line, ledger_report, report
-from mf_aggregators.factorizations import banded
-from mf_aggregators.participation import MinSeparation
-from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.sampling_schemes import (
+from mf_aggregators.accounting.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
 )
-from simulations.participation_ledger import ParticipationLedger
+from mf_aggregators.commands import command_line, ledger_report, report
+from mf_aggregators.factorizations import banded
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy.printed_guarantees import rounded_up
+from simulations.runs.participation_ledger import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
 

@@ -6,7 +6,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import noise_recursions, workloads
+from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
     BandedFactorization,
     NotConvergedWarning,
@@ -21,6 +21,7 @@ from mf_aggregators.factorizations.band_constraints import (
 )
 from mf_aggregators.factorizations.banded_search import BandedSearch
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.noise import recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.mf_aggregators import brute_force
 
@@ -226,5 +227,5 @@ def test_arrays_that_are_no_bands_are_refused(bands: np.ndarray) -> None:
 def test_bands_and_matrices_convert_back_and_forth() -> None:
     matrix = np.tril(np.arange(1.0, 26.0).reshape(5, 5))
     matrix -= np.tril(matrix, -3)
-    bands = noise_recursions.bands_of_matrix(matrix, 3)
-    np.testing.assert_array_equal(noise_recursions.matrix_from_bands(bands), matrix)
+    bands = recursions.bands_of_matrix(matrix, 3)
+    np.testing.assert_array_equal(recursions.matrix_from_bands(bands), matrix)

@@ -10,7 +10,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import checkpoints, noise_recursions, power_series, workloads
+from mf_aggregators import checkpoints, power_series, workloads
 from mf_aggregators.factorizations import (
     BandedInverseFactorization,
     IdentityFactorization,
@@ -19,6 +19,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
 )
 from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure
+from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -304,13 +305,13 @@ def test_optimised_coefficients_are_never_worse_than_the_square_root(
 
 def test_no_noise_after_the_last_round_and_no_state() -> None:
     recursion = banded_inverse(6, 3).noise_recursion()
-    assert noise_recursions.floats_per_parameter(recursion) == 0
-    assert noise_recursions.rows_of_z_per_round(recursion) == 3
-    state = noise_recursions.initial_state(recursion, ())
+    assert recursions.floats_per_parameter(recursion) == 0
+    assert recursions.rows_of_z_per_round(recursion) == 3
+    state = recursions.initial_state(recursion, ())
     for _ in range(6):
-        _, state = noise_recursions.next_row(recursion, state, np.ones(()))
+        _, state = recursions.next_row(recursion, state, np.ones(()))
     with pytest.raises(ValueError, match="6 rounds"):
-        noise_recursions.next_row(recursion, state, np.ones(()))
+        recursions.next_row(recursion, state, np.ones(()))
 
 
 def test_checkpoints_hold_the_bands_alone(tmp_path: pathlib.Path) -> None:
@@ -346,10 +347,10 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     assert rmse < root.rmse(prefix(num_rounds), participation)
     z = np.random.default_rng(0).normal(size=(300, 2))
     recursion = factorization.noise_recursion()
-    state = noise_recursions.initial_state(recursion, (2,))
+    state = recursions.initial_state(recursion, (2,))
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
-        rows[i], state = noise_recursions.next_row(recursion, state, row_of_z)
+        rows[i], state = recursions.next_row(recursion, state, row_of_z)
     expected = dense(factorization.arrays()["coefficients"], 300) @ z
     np.testing.assert_allclose(rows, expected, atol=1e-12)
 

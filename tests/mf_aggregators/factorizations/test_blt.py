@@ -13,7 +13,7 @@ import tqdm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import checkpoints, noise_recursions, workloads
+from mf_aggregators import checkpoints, workloads
 from mf_aggregators.factorizations import (
     BltFactorization,
     IdentityFactorization,
@@ -23,6 +23,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.factorizations.blt import _Search
 from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure, PatternOfRounds
+from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -435,17 +436,17 @@ def test_vectors_of_other_shapes_are_refused() -> None:
 
 def test_no_noise_after_the_last_round() -> None:
     recursion = BltFactorization(4, np.array([0.9]), np.array([0.6])).noise_recursion()
-    state = noise_recursions.initial_state(recursion, ())
+    state = recursions.initial_state(recursion, ())
     for _ in range(4):
-        _, state = noise_recursions.next_row(recursion, state, np.ones(()))
+        _, state = recursions.next_row(recursion, state, np.ones(()))
     with pytest.raises(ValueError, match="4 rounds"):
-        noise_recursions.next_row(recursion, state, np.ones(()))
+        recursions.next_row(recursion, state, np.ones(()))
 
 
 def test_the_state_is_a_vector_for_each_buffer() -> None:
     recursion = blt(64, 3).noise_recursion()
-    assert noise_recursions.floats_per_parameter(recursion) == 3
-    assert noise_recursions.rows_of_z_per_round(recursion) == 1
+    assert recursions.floats_per_parameter(recursion) == 3
+    assert recursions.rows_of_z_per_round(recursion) == 1
 
 
 def test_checkpoints_hold_the_decays_alone(tmp_path: pathlib.Path) -> None:
@@ -483,10 +484,10 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     assert rmse < 0.1 * IdentityFactorization(num_rounds).rmse(prefix(num_rounds), participation)
     z = np.random.default_rng(0).normal(size=(300, 2))
     recursion = factorization.noise_recursion()
-    state = noise_recursions.initial_state(recursion, (2,))
+    state = recursions.initial_state(recursion, (2,))
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
-        rows[i], state = noise_recursions.next_row(recursion, state, row_of_z)
+        rows[i], state = recursions.next_row(recursion, state, row_of_z)
     leading = dense(factorization.strategy_coefficients()[:300], 300)
     np.testing.assert_allclose(rows, np.linalg.solve(leading, z), atol=1e-10)
 

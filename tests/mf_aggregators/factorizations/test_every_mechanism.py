@@ -12,7 +12,7 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import checkpoints, lower_bounds, noise_recursions, workloads
+from mf_aggregators import checkpoints, lower_bounds, workloads
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BandedInverseFactorization,
@@ -33,6 +33,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -278,11 +279,11 @@ def test_rows_past_the_last_and_other_sizes_are_refused(name: str) -> None:
     factorization = _made(name)
     recursion = factorization.noise_recursion()
     assert recursion.num_rounds == factorization.num_rounds == _NUM_ROUNDS
-    state = noise_recursions.initial_state(recursion, (2,))
+    state = recursions.initial_state(recursion, (2,))
     for _ in range(_NUM_ROUNDS):
-        _, state = noise_recursions.next_row(recursion, state, np.ones(2))
+        _, state = recursions.next_row(recursion, state, np.ones(2))
     with pytest.raises(ValueError, match="more rounds is needed"):
-        noise_recursions.next_row(recursion, state, np.ones(2))
+        recursions.next_row(recursion, state, np.ones(2))
     for function in (factorization.noise_rows, factorization.strategy_product):
         with pytest.raises(ValueError, match="rows"):
             function(np.ones((_NUM_ROUNDS + 1, 2)))
@@ -495,11 +496,11 @@ def _unoptimised(draw: st.DrawFn) -> Factorization:
     if kind == "dense":
         return DenseFactorization(matrix)
     if kind == "banded":
-        return BandedFactorization(noise_recursions.bands_of_matrix(matrix, width))
+        return BandedFactorization(recursions.bands_of_matrix(matrix, width))
     if kind == "structured":
         rank = draw(st.integers(0, num_rounds))
         factors = generator.normal(size=(2, num_rounds, rank)) / num_rounds
-        diagonals = noise_recursions.bands_of_matrix(matrix, width)
+        diagonals = recursions.bands_of_matrix(matrix, width)
         return StructuredFactorization(diagonals, *factors)
     if kind == "toeplitz":
         return ToeplitzFactorization(num_rounds, series)

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import noise_recursions, workloads
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators import workloads
 from mf_aggregators.factorizations import tree_sensitivity
 from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,
 )
+from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -279,8 +280,8 @@ def test_a_long_stream_is_small_and_quickly_described() -> None:
     for decoder, most in (("online", 15), ("full", 16)):
         factorization = tree_aggregation(num_rounds, decoder)
         recursion = factorization.noise_recursion()
-        assert noise_recursions.rows_of_z_per_round(recursion) == 1
-        assert noise_recursions.floats_per_parameter(recursion) <= most
+        assert recursions.rows_of_z_per_round(recursion) == 1
+        assert recursions.floats_per_parameter(recursion) <= most
         stored = sum(
             getattr(recursion, field.name).nbytes for field in dataclasses.fields(recursion)
         )
@@ -294,11 +295,11 @@ def test_a_long_stream_is_small_and_quickly_described() -> None:
 @settings(max_examples=20, deadline=None)
 def test_rows_past_the_last_round_are_refused(num_rounds: int, decoder: str) -> None:
     recursion = tree_aggregation(num_rounds, decoder).noise_recursion()
-    state = noise_recursions.initial_state(recursion, (2,))
+    state = recursions.initial_state(recursion, (2,))
     for _ in range(num_rounds):
-        _, state = noise_recursions.next_row(recursion, state, np.ones(2))
+        _, state = recursions.next_row(recursion, state, np.ones(2))
     with pytest.raises(ValueError, match="more rounds is needed"):
-        noise_recursions.next_row(recursion, state, np.zeros(2))
+        recursions.next_row(recursion, state, np.zeros(2))
 
 
 @pytest.mark.parametrize("decoder", ["online", "full"])

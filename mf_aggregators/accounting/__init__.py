@@ -1,0 +1,44 @@
+"""Privacy accounting: from noise multipliers to epsilon and rho, and back.
+
+The guarantee of a run follows from its noise multiplier alone. Without amplification
+the noise multiplier is relative to the sensitivity of C under the participation schema
+(``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). ``amplified_*`` are for
+banded mechanisms in a data centre that draws every batch itself by a scheme of
+``mf_aggregators.sampling_schemes``; there it is relative to the largest column norm of C.
+Devices that decide themselves when to take part are never amplified.
+
+Adjacency is zero-out everywhere: neighbouring data sets differ in one client, whose
+contributions are replaced by zero vectors in every round that it takes part in.
+"""
+
+from mf_aggregators.accounting.amplified_runs import (
+    amplified_epsilon,
+    amplified_event,
+    amplified_noise_multiplier,
+    composed_epsilon,
+)
+from mf_aggregators.accounting.gaussian import (
+    epsilon,
+    epsilon_of_zcdp,
+    event,
+    exact_epsilon,
+    noise_multiplier,
+    noise_multiplier_of_zcdp,
+    zcdp_rho,
+)
+from mf_aggregators.accounting.noise_tail import TailError
+
+__all__ = [
+    "TailError",
+    "amplified_epsilon",
+    "amplified_event",
+    "amplified_noise_multiplier",
+    "composed_epsilon",
+    "epsilon",
+    "epsilon_of_zcdp",
+    "event",
+    "exact_epsilon",
+    "noise_multiplier",
+    "noise_multiplier_of_zcdp",
+    "zcdp_rho",
+]

@@ -1,0 +1,498 @@
+r"""Privacy amplification by sampling for banded mechanisms (BandMF Thm 4, Cor. F.1 and F.2).
+
+Where batches were drawn by one of the schemes of ``mf_aggregators.accounting.sampling_schemes``, a
+client is in rounds of one part alone, b or more rounds apart, and each of its
+participations changes other rows of C x: rows j to j + b - 1, for a lower-triangular C of
+b bands. So a run is no more revealing than k = ceil(n / b) adaptive queries to one part,
+each a Gaussian mechanism whose sensitivity is the largest column norm of C, run on the
+batches that the scheme draws. The noise multiplier is relative to that norm everywhere
+here, and adjacency is zero-out: neighbouring populations differ in one client, who takes
+part in the same rounds with zero vectors.
+
+What the k queries reveal is computed for each scheme:
+
+* Poisson sampling: the Poisson-sampled Gaussian mechanism composed k times, by
+  dp-accounting's privacy loss distributions. Zero-out is adding or removing one client
+  here, since who does not join and who joins with zeros add the same to the sum.
+* Fixed-size subsets: dp-accounting's Renyi accountant for sampling without replacement
+  (Wang, Balle and Kasiviswanathan, 2019), which is for replacing one client. Zeros
+  are one of the things that a client can be replaced by, and replacing changes a sum by
+  at most twice the norm, so that half the noise multiplier is accounted for.
+* Shuffling: Feldman, McMillan and Talwar (2021), Thm 3.1 and 3.8, for each pass over a
+  part, and the composition of passes. In each batch one place is singled out, the same
+  for the whole pass and the one where the client is; given everybody else, the clients at
+  these places are in uniformly random order, and each batch is a mechanism on one of
+  them.
+
+None is ever more than the guarantee without amplification: that of a Gaussian mechanism
+with as many participations as the scheme allows. The batches must stay secret: who knows
+them sees a run that was not sampled.
+
+The tail of the noise that is drawn ends, which costs a part of delta (``noise_tail``). Each
+participation changes rows of Z of its own, by at most the largest column norm:
+
+* Poisson sampling: where a client took part, releases can be impossible without it; without
+  it, releases are impossible only for who would have taken part. Both are bounded for every
+  round that the client may be in, the first one by its chance to be in it.
+* Fixed-size subsets: who is in a batch in place of the client moves the sum by up to twice the
+  norm, and what either adds may leave what the other can, in each round.
+* Shuffling: a part of the local delta of each batch, from which the theorem goes on.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import dp_accounting
+import numpy as np
+import scipy.optimize
+from dp_accounting import dp_event
+from dp_accounting.pld import common as pld_common
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from mf_aggregators import validation
+from mf_aggregators.accounting import gaussian, noise_tail
+from mf_aggregators.accounting.noise_tail import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+
+# Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The
+# rounding errs on the side of privacy.
+_RELATIVE_INTERVAL = 1e-4
+_LARGEST_INTERVAL = 1e-3
+_SMALLEST_INTERVAL = 1e-7
+
+# With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and
+# the grid of its privacy losses grows without bound.
+_LEAST_NOISE_MULTIPLIER = 0.1
+
+# A first search for a noise multiplier takes intervals so many times as large.
+_COARSER = 10.0
+
+# The grid has no more points than this, whatever is asked for.
+_MOST_POINTS = 500_000
+
+# dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
+# masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
+# taken off delta, and a delta that is not well above it is refused.
+_ROUNDING_PER_COMPOSITION = 2e-15
+_SMALLEST_DELTA = 1e-12
+
+# The first step from a noise multiplier whose stated epsilon is above its target.
+_RELATIVE_STEP = 1e-6
+
+# dp-accounting's Renyi bound for subsets cancels where there is more noise than this.
+_LARGEST_NOISE_OF_SUBSETS = 1e6
+
+# What is left of delta if the tail is not worth a second accounting.
+_HARDLY_LESS = 0.999
+
+# In a search for a noise multiplier, the excess of one that cannot be accounted for.
+_REFUSED = 1e6
+
+# Points of the grid of local deltas over which the bound for shuffling is minimised.
+_LOCAL_DELTAS = 24
+
+
+def epsilon(
+    scheme: SamplingScheme,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
+    """Returns the epsilon of a run of a banded mechanism whose batches a scheme drew.
+
+    Args:
+      scheme: How the batches were drawn.
+      noise_multiplier: Standard deviation of Z over (clip norm times the largest column
+        norm of C); zero means no noise.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: Parameters times rounds, as in ``gaussian.epsilon``.
+
+    Returns:
+      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      TailError: If the tail may cost more than half of delta: a ValueError.
+      ValueError: If an argument is out of its range.
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    return _epsilon(scheme, sigma, delta, num_coordinates)
+
+
+def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates: int) -> float:
+    less = safe_delta(delta, _participations(scheme))
+    unamplified, refused = math.inf, None
+    try:
+        unamplified = gaussian.epsilon(
+            unamplified_noise_multiplier(scheme, sigma),
+            delta,
+            num_coordinates=num_coordinates,
+            disjoint_participations=_participations(scheme),
+        )
+    except noise_tail.TailError as error:
+        # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
+        refused = error
+    if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
+        found = unamplified
+    else:
+        found = min(unamplified, _amplified(scheme, sigma, less, unamplified, num_coordinates))
+    if refused is not None and math.isinf(found):
+        raise refused
+    return found
+
+
+def _amplified(
+    scheme: SamplingScheme, sigma: float, delta: float, unamplified: float, num_coordinates: int
+) -> float:
+    """The amplified epsilon; infinity if the tail is too large a part of delta."""
+    accounting = _Accounting(scheme, sigma, num_coordinates)
+    # The tail costs more at a larger epsilon: what is left at one is left for all up to it.
+    try:
+        left = accounting.delta_left(delta, unamplified)
+        if left > _HARDLY_LESS * delta:
+            return accounting.epsilon(left)
+    except noise_tail.TailError:
+        pass
+    largest = min(unamplified, accounting.epsilon(noise_tail.SMALL_SHARE * delta))
+    try:
+        return accounting.epsilon(accounting.delta_left(delta, largest))
+    except noise_tail.TailError:
+        return math.inf
+
+
+def noise_multiplier(
+    scheme: SamplingScheme,
+    epsilon: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
+    """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
+
+    The epsilon that is stated of it, with a grid of its own, is never above the target.
+
+    Args:
+      scheme: How the batches are drawn.
+      epsilon: Above 0.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: As in :func:`epsilon`.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: If an argument is out of its range, or no noise multiplier gives the
+        target.
+    """
+    target = validation.positive_number(epsilon, "epsilon")
+    less = safe_delta(delta, _participations(scheme))
+    # What suffices without amplification always suffices.
+    enough = gaussian.noise_multiplier(
+        target,
+        delta,
+        num_coordinates=num_coordinates,
+        disjoint_participations=_participations(scheme),
+    ) * math.sqrt(_participations(scheme))
+    found = _searched(scheme, target, less, enough, num_coordinates)
+    step = _RELATIVE_STEP
+    while found < enough and not _is_met(scheme, found, target, delta, num_coordinates):
+        found = min(found * (1.0 + step), enough)
+        step *= 2.0
+    return found
+
+
+def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
+    """Returns a run as an event of dp-accounting, to be composed with others.
+
+    Args:
+      scheme: How the batches were drawn.
+      noise_multiplier: Relative to the largest column norm of C.
+
+    Returns:
+      For Poisson sampling the composed sampled Gaussian of BandMF App. F.3, for an
+      accountant of ``ADD_OR_REMOVE_ONE``. For fixed-size subsets sampling without
+      replacement with half the noise multiplier, for an accountant of ``REPLACE_ONE``.
+      For shuffling, which dp-accounting has no event for, the Gaussian mechanism
+      without amplification.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    if isinstance(scheme, PoissonSampling):
+        sampled: dp_event.DpEvent = dp_event.PoissonSampledDpEvent(
+            scheme.sampling_probability, dp_event.GaussianDpEvent(sigma)
+        )
+        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
+    if isinstance(scheme, FixedSizeSampling):
+        sampled = dp_event.SampledWithoutReplacementDpEvent(
+            scheme.part_size, scheme.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
+        )
+        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
+    return dp_event.GaussianDpEvent(unamplified_noise_multiplier(scheme, sigma))
+
+
+def _is_met(
+    scheme: SamplingScheme, sigma: float, target: float, delta: float, num_coordinates: int
+) -> bool:
+    try:
+        return _epsilon(scheme, sigma, delta, num_coordinates) <= target
+    except noise_tail.TailError:
+        return False
+
+
+def _searched(
+    scheme: SamplingScheme, target: float, delta: float, enough: float, num_coordinates: int
+) -> float:
+    """The least noise multiplier that a search finds, at most one that is known to suffice."""
+    if isinstance(scheme, PoissonSampling):
+        if scheme.sampling_probability >= 1.0:
+            return enough
+        # Fine intervals take time where there is little noise: they only polish.
+        interval = _interval_for(target)
+        coarse = _poisson_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
+        near = _smallest(coarse, enough, 1.5)
+        fine = _poisson_excess(scheme, target, delta, interval, num_coordinates)
+        return _smallest(fine, near, 1.001)
+
+    def excess(log_sigma: float) -> float:
+        accounting = _Accounting(scheme, math.exp(log_sigma), num_coordinates)
+        try:
+            left = accounting.delta_left(delta, target)
+        except noise_tail.TailError:
+            return _REFUSED
+        # Infinite values have no place in a search for a root.
+        return min(accounting.epsilon(left), _REFUSED) - target
+
+    return _smallest(excess, enough, 1.5)
+
+
+def _participations(scheme: SamplingScheme) -> int:
+    """The most rounds that one client can be in."""
+    if isinstance(scheme, Shuffling):
+        return scheme.num_passes
+    return scheme.most_participations
+
+
+def unamplified_noise_multiplier(scheme: SamplingScheme, sigma: float) -> float:
+    """Returns the noise multiplier of all participations of a client, for who knows the batches.
+
+    Args:
+      scheme: How the batches were drawn.
+      sigma: Relative to the largest column norm of C.
+    """
+    # The rows that participations change are disjoint: their squared norms add up.
+    return sigma / math.sqrt(_participations(scheme))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Accounting:
+    """The accounting of one scheme for one noise multiplier.
+
+    Attributes:
+      scheme: How batches are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      num_coordinates: Parameters times rounds.
+    """
+
+    scheme: SamplingScheme
+    sigma: float
+    num_coordinates: int
+
+    def epsilon(self, delta: float) -> float:
+        """The amplified epsilon at what is left of delta after the tail."""
+        if isinstance(self.scheme, PoissonSampling):
+            return _poisson_epsilon(self.scheme, self.sigma, delta)
+        if isinstance(self.scheme, FixedSizeSampling):
+            return _fixed_size_epsilon(self.scheme, self.sigma, delta)
+        return _shuffling_epsilon(self.scheme, self.sigma, delta, self.num_coordinates)
+
+    def delta_left(self, delta: float, epsilon: float) -> float:
+        """What is left of delta after the tail; raises TailError if it is too little."""
+        if isinstance(self.scheme, Shuffling):
+            # The local deltas have paid for it.
+            return delta
+        tail = _tail(self.scheme, self.sigma, epsilon, self.num_coordinates)
+        return noise_tail.delta_left(delta, tail, self.num_coordinates)
+
+
+def _tail(
+    scheme: PoissonSampling | FixedSizeSampling, sigma: float, epsilon: float, num_coordinates: int
+) -> float:
+    """A bound on what the end of the noise's tail adds to delta."""
+    most = scheme.most_participations
+    if isinstance(scheme, PoissonSampling):
+        return noise_tail.probability(
+            sigma,
+            epsilon,
+            num_coordinates=num_coordinates,
+            participations=most,
+            chance=scheme.sampling_probability,
+        )
+    return 2.0 * noise_tail.probability(
+        sigma / 2.0, epsilon, num_coordinates=num_coordinates, participations=most
+    )
+
+
+def _smallest(excess: Callable[[float], float], enough: float, factor: float) -> float:
+    """Returns the least noise multiplier with excess(log(sigma)) <= 0, at most ``enough``.
+
+    Args:
+      excess: A decreasing function, not defined below the least noise multiplier.
+      enough: What is returned if the excess is positive there already, or it is below the
+        least noise multiplier.
+      factor: The first steps of the search, above 1.
+
+    Returns:
+      The noise multiplier, to a relative error of 1e-6 on the side of more noise.
+    """
+    known = functools.lru_cache(maxsize=None)(excess)
+    least, high = math.log(_LEAST_NOISE_MULTIPLIER), math.log(enough)
+    if high <= least or known(high) > 0.0:
+        return enough
+    step = math.log(factor)
+    low = max(least, high - step)
+    while known(low) <= 0.0:
+        if low == least:
+            return _LEAST_NOISE_MULTIPLIER
+        # Never far below the root: accounting for little noise takes long.
+        high, step = low, min(2.0 * step, math.log(2.5))
+        low = max(least, high - step)
+    root = scipy.optimize.brentq(known, low, high, xtol=5e-7, rtol=1e-9)
+    while known(root) > 0.0:
+        root = min(root + 5e-7, high)
+    return math.exp(root)
+
+
+def _interval_for(epsilon: float) -> float:
+    return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
+
+
+def _finest_interval(sigma: float) -> float:
+    """The interval that puts the largest losses at the end of the largest grid."""
+    return (0.5 / sigma**2 + 12.0 / sigma) / _MOST_POINTS
+
+
+def _poisson_excess(
+    scheme: PoissonSampling, target: float, delta: float, interval: float, num_coordinates: int
+) -> Callable[[float], float]:
+    def excess(log_sigma: float) -> float:
+        sigma = math.exp(log_sigma)
+        try:
+            left = _Accounting(scheme, sigma, num_coordinates).delta_left(delta, target)
+        except noise_tail.TailError:
+            return _REFUSED
+        loss = _poisson_loss(scheme, sigma, interval)
+        return math.log(max(float(loss.get_delta_for_epsilon(target)), 1e-30) / left)
+
+    return excess
+
+
+def _poisson_loss(
+    scheme: PoissonSampling, sigma: float, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        sigma,
+        value_discretization_interval=max(interval, _finest_interval(sigma)),
+        sampling_prob=scheme.sampling_probability,
+    ).self_compose(scheme.most_participations)
+
+
+def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> float:
+    interval = _LARGEST_INTERVAL
+    while True:
+        found = float(_poisson_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
+        needed = _interval_for(found)
+        if interval <= 2.0 * max(needed, _finest_interval(sigma)):
+            return found
+        interval = needed
+
+
+def _fixed_size_epsilon(scheme: FixedSizeSampling, sigma: float, delta: float) -> float:
+    accountant = rdp_privacy_accountant.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    accountant.compose(event(scheme, min(sigma, _LARGEST_NOISE_OF_SUBSETS)))
+    return float(accountant.get_epsilon(delta))
+
+
+def _shuffling_epsilon(
+    scheme: Shuffling, sigma: float, delta: float, num_coordinates: int
+) -> float:
+    """The least epsilon over how delta is shared between the theorem's parts."""
+    passes, batches = scheme.num_passes, scheme.batches_per_pass
+    # Composition needs a share of delta of its own.
+    pass_delta = delta if passes == 1 else 0.5 * delta / passes
+    # The rows that one participation changes.
+    coordinates = -(-num_coordinates // scheme.most_participations)
+    best = math.inf
+    for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
+        local_delta = share * pass_delta / batches
+        try:
+            # Replacing one client changes a batch by twice what zeroing it does.
+            local_epsilon = gaussian.epsilon(sigma / 2.0, local_delta, num_coordinates=coordinates)
+        except noise_tail.TailError:
+            continue
+        bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
+        if bound is not None and bound[1] <= pass_delta:
+            best = min(best, bound[0])
+    if passes == 1 or math.isinf(best):
+        return best
+    loss = privacy_loss_distribution.from_privacy_parameters(
+        pld_common.DifferentialPrivacyParameters(best, pass_delta),
+        value_discretization_interval=_interval_for(best),
+    )
+    return float(loss.self_compose(passes).get_epsilon_for_delta(delta))
+
+
+def _clones(
+    local_epsilon: float, local_delta: float, count: int, delta: float
+) -> tuple[float, float] | None:
+    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the (epsilon, delta) of a shuffled pass.
+
+    Returns None where the theorem's condition on the local epsilon does not hold.
+    """
+    most = math.log(max(count / (16.0 * math.log(2.0 / delta)), 1e-300))
+    if local_epsilon > most:
+        return None
+    grown = math.exp(local_epsilon)
+    amplified = math.log1p(
+        (grown - 1.0)
+        / (grown + 1.0)
+        * (8.0 * math.sqrt(grown * math.log(4.0 / delta) / count) + 8.0 * grown / count)
+    )
+    failure = delta + (math.exp(amplified) + 1.0) * (1.0 + 0.5 / grown) * count * local_delta
+    return amplified, failure
+
+
+def safe_delta(delta: float, compositions: int) -> float:
+    """Returns delta less what composition by Fourier transforms may lose to rounding.
+
+    Args:
+      delta: Of the guarantee.
+      compositions: How many mechanisms are composed.
+
+    Returns:
+      A delta below the given one, for which epsilon is to be found.
+
+    Raises:
+      ValueError: If delta is not between 0 and 1, or so small that rounding is no small part
+        of it.
+    """
+    delta = validation.delta(delta)
+    rounding = _ROUNDING_PER_COMPOSITION * compositions
+    smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
+    if delta < smallest:
+        raise ValueError(
+            f"delta must be at least {smallest:.3g} for a composition of {compositions} "
+            f"mechanisms, which is computed by Fourier transforms, found {delta:g}."
+        )
+    return delta - rounding

@@ -1,0 +1,204 @@
+"""Privacy accounting of runs whose data centre draws the batches, and of several runs together.
+
+The noise multiplier of ``amplified_*`` is relative to the largest column norm of a banded C, which
+is the sensitivity under one participation (BandMF Cor. F.1). Devices that decide themselves when
+to take part are never amplified.
+"""
+
+from collections.abc import Iterable
+
+from dp_accounting import dp_event as dp_events
+from dp_accounting.pld import pld_privacy_accountant
+
+from mf_aggregators.accounting import amplification, noise_tail, sampling_schemes
+from mf_aggregators.accounting.noise_tail import DEFAULT_NUM_COORDINATES
+
+
+def amplified_epsilon(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
+    """Returns the epsilon of a banded mechanism on sampled batches (BandMF Thm 4).
+
+    Args:
+      noise_multiplier: Standard deviation of Z over (clip norm times the largest column
+        norm of C); zero means no noise.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C, 1 to n.
+      population: The clients (or examples) m, at least B b.
+      clients_per_round: The batch size B.
+      sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2) or ``shuffling``
+        (Cor. F.2): how every batch is drawn.
+      num_coordinates: Parameters times rounds, as in :func:`epsilon`.
+
+    Returns:
+      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      TailError: If the tail of the noise may cost more than half of delta: a ValueError.
+      ValueError: If an argument is out of its range, the bands do not fit the rounds, or
+        the population is too small for the batches.
+    """
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return amplification.epsilon(scheme, noise_multiplier, delta, num_coordinates=num_coordinates)
+
+
+def amplified_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
+    """Returns the least noise multiplier for a target, the inverse of amplified_epsilon.
+
+    Args:
+      epsilon: Above 0.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C, 1 to n.
+      population: The clients (or examples) m, at least B b.
+      clients_per_round: The batch size B.
+      sampling: As in :func:`amplified_epsilon`.
+      num_coordinates: As there.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: As :func:`amplified_epsilon` does.
+    """
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return amplification.noise_multiplier(scheme, epsilon, delta, num_coordinates=num_coordinates)
+
+
+def amplified_event(
+    noise_multiplier: float,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+) -> dp_events.DpEvent:
+    """Returns a run on sampled batches as an event of dp-accounting, to be composed with others.
+
+    Args:
+      noise_multiplier: Relative to the largest column norm of C.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The batch size B.
+      sampling: As in :func:`amplified_epsilon`.
+
+    Returns:
+      The event; ``mf_aggregators.accounting.amplification.event`` says for which neighbouring
+      relation it is.
+
+    Raises:
+      ValueError: As :func:`amplified_epsilon` does.
+    """
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return amplification.event(scheme, noise_multiplier)
+
+
+def composed_epsilon(
+    events: Iterable[dp_events.DpEvent],
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
+    """Returns the epsilon of several runs together, for clients who may be in all of them.
+
+    Args:
+      events: What :func:`event` and :func:`amplified_event` returned, or any other event
+        that dp-accounting's privacy loss distributions know; all Gaussian ones are taken
+        for ones whose noise is drawn here.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: Parameters times rounds, of the largest run.
+
+    Returns:
+      The epsilon of the composition; infinity if one event has no noise.
+
+    Raises:
+      TailError: If the tail of the noise may cost more than half of delta: a ValueError.
+      ValueError: If delta is out of its range, or an event cannot be composed so.
+    """
+    composed = dp_events.ComposedDpEvent(list(events))
+    delta = amplification.safe_delta(delta, _compositions(composed))
+    if not pld_privacy_accountant.PLDAccountant().supports(composed):
+        raise ValueError(
+            f"{composed} cannot be composed by privacy loss distributions; compose such events "
+            "with dp_accounting.rdp.RdpAccountant."
+        )
+    accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
+    # The tail costs more at a larger epsilon, so that this is for all up to it.
+    largest = float(accountant.get_epsilon(noise_tail.SMALL_SHARE * delta))
+    tail = min(1.0, _tail(composed, largest, num_coordinates))
+    return float(accountant.get_epsilon(noise_tail.delta_left(delta, tail, num_coordinates)))
+
+
+def _tail(
+    event: dp_events.DpEvent,
+    epsilon: float,
+    num_coordinates: int,
+    count: int = 1,
+    chance: float = 1.0,
+) -> float:
+    """What the end of the noise's tail adds to delta in a number of runs of an event."""
+    if isinstance(event, dp_events.ComposedDpEvent):
+        return sum(_tail(each, epsilon, num_coordinates, count, chance) for each in event.events)
+    if isinstance(event, dp_events.SelfComposedDpEvent):
+        count *= int(event.count)
+        return _tail(event.event, epsilon, num_coordinates, count, chance)
+    if isinstance(event, dp_events.PoissonSampledDpEvent):
+        chance *= event.sampling_probability
+        return _tail(event.event, epsilon, num_coordinates, count, chance)
+    if not isinstance(event, dp_events.GaussianDpEvent) or event.noise_multiplier == 0.0:
+        return 0.0
+    return noise_tail.probability(
+        event.noise_multiplier,
+        epsilon,
+        num_coordinates=num_coordinates,
+        participations=count,
+        chance=chance,
+    )
+
+
+def _compositions(event: dp_events.DpEvent) -> int:
+    """How many mechanisms an event composes."""
+    if isinstance(event, dp_events.SelfComposedDpEvent):
+        return int(event.count) * _compositions(event.event)
+    if isinstance(event, dp_events.ComposedDpEvent):
+        return sum(_compositions(each) for each in event.events)
+    return 1

@@ -1,0 +1,289 @@
+"""Privacy accounting of unamplified runs: one Gaussian mechanism, whatever the matrix.
+
+The noise multiplier is the standard deviation of Z over (clip norm times the
+sensitivity of C under the declared participation schema). Then the whole released
+stream, C x + Z and with it everything computed from it, is one Gaussian mechanism of
+that noise multiplier (Denisov et al. Thm 4.1; BandMF Sec. 2), also when each round's
+updates depend on the rounds before it.
+
+Adjacency is zero-out: neighbouring data sets differ in one client, whose contributions
+are replaced by zero vectors in every round that it takes part in.
+
+The privacy loss of the Gaussian mechanism is dp-accounting's. The noise that is drawn has a
+tail that ends, which costs a part of delta (``noise_tail``): with little noise a large one, and
+then nothing is stated.
+"""
+
+import math
+from collections.abc import Callable
+
+import scipy.optimize
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_mechanism
+
+from mf_aggregators import validation
+from mf_aggregators.accounting import noise_tail
+from mf_aggregators.accounting.noise_tail import DEFAULT_NUM_COORDINATES
+
+# Noise multipliers that epsilon and noise_multiplier deal with; outside, epsilon is
+# far from any use and the privacy loss over- or underflows.
+_SMALLEST_NOISE_MULTIPLIER = 1e-3
+_LARGEST_NOISE_MULTIPLIER = 1e8
+_LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
+# What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
+_ROUNDING = 1e-14
+
+
+def epsilon(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the epsilon of an unamplified run at a delta.
+
+    It is that of the exact Gaussian curve at what is left of delta after the end of the
+    noise's tail (``noise_tail``).
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C under its participation
+        schema; zero means no noise.
+      delta: Above 0 and below 1.
+      num_coordinates: Parameters times rounds, about which the bound on the tail needs to
+        know: a contribution that is spread over N of them costs a delta of about
+        2.2e-16 sqrt(N) / noise_multiplier.
+      disjoint_participations: 1, or the largest number of participations of a client if
+        each changes rows of C x of its own, all of them by the same norm.
+
+    Returns:
+      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      TailError: If the tail may cost more than half of delta: a ValueError.
+      ValueError: If an argument is out of its range.
+    """
+    noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    delta = validation.delta(delta)
+    return _epsilon(noise_multiplier, delta, num_coordinates, disjoint_participations)
+
+
+def exact_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Returns the epsilon of the Gaussian mechanism of real normal numbers, which nothing draws.
+
+    Args:
+      noise_multiplier: sigma; zero means no noise.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The smallest epsilon >= 0 at which it is (epsilon, delta)-DP; infinity without noise.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    delta = validation.delta(delta)
+    return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
+
+
+def _left(
+    sigma: float, delta: float, epsilon: float, num_coordinates: int, participations: int
+) -> float:
+    """What of delta is left for real normal numbers; raises TailError if it is too little."""
+    tail = noise_tail.probability(
+        # The squared norms of disjoint participations add up.
+        sigma * math.sqrt(participations),
+        epsilon,
+        num_coordinates=num_coordinates,
+        participations=participations,
+    )
+    return noise_tail.delta_left(delta, tail, num_coordinates)
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the smallest noise multiplier for a target, the inverse of :func:`epsilon`.
+
+    Args:
+      epsilon: Above 0.
+      delta: Above 0 and below 1.
+      num_coordinates: As in :func:`epsilon`.
+      disjoint_participations: As there.
+
+    Returns:
+      The noise multiplier, relative to the sensitivity of C under its participation
+      schema. For a large epsilon it is the smallest for which an epsilon is stated, and that
+      one is smaller.
+
+    Raises:
+      ValueError: If an argument is out of its range, or no noise multiplier between
+        0.001 and 10^8 gives the target.
+    """
+    target = validation.positive_number(epsilon, "epsilon")
+    delta = validation.delta(delta)
+
+    def exact_excess(log_multiplier: float) -> float:
+        return _gaussian(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta
+
+    def excess(log_multiplier: float) -> float:
+        sigma = math.exp(log_multiplier)
+        try:
+            left = _left(sigma, delta, target, num_coordinates, disjoint_participations)
+        except noise_tail.TailError:
+            return 1.0
+        return _gaussian(sigma).get_delta_for_epsilon(target) - left
+
+    def found(log_multiplier: float) -> float:
+        try:
+            # What is stated of this noise is its epsilon, with that one's margin, also after
+            # roundings. A tiny epsilon's own rounding may make it larger at the larger of both.
+            sigma = math.exp(log_multiplier)
+            return max(
+                _epsilon(each, delta, num_coordinates, disjoint_participations)
+                for each in (sigma, sigma * (1.0 - _ROUNDING))
+            )
+        except noise_tail.TailError:
+            return math.inf
+
+    low, high = math.log(_SMALLEST_NOISE_MULTIPLIER), math.log(_LARGEST_NOISE_MULTIPLIER)
+    if exact_excess(low) <= 0.0 or exact_excess(high) > 0.0 or found(high) > target:
+        raise ValueError(
+            f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
+            f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."
+        )
+    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-13) + 1e-11
+    # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
+    if target * (1.0 - 1e-6) <= found(root + 1e-10) <= target:
+        return math.exp(root + 1e-10)
+    # Where it is large, what little noise allows is a smaller epsilon, or none: the tail costs
+    # less of delta at a smaller one.
+    below = scipy.optimize.brentq(exact_excess, low, high, xtol=1e-13, rtol=1e-13)
+    root, step = below, 1e-9
+    while found(root) > target:
+        below, root, step = root, min(root + step, high), 4.0 * step
+    while root - below > 1e-9:
+        middle = 0.5 * (below + root)
+        below, root = (below, middle) if found(middle) <= target else (middle, root)
+    return math.exp(root)
+
+
+def zcdp_rho(noise_multiplier: float) -> float:
+    """Returns the rho of zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
+
+    Args:
+      noise_multiplier: sigma, relative to the sensitivity of C under its schema.
+
+    Returns:
+      rho (Bun and Steinke, Prop. 1.6); infinity without noise.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return math.inf
+    # Divided twice: the square of a float may be too large or too small for one. What is too
+    # small is no guarantee of 0.
+    return max(0.5 / sigma / sigma, math.ulp(0.0))
+
+
+def noise_multiplier_of_zcdp(rho: float) -> float:
+    """Returns the noise multiplier of an unamplified run that is rho-zCDP, the inverse of zcdp_rho.
+
+    Args:
+      rho: Above 0.
+
+    Returns:
+      1 / sqrt(2 rho).
+
+    Raises:
+      ValueError: If rho is not above zero and finite.
+    """
+    return math.sqrt(0.5 / validation.positive_number(rho, "rho"))
+
+
+def epsilon_of_zcdp(
+    rho: float, delta: float, *, num_coordinates: int = DEFAULT_NUM_COORDINATES
+) -> float:
+    """Returns the epsilon of an unamplified run that is rho-zCDP.
+
+    Such a run is a Gaussian mechanism, so this is its own epsilon and not the larger one
+    that holds for everything that is rho-zCDP.
+
+    Args:
+      rho: Above 0.
+      delta: Above 0 and below 1.
+      num_coordinates: As in :func:`epsilon`.
+
+    Returns:
+      An epsilon >= 0.
+
+    Raises:
+      ValueError: As :func:`epsilon` does.
+    """
+    return epsilon(noise_multiplier_of_zcdp(rho), delta, num_coordinates=num_coordinates)
+
+
+def event(noise_multiplier: float) -> dp_event.DpEvent:
+    """Returns an unamplified run as an event of dp-accounting, to be composed with others.
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C under its participation schema.
+
+    Returns:
+      A Gaussian event: one for the whole run, whatever its matrix and rounds. Its
+      adjacency is zero-out, for which accountants of adding or removing one client, and
+      of ``REPLACE_SPECIAL``, are right.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+    """
+    return dp_event.GaussianDpEvent(
+        validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    )
+
+
+def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
+    # Beyond, dp-accounting's arithmetic overflows; less noise has no smaller epsilon.
+    return privacy_loss_mechanism.GaussianPrivacyLoss(
+        min(sigma, _LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
+    )
+
+
+def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: int) -> float:
+    if sigma < _SMALLEST_NOISE_MULTIPLIER:
+        return math.inf
+    loss = _gaussian(sigma)
+
+    def left(candidate: float) -> float:
+        return _left(sigma, delta, candidate, num_coordinates, participations)
+
+    largest = _exact_epsilon(sigma, noise_tail.SMALL_SHARE * delta)
+    left(largest)
+
+    def excess(candidate: float) -> float:
+        return loss.get_delta_for_epsilon(candidate) - left(candidate)
+
+    return _first_root(excess, largest)
+
+
+def _exact_epsilon(sigma: float, delta: float) -> float:
+    loss = _gaussian(sigma)
+    # zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
+    rho = zcdp_rho(sigma)
+    upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
+    return _first_root(lambda candidate: loss.get_delta_for_epsilon(candidate) - delta, upper)
+
+
+def _first_root(excess: Callable[[float], float], upper: float) -> float:
+    """An epsilon, at most about ``upper``, at which the excess is no longer positive."""
+    if excess(0.0) <= 0.0:
+        return 0.0
+    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
+    # The root may lie below the true one by the solver's tolerance.
+    return float(root * (1.0 + 1e-11) + 1e-11)

@@ -1,0 +1,352 @@
+"""An empirical privacy audit of the aggregator: real noise, real clipping, real TFF rounds.
+
+Many clients are audited at once. Each owns one coordinate of the model and sends an update
+far above the clip norm there, in the rounds of one participation pattern; the coordinates
+that nobody owns are the same run without such a client (zero-out adjacency). An adversary who
+knows all other updates, and chooses them and the audited clients' signs from what was released
+before, decides by the likelihood ratio of the whole released stream. Its error rates bound
+epsilon from below, see ``audit_statistics``; a bound above the claim is a violation.
+
+The adversary learns the noise from a run of its own and never looks at the claimed matrix, so
+that it finds what a mechanism leaks, whatever the mechanism says of itself.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from mf_aggregators import accounting, memory, validation
+from mf_aggregators.audit import statistics
+from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
+from mf_aggregators.participation import Participation, check
+
+# Coordinates without a client are cheap, clients are not; odd, so that the owned coordinates
+# are even and odd ones.
+_ABSENCES_PER_CANARY = 50
+_CANARIES_PER_RUN = 250
+_BYTES_PER_NUMBER = 8
+# With fewer coordinates, the estimated covariance costs the adversary power: about the rounds
+# over the coordinates, relative to the squared power.
+_PILOT_COORDINATES_PER_ROUND = 50
+_FEWEST_PILOT_COORDINATES = 20_000
+# Residuals are kept in memory, a row for each round.
+MOST_ROUNDS = 1024
+
+# The audited clients' updates over the clip norm: missing or wrong clipping must show.
+_EXCESS = 10.0
+# The other client's update over the clip norm: what it adds must not depend on clipping.
+_BASE_NORM = 0.9
+# At the deltas in use, no feasible number of observations shows a large epsilon unless more is
+# known of the mechanism; at this one it does.
+LARGE_DELTA = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What an aggregator promises.
+
+    Attributes:
+      num_rounds: The rounds of a run.
+      participation: The schema that clients keep to.
+      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity): above zero.
+      clip_norm: The L2 norm to which each client's update is clipped.
+      clients_per_round: What sums are divided by.
+
+    Raises:
+      TypeError: If ``participation`` is no schema.
+      ValueError: If a number is out of its range.
+    """
+
+    num_rounds: int
+    participation: Participation
+    noise_multiplier: float
+    clip_norm: float
+    clients_per_round: float
+
+    def __post_init__(self) -> None:
+        check(self.participation)
+        validation.positive_integer(self.num_rounds, "num_rounds")
+        if self.num_rounds > MOST_ROUNDS:
+            raise ValueError(
+                f"num_rounds must be at most {MOST_ROUNDS} in an audit, found {self.num_rounds}: "
+                "audit a factorization of the same kind for fewer rounds."
+            )
+        for name in ("noise_multiplier", "clip_norm", "clients_per_round"):
+            validation.positive_number(getattr(self, name), name)
+
+    @property
+    def mu(self) -> float:
+        """The mu of Gaussian differential privacy that the noise multiplier promises."""
+        return 1.0 / self.noise_multiplier
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyMechanismBound:
+    """A bound on epsilon at one delta that assumes nothing of the mechanism.
+
+    Attributes:
+      delta: The delta.
+      epsilon: The claimed epsilon there.
+      epsilon_lower_bound: The largest epsilon that the audit refutes there.
+    """
+
+    delta: float
+    epsilon: float
+    epsilon_lower_bound: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """What an audit found.
+
+    Attributes:
+      claim: What was audited.
+      delta: The delta that epsilon is stated at.
+      epsilon: The claimed epsilon, exact for the noise multiplier.
+      epsilon_lower_bound: The epsilon at ``delta`` of the largest mu that was refuted: below
+        it, the trade-off curve that the noise multiplier promises does not hold.
+      mu_lower_bound: That mu; the claimed one is ``claim.mu``.
+      any_mechanism: Bounds that do not use the promised curve, at ``delta`` and LARGE_DELTA.
+      contribution: The rounds and signs of the audited clients.
+      rates: The observed error rates, one for each threshold.
+      false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
+        mechanism; it covers all bounds together.
+    """
+
+    claim: Claim
+    delta: float
+    epsilon: float
+    epsilon_lower_bound: float
+    mu_lower_bound: float
+    any_mechanism: tuple[AnyMechanismBound, ...]
+    contribution: Contribution
+    rates: tuple[ErrorRates, ...]
+    false_alarm_rate: float
+
+    @property
+    def ratio(self) -> float:
+        """The lower bound over the claimed epsilon: what share of the claim was seen."""
+        return self.epsilon_lower_bound / self.epsilon
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.mu_lower_bound > self.claim.mu or any(
+            bound.epsilon_lower_bound > bound.epsilon for bound in self.any_mechanism
+        )
+
+
+def audit(
+    build_aggregator: Callable[[], Any],
+    claim: Claim,
+    *,
+    delta: float = 1e-6,
+    canaries: int = 4000,
+    false_alarm_rate: float = 1e-4,
+    show_progress: bool = False,
+) -> AuditResult:
+    """Audits an aggregator by runs in TensorFlow Federated.
+
+    Bounds assume that the noise of different coordinates is independent, as the mechanism
+    promises; the audit does not test that.
+
+    Args:
+      build_aggregator: Returns a ``tff.aggregators.UnweightedAggregationFactory`` with
+        unseeded noise, such as ``mf_dp_aggregator(...)``.
+      claim: What it promises.
+      delta: The delta at which epsilon is stated.
+      canaries: The number of audited clients, over all runs.
+      false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      The bounds.
+
+    Raises:
+      ValueError: If a number is out of its range, the claim is too weak to be refuted by so
+        few clients or has so little noise that no epsilon holds at ``delta``, or the
+        aggregator releases what is not finite.
+    """
+    canaries = validation.positive_integer(canaries, "canaries")
+    false_alarm_rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
+    if false_alarm_rate >= 1.0:
+        raise ValueError(f"false_alarm_rate must be below 1, found {false_alarm_rate}.")
+    absences = canaries * _ABSENCES_PER_CANARY
+    dimension = min(canaries, _CANARIES_PER_RUN) * (1 + _ABSENCES_PER_CANARY)
+    memory.check(
+        _BYTES_PER_NUMBER * (2 * (absences + canaries) + 2 * dimension * claim.num_rounds),
+        f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
+        "use fewer of them",
+    )
+    deltas = tuple(dict.fromkeys((validation.delta(delta), LARGE_DELTA)))
+    # Every threshold has two rates, and the bounds on all of them hold together.
+    miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
+    provable = statistics.largest_provable_mu(absences, canaries, miss_probability)
+    if provable <= claim.mu:
+        # Of very few, every bound is 0.
+        reach = f"a noise multiplier below {1.0 / provable:.3g}" if provable > 0.0 else "any claim"
+        raise ValueError(
+            f"{canaries} canaries cannot refute {reach}, found a noise multiplier of "
+            f"{claim.noise_multiplier:g}: use more canaries or a larger noise multiplier."
+        )
+    epsilon = accounting.epsilon(claim.noise_multiplier, delta)
+    if epsilon == 0.0:
+        raise ValueError(
+            f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
+            "smaller delta or noise multiplier."
+        )
+    numbers = _canaries_of_runs(canaries)
+    dimension = max(numbers) * (1 + _ABSENCES_PER_CANARY)
+    pilots = math.ceil(
+        max(_FEWEST_PILOT_COORDINATES, _PILOT_COORDINATES_PER_ROUND * claim.num_rounds) / dimension
+    )
+    with tqdm.tqdm(
+        total=(pilots + len(numbers)) * claim.num_rounds,
+        desc="audit",
+        unit="round",
+        disable=not show_progress,
+    ) as progress:
+        runner = _Runner(build_aggregator(), claim, dimension, progress.update)
+        noise = [runner.run(None, 0)[0] for _ in range(pilots)]
+        model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
+        del noise
+        contribution = statistics.choose_contribution(model, claim.participation, claim.clip_norm)
+        thresholds = statistics.choose_thresholds(
+            contribution.power, absences, canaries, miss_probability, deltas
+        )
+        absent, present = [], []
+        for number in numbers:
+            scores, is_owned = runner.scores(model, contribution, number)
+            absent.append(scores[~is_owned])
+            present.append(scores[is_owned])
+    rates = tuple(
+        statistics.rates_of_scores(
+            np.concatenate(absent), np.concatenate(present), threshold, miss_probability
+        )
+        for threshold in thresholds
+    )
+    mu = max(rate.mu_lower_bound for rate in rates)
+    return AuditResult(
+        claim=claim,
+        delta=delta,
+        epsilon=epsilon,
+        epsilon_lower_bound=statistics.epsilon_of_mu(mu, delta),
+        mu_lower_bound=mu,
+        any_mechanism=tuple(
+            AnyMechanismBound(
+                candidate,
+                accounting.epsilon(claim.noise_multiplier, candidate),
+                max(rate.epsilon_lower_bound_any_mechanism(candidate) for rate in rates),
+            )
+            for candidate in deltas
+        ),
+        contribution=contribution,
+        rates=rates,
+        false_alarm_rate=false_alarm_rate,
+    )
+
+
+def _canaries_of_runs(canaries: int) -> list[int]:
+    """The number of audited clients in each run, about equal."""
+    runs = math.ceil(canaries / _CANARIES_PER_RUN)
+    return [canaries // runs + (i < canaries % runs) for i in range(runs)]
+
+
+class _Runner:
+    """Runs of one aggregation process, each from a fresh start, and the adversary in them."""
+
+    def __init__(
+        self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
+    ) -> None:
+        # TensorFlow Federated takes seconds to import.
+        import tensorflow_federated as tff
+
+        self._process = factory.create(tff.TensorType(np.float32, [dimension]))
+        self._claim = claim
+        self._dimension = dimension
+        self._report_rounds = report_rounds
+
+    def scores(
+        self, model: NoiseModel, contribution: Contribution, canaries: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The likelihood-ratio score of each coordinate in a run, and which had a client."""
+        residuals, signs = self.run(contribution, canaries)
+        if not np.all(np.isfinite(residuals)):
+            raise ValueError("the aggregator released numbers that are not finite.")
+        is_owned = np.zeros(self._dimension, bool)
+        is_owned[self._coordinates(canaries)] = True
+        # Of a shorter run, the coordinates beyond those that belong to it.
+        used = slice(canaries * (1 + _ABSENCES_PER_CANARY))
+        scores = statistics.scores(model, contribution, signs, residuals)
+        return scores[used], is_owned[used]
+
+    def run(
+        self, contribution: Contribution | None, canaries: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A run of all rounds.
+
+        Args:
+          contribution: What the audited clients send; None without any.
+          canaries: Their number.
+
+        Returns:
+          (n, d): the released sums less the other client's contribution; and (k, d): the sign
+          of a client of each coordinate in each of its k rounds, whether there is one or not.
+        """
+        claim = self._claim
+        rounds = contribution.rounds if contribution else ()
+        signs = np.zeros((len(rounds), self._dimension))
+        residuals = np.zeros((claim.num_rounds, self._dimension))
+        # The running sum of all that was released: a model that is trained at rate 1.
+        released = np.zeros(self._dimension)
+        state = self._process.initialize()
+        for i in range(claim.num_rounds):
+            base = self._base(released)
+            clients = [base]
+            if contribution and i in rounds:
+                position = rounds.index(i)
+                signs[position] = _next_signs(contribution, position, signs, released)
+                clients += self._updates(signs[position], canaries)
+            output = self._process.next(state, clients)
+            state = output.state
+            total = np.asarray(output.result, np.float64) * claim.clients_per_round
+            residuals[i] = total - base
+            released += total
+            self._report_rounds(1)
+        return residuals, signs
+
+    def _base(self, released: np.ndarray) -> np.ndarray:
+        """The other client's update: pulls the model back to where it was, as training would."""
+        direction = -released if np.any(released) else np.ones(self._dimension)
+        length = self._claim.clip_norm * _BASE_NORM / np.linalg.norm(direction)
+        return np.asarray(direction * length, np.float32)
+
+    def _updates(self, signs: np.ndarray, canaries: int) -> list[np.ndarray]:
+        updates = np.zeros((canaries, self._dimension), np.float32)
+        coordinates = self._coordinates(canaries)
+        updates[np.arange(canaries), coordinates] = (
+            _EXCESS * self._claim.clip_norm * signs[coordinates]
+        )
+        return list(updates)
+
+    @staticmethod
+    def _coordinates(canaries: int) -> np.ndarray:
+        """The coordinates that belong to a client: spread over all."""
+        return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
+
+
+def _next_signs(
+    contribution: Contribution, position: int, signs: np.ndarray, released: np.ndarray
+) -> np.ndarray:
+    """The sign at every coordinate in one participation, from what was released before.
+
+    The first of a group opposes the model's coordinate; the others follow the first.
+    """
+    first = contribution.groups.index(contribution.groups[position])
+    if position == first:
+        return np.where(released > 0.0, -1.0, 1.0)
+    return contribution.signs[position] * signs[first]

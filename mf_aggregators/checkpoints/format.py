@@ -1,0 +1,346 @@
+"""Factorizations on disk.
+
+A checkpoint is a directory of two files: ``factorization.json`` says what it is and
+``arrays.npz`` holds what its structure needs. It is written whole or not at all, and
+read with suspicion: a file that is missing, truncated, altered or of a newer format is
+refused, and the sensitivity that it states is recomputed from the matrix.
+
+Directories of ``mf_aggregators.checkpoints.published_matrices`` are read as well, never written.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import participation as participations
+from mf_aggregators import version, workloads
+from mf_aggregators.checkpoints import published_matrices
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    BandedInverseFactorization,
+    BltFactorization,
+    DenseFactorization,
+    Factorization,
+    IdentityFactorization,
+    StructuredFactorization,
+    ToeplitzFactorization,
+    TreeAggregationFactorization,
+)
+from mf_aggregators.participation import Participation, SingleParticipation
+
+FORMAT_VERSION = 1
+DESCRIPTION_FILE = "factorization.json"
+ARRAYS_FILE = "arrays.npz"
+
+_CLASSES: Mapping[str, type[Factorization]] = {
+    BandedFactorization.mechanism: BandedFactorization,
+    BandedInverseFactorization.mechanism: BandedInverseFactorization,
+    BltFactorization.mechanism: BltFactorization,
+    DenseFactorization.mechanism: DenseFactorization,
+    IdentityFactorization.mechanism: IdentityFactorization,
+    StructuredFactorization.mechanism: StructuredFactorization,
+    ToeplitzFactorization.mechanism: ToeplitzFactorization,
+    TreeAggregationFactorization.mechanism: TreeAggregationFactorization,
+}
+
+# How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.
+_SENSITIVITY_TOLERANCE = 1e-9
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or written; the message names the file and the reason."""
+
+
+def save(
+    factorization: Factorization,
+    directory: str | os.PathLike[str],
+    *,
+    workload: Mapping[str, Any] | None = None,
+    participation: Participation | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Writes a checkpoint, replacing an older checkpoint of the same name.
+
+    Args:
+      factorization: What to save.
+      directory: The directory to create; its parents are created as well.
+      workload: The description of the workload that the stated errors are for, as
+        ``workloads.from_description`` takes it; the prefix sum by default.
+      participation: The schema that the stated errors are for; by default the one
+        that the factorization was optimised for, or single participation.
+      overwrite: Whether a checkpoint that is there already may be replaced.
+
+    Raises:
+      CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
+        checkpoint that may not be replaced, or it cannot be written.
+      ValueError: If the workload is none.
+    """
+    target = pathlib.Path(directory)
+    description = _describe(
+        factorization,
+        dict(workload or {"name": "prefix_sum"}),
+        participation or factorization.participation or SingleParticipation(),
+    )
+    buffer = io.BytesIO()
+    np.savez(buffer, **factorization.arrays())
+    arrays = buffer.getvalue()
+    description["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
+    description["description_sha256"] = _hash_of(description)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_destination(target, overwrite)
+        staging = pathlib.Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+        )
+        try:
+            text = json.dumps(description, indent=2) + "\n"
+            _write_durably(staging / ARRAYS_FILE, arrays)
+            _write_durably(staging / DESCRIPTION_FILE, text.encode())
+            staging.chmod(0o777 & ~_umask())
+            _move_into_place(staging, target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror}.") from error
+
+
+def check_destination(directory: str | os.PathLike[str], overwrite: bool = True) -> None:
+    """Checks that what is there, if anything, may be replaced by a checkpoint.
+
+    Args:
+      directory: Where the checkpoint goes.
+      overwrite: Whether it may replace another checkpoint.
+
+    Raises:
+      CheckpointError: If something else than a checkpoint or an empty directory is there, or a
+        checkpoint that may not be replaced.
+      OSError: If nobody may look there.
+    """
+    target = pathlib.Path(directory)
+    if not os.path.lexists(target):
+        return
+    if not _is_replaceable(target):
+        raise CheckpointError(f"{target} exists and is not a checkpoint: choose another directory.")
+    if not overwrite and any(target.iterdir()):
+        raise CheckpointError(
+            f"{target} holds a checkpoint already: choose another directory, or replace it by "
+            "--overwrite (overwrite=True in Python)."
+        )
+
+
+def load(directory: str | os.PathLike[str]) -> Factorization:
+    """Reads a checkpoint.
+
+    Args:
+      directory: A directory that :func:`save` wrote, or one of published matrices.
+
+    Returns:
+      The factorization.
+
+    Raises:
+      CheckpointError: If a file is missing, truncated, altered or of a newer format, the
+        matrix does not have the sensitivity that the checkpoint states, or published
+        matrices are no factorization of a workload.
+    """
+    path = pathlib.Path(directory)
+    return _load_published(path)[0] if _is_published(path) else load_with_description(path)[0]
+
+
+def load_with_description(
+    directory: str | os.PathLike[str],
+) -> tuple[Factorization, dict[str, Any]]:
+    """Reads a checkpoint together with the contents of its ``factorization.json``.
+
+    Args:
+      directory: A directory that :func:`save` wrote, or one of published matrices, whose
+        description is made here, for their workload and single participation.
+
+    Returns:
+      The factorization and the description.
+
+    Raises:
+      CheckpointError: As :func:`load` does.
+    """
+    path = pathlib.Path(directory)
+    if _is_published(path):
+        published, described = _load_published(path)
+        return published, _describe(published, described.to_dict(), SingleParticipation())
+    description_path, arrays_path = path / DESCRIPTION_FILE, path / ARRAYS_FILE
+    description = _read_description(description_path)
+    arrays = _read_arrays(arrays_path, description.get("arrays_sha256"))
+    try:
+        mechanism = description["mechanism"]
+        if mechanism not in _CLASSES:
+            raise ValueError(f"its mechanism {mechanism!r} is not one of {', '.join(_CLASSES)}")
+        if not isinstance(description["parameters"], dict):
+            raise ValueError("its parameters are no description")
+        stated = description["optimised_for"]
+        factorization = _CLASSES[mechanism].from_arrays(
+            description["num_rounds"],
+            arrays,
+            participation=None if stated is None else participations.from_dict(stated),
+            optimality_gap=description["optimality_gap"],
+            parameters=description["parameters"],
+        )
+        schema = participations.from_dict(description["errors"]["participation"])
+        stated_sensitivity = float(description["errors"]["sensitivity"])
+        workload = description["errors"]["workload"]
+    except KeyError as error:
+        raise CheckpointError(f"{description_path} is broken: {error} is missing.") from error
+    except (TypeError, ValueError) as error:
+        message = str(error).rstrip(".")
+        raise CheckpointError(f"{description_path} is broken: {message}.") from error
+    if not isinstance(workload, dict):
+        raise CheckpointError(f"{description_path} is broken: its workload is no description.")
+    sensitivity = factorization.sensitivity(schema).value
+    # Written so that a stated NaN does not pass.
+    if not abs(sensitivity - stated_sensitivity) <= _SENSITIVITY_TOLERANCE * sensitivity:
+        raise CheckpointError(
+            f"{description_path} states a sensitivity of {stated_sensitivity}, and the matrix "
+            f"has {sensitivity}: the checkpoint was altered or written by a faulty program."
+        )
+    # Last, because what is wrong with a field says more than that something is. Checkpoints
+    # of the first release have no hash of their description.
+    stated_hash = description.get("description_sha256")
+    if stated_hash is not None and stated_hash != _hash_of(description):
+        raise CheckpointError(
+            f"{description_path} was altered: its contents do not have the SHA-256 that it states."
+        )
+    return factorization, description
+
+
+def _is_published(path: pathlib.Path) -> bool:
+    # A checkpoint of ours says more, wherever it lies.
+    return not (path / DESCRIPTION_FILE).exists() and published_matrices.is_published(path)
+
+
+def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Workload]:
+    try:
+        return published_matrices.load(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _describe(
+    factorization: Factorization, workload: Mapping[str, Any], schema: Participation
+) -> dict[str, Any]:
+    described = workloads.describe(workload, factorization.num_rounds)
+    sensitivity = factorization.sensitivity(schema)
+    variances = sensitivity.value**2 * factorization.squared_decoder_rows(described)
+    return {
+        "format_version": FORMAT_VERSION,
+        "library_version": version.__version__,
+        "mechanism": factorization.mechanism,
+        "num_rounds": factorization.num_rounds,
+        "parameters": factorization.parameters,
+        "optimised_for": (
+            None
+            if factorization.participation is None
+            else participations.to_dict(factorization.participation)
+        ),
+        "optimality_gap": factorization.optimality_gap,
+        "errors": {
+            "workload": dict(workload),
+            "participation": participations.to_dict(schema),
+            "sensitivity": sensitivity.value,
+            "sensitivity_is_exact": sensitivity.is_exact,
+            "total_error": float(np.sqrt(np.sum(variances))),
+            "rmse": float(np.sqrt(np.mean(variances))),
+            "max_error": float(np.sqrt(np.max(variances))),
+        },
+    }
+
+
+def _read_description(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. A checkpoint is a directory made by "
+            "mf-factorize or mf_aggregators.checkpoints.save."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is broken: it is not text.") from error
+    try:
+        description = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} is broken: {error}.") from error
+    if not isinstance(description, dict) or not isinstance(description.get("format_version"), int):
+        raise CheckpointError(f"{path} is broken: it states no format_version.")
+    if description["format_version"] > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {description['format_version']}, newer than "
+            f"{FORMAT_VERSION}, the newest that mf_aggregators {version.__version__} reads: "
+            "update mf_aggregators."
+        )
+    if not isinstance(description.get("arrays_sha256"), str):
+        raise CheckpointError(f"{path} is broken: it states no arrays_sha256.")
+    return description
+
+
+def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, np.ndarray]:
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if hashlib.sha256(contents).hexdigest() != stated_hash:
+        raise CheckpointError(
+            f"{path} is truncated or altered: its SHA-256 is not the one in {DESCRIPTION_FILE}."
+        )
+    try:
+        with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
+            return {name: np.asarray(archive[name], dtype=np.float64) for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} is broken: {error}.") from error
+
+
+def _hash_of(description: Mapping[str, Any]) -> str:
+    """SHA-256 of everything in a description but the hash itself."""
+    rest = {name: value for name, value in description.items() if name != "description_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _is_replaceable(target: pathlib.Path) -> bool:
+    """A checkpoint, whole or damaged, or an empty directory."""
+    if not target.is_dir():
+        return False
+    return {entry.name for entry in target.iterdir()} <= {DESCRIPTION_FILE, ARRAYS_FILE}
+
+
+def _write_durably(path: pathlib.Path, contents: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _move_into_place(staging: pathlib.Path, target: pathlib.Path) -> None:
+    if not target.exists():
+        staging.rename(target)
+        return
+    # A directory cannot be replaced in one step: the old one steps aside first, and
+    # comes back if the new one cannot take its place.
+    aside = staging.with_suffix(".replaced")
+    target.rename(aside)
+    try:
+        staging.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    # Python can read the mask only by setting it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

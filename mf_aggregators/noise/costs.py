@@ -1,0 +1,240 @@
+"""Where the noise of earlier rounds is kept, and what a row of noise costs.
+
+A recursion can keep its history in the state that TFF passes between its processes in each
+round, which is cheap for some megabytes and fails for some gigabytes, or make its rows in
+blocks and keep them in files (``noise_blocks``). Rows of Z are kept by neither: they are
+drawn again from their seeds.
+"""
+
+import dataclasses
+import enum
+import math
+
+from mf_aggregators import validation
+from mf_aggregators.noise import block_plans, recursions
+from mf_aggregators.noise.recursions import DenseNoise, NoiseRecursion, WindowNoise
+from mf_aggregators.noise.row_layout import PANEL
+
+# A state up to this size crosses between TFF's processes in a fraction of a second.
+CHEAP_STATE_IN_BYTES = 20_000_000
+# A larger one is refused: above 2^31 bytes TFF's worker fails without an error, and long
+# before that a round takes minutes.
+LARGEST_STATE_IN_BYTES = 1 << 30
+# Tables of a recursion up to this size are put into a graph.
+_LARGEST_CONSTANT_IN_BYTES = 8 << 20
+# No dense matrix of more rounds is.
+_MOST_DENSE_ROUNDS = 512
+
+# What the parts of a row cost, as benchmarks/noise.py finds on two cores of a server.
+_SECONDS_PER_NORMAL = 16e-9
+_SECONDS_PER_BYTE_WRITTEN = 1.4e-9
+_SECONDS_PER_BYTE_READ = 0.4e-9
+_SECONDS_PER_PRODUCT = 2e-11
+_SECONDS_PER_STATE_BYTE = 1e-8
+_SECONDS_PER_BYTE_OF_LARGE_STATE = 4e-8
+_SECONDS_PER_FILE_OPERATION = 5e-5
+# What a round with files takes longer than one without, however small the model.
+_SECONDS_PER_ROUND_WITH_FILES = 4e-3
+
+# What a file of noise has besides its numbers, at most.
+_BYTES_OF_HEADERS = 128
+
+
+class NoiseStorage(enum.Enum):
+    """Where the noise of earlier rounds is kept."""
+
+    AUTO = "auto"
+    STATE = "state"
+    DISK = "disk"
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseCost:
+    """What the noise of a run costs.
+
+    Attributes:
+      storage: STATE or DISK.
+      state_bytes: What TFF passes between its processes in every round.
+      disk_bytes: Files at most.
+      memory_bytes: Temporary memory of a round, roughly.
+      seconds_per_round: Averaged over all rounds, on two cores: an estimate.
+    """
+
+    storage: NoiseStorage
+    state_bytes: int
+    disk_bytes: int
+    memory_bytes: int
+    seconds_per_round: float
+
+
+def cost(
+    recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage, bytes_of_float: int = 4
+) -> NoiseCost:
+    """Returns what the noise of a run costs with one storage.
+
+    Args:
+      recursion: The mechanism's recursion.
+      num_parameters: d, the entries of a row.
+      storage: STATE or DISK.
+      bytes_of_float: 4, or 8 for float64 parameters.
+
+    Returns:
+      The cost.
+
+    Raises:
+      ValueError: If the storage is AUTO or there is no parameter.
+    """
+    validation.positive_integer(num_parameters, "num_parameters")
+    row = num_parameters * bytes_of_float
+    kept = recursions.floats_per_parameter(recursion)
+    if storage is NoiseStorage.STATE:
+        drawn = _mean_rows_of_z(recursion)
+        state = kept * _filled_up(num_parameters) * bytes_of_float
+        seconds = drawn * num_parameters * _SECONDS_PER_NORMAL
+        seconds += (kept + drawn) * num_parameters * _SECONDS_PER_PRODUCT
+        is_cheap = state <= CHEAP_STATE_IN_BYTES
+        seconds += state * (
+            _SECONDS_PER_STATE_BYTE if is_cheap else _SECONDS_PER_BYTE_OF_LARGE_STATE
+        )
+        return NoiseCost(storage, state, 0, 3 * (state + row), seconds)
+    if storage is NoiseStorage.DISK:
+        return _disk_cost(recursion, num_parameters, bytes_of_float)
+    raise ValueError("the cost of a storage needs one: state or disk.")
+
+
+def choose(
+    recursion: NoiseRecursion,
+    num_parameters: int,
+    bytes_of_float: int = 4,
+    disk_limit: float | None = None,
+) -> NoiseCost:
+    """Returns the storage that takes less time, of those that fit, with its cost.
+
+    Args:
+      recursion: The mechanism's recursion.
+      num_parameters: d, the entries of a row.
+      bytes_of_float: 4, or 8 for float64 parameters.
+      disk_limit: Bytes that files may take; None for no limit.
+
+    Returns:
+      The cost of the choice. Where the state is too large to be cheap and files take more
+      than their limit, it is that of the files.
+
+    Raises:
+      ValueError: If there is no parameter.
+    """
+    of_state = cost(recursion, num_parameters, NoiseStorage.STATE, bytes_of_float)
+    of_disk = cost(recursion, num_parameters, NoiseStorage.DISK, bytes_of_float)
+    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
+        return of_disk
+    if disk_limit is not None and of_disk.disk_bytes > disk_limit:
+        return of_state
+    return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
+
+
+def choose_of_version_0_5(
+    recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int = 4
+) -> NoiseStorage:
+    """Returns what :func:`choose` chose in version 0.5.0, for runs that were begun under it.
+
+    It kept a cheap state unless files saved a quarter of a second and a third of the time,
+    and did not count what files cost a round however small the model.
+
+    Args:
+      recursion: The mechanism's recursion.
+      num_parameters: d, the entries of a row.
+      bytes_of_float: 4, or 8 for float64 parameters.
+
+    Returns:
+      STATE or DISK.
+
+    Raises:
+      ValueError: If there is no parameter.
+    """
+    of_state = cost(recursion, num_parameters, NoiseStorage.STATE, bytes_of_float)
+    of_disk = cost(recursion, num_parameters, NoiseStorage.DISK, bytes_of_float)
+    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
+        return NoiseStorage.DISK
+    seconds_on_disk = of_disk.seconds_per_round - _SECONDS_PER_ROUND_WITH_FILES
+    is_kept = of_state.seconds_per_round < max(0.25, 1.5 * seconds_on_disk)
+    return NoiseStorage.STATE if is_kept else NoiseStorage.DISK
+
+
+def fits_in_graph(recursion: NoiseRecursion) -> bool:
+    """Returns whether the recursion's tables are small enough to be constants of a graph."""
+    if isinstance(recursion, DenseNoise):
+        return recursion.num_rounds <= _MOST_DENSE_ROUNDS
+    tables = [getattr(recursion, field.name) for field in dataclasses.fields(recursion)]
+    return sum(getattr(table, "nbytes", 0) for table in tables) <= _LARGEST_CONSTANT_IN_BYTES
+
+
+def _mean_rows_of_z(recursion: NoiseRecursion) -> float:
+    """Rows of Z that a row of noise draws, on average over all rounds."""
+    if isinstance(recursion, DenseNoise | WindowNoise):
+        most = recursions.rows_of_z_per_round(recursion)
+        rounds = recursion.num_rounds
+        mean = most - most * (most - 1) / (2 * rounds) if most <= rounds else (rounds + 1) / 2
+        leaving = isinstance(recursion, WindowNoise) and recursion.num_accumulators > 0
+        return mean + int(leaving)
+    return 1.0
+
+
+def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int) -> NoiseCost:
+    plan = block_plans.plan(recursion)
+    row = num_parameters * bytes_of_float
+    blocks = range(plan.num_blocks)
+    sizes = [int(plan.starts[k + 1] - plan.starts[k]) for k in blocks]
+    rows_of_z = [int(plan.starts[k + 1]) - plan.first_row_of_z(k) for k in blocks]
+    earlier = [plan.num_earlier_rows(k) for k in blocks]
+    vectors = plan.num_state_vectors
+    rounds = recursion.num_rounds
+    drawn = sum(rows_of_z) / rounds
+    read = 1 + (sum(earlier) + 2 * vectors * plan.num_blocks) / rounds
+    written = 1 + 2 * vectors * plan.num_blocks / rounds
+    products = sum(
+        size * (rows + before + vectors)
+        for size, rows, before in zip(sizes, rows_of_z, earlier, strict=True)
+    )
+    panels = math.ceil(num_parameters / PANEL)
+    seconds = (
+        _SECONDS_PER_ROUND_WITH_FILES
+        + drawn * num_parameters * _SECONDS_PER_NORMAL
+        + read * row * _SECONDS_PER_BYTE_READ
+        + written * row * _SECONDS_PER_BYTE_WRITTEN
+        + products / rounds * num_parameters * _SECONDS_PER_PRODUCT
+        + (read + written) * panels * _SECONDS_PER_FILE_OPERATION
+    )
+    # Rows of a panel in memory: what is read, what is made, and what is drawn at once.
+    panel_rows = 2 * plan.most_earlier_rows + 3 * plan.largest_block + 4 * vectors
+    width = min(num_parameters, PANEL)
+    filled_up = _filled_up(num_parameters)
+    rows = plan.rows_kept * (filled_up * bytes_of_float + panels * _BYTES_OF_HEADERS)
+    # State vectors are float64, and kept for as many blocks as tensor_blocks says.
+    states = 4 * (8 * vectors * filled_up + panels * _BYTES_OF_HEADERS)
+    return NoiseCost(
+        NoiseStorage.DISK,
+        state_bytes=0,
+        disk_bytes=rows + states + _weights_bytes(plan),
+        memory_bytes=4 * row + panel_rows * width * bytes_of_float,
+        seconds_per_round=seconds,
+    )
+
+
+def _filled_up(num_parameters: int) -> int:
+    """The coordinates of all panels, the last of several being filled up."""
+    return math.ceil(num_parameters / PANEL) * min(num_parameters, PANEL)
+
+
+def _weights_bytes(plan: block_plans.BlockPlan) -> int:
+    distinct = {int(block) for block in plan.distinct_weights()}
+    return sum(
+        8
+        * (int(plan.starts[k + 1] - plan.starts[k]) + plan.num_state_vectors)
+        * (
+            plan.num_earlier_rows(k)
+            + plan.num_state_vectors
+            + int(plan.starts[k + 1])
+            - plan.first_row_of_z(k)
+        )
+        for k in distinct
+    )

@@ -1,0 +1,196 @@
+"""Streams of correlated noise for a nest of arrays, in NumPy: any mechanism, any model.
+
+    state = noise_streams.initial_state(factorization.noise_recursion(), weights, seed)
+    row, state = noise_streams.next_row(factorization.noise_recursion(), state)
+
+Row i is row i of C^-1 Z at unit variance of Z, in the structure of the weights. Z comes from
+``rows_of_z``: the seed alone determines the whole stream. States are values: advancing one
+leaves it as it was, so a round that is repeated from a stored state gets the same noise.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators.noise import random_words, recursions, row_layout, rows_of_z
+from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise.recursions import NoiseRecursion
+
+# The floating-point dtypes of models, and what noise for them is computed in.
+_NOISE_DTYPES = {
+    "bfloat16": "float32",
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoiseStreamState:
+    """Where a stream of noise rows stands.
+
+    Attributes:
+      round_index: The round that the next row is for, from 0.
+      seed: (2,) int64: the stream's secret.
+      source: Where its random words come from.
+      structure: The nest that rows have, with the position of each array in its place.
+      layout: The shapes and noise dtypes of the arrays, by position.
+      histories: The recursion's state of each of the layout's segments, flat vectors.
+    """
+
+    round_index: int
+    seed: np.ndarray
+    source: NoiseSource
+    structure: Any
+    layout: row_layout.RowLayout
+    histories: tuple[recursions.NoiseState, ...]
+
+
+def initial_state(
+    recursion: NoiseRecursion,
+    template: Any,
+    seed: np.ndarray,
+    source: NoiseSource = NoiseSource.PHILOX,
+) -> NoiseStreamState:
+    """Returns the state before the first round.
+
+    Args:
+      recursion: The mechanism's recursion.
+      template: A nest (dicts, lists, tuples, named tuples) of float arrays, or of anything
+        with a shape and a dtype: what rows shall look like. Their values do not count.
+        Arrays have the order in which ``tf.nest`` flattens them: dicts by sorted keys.
+      seed: (2,) int64: the stream's secret.
+      source: Where random words come from.
+
+    Returns:
+      The state.
+
+    Raises:
+      TypeError: If an array's dtype is not float64, float32, float16 or bfloat16.
+      ValueError: If the seed is not (2,) int64.
+    """
+    structure, layout = _described(template)
+    histories = tuple(
+        recursions.initial_state(recursion, (segment.size,), segment.dtype)
+        for segment in layout.segments
+    )
+    # A copy, because the caller's array may be filled with another seed.
+    seed = random_words.checked_seed(seed).copy()
+    return NoiseStreamState(0, seed, NoiseSource(source), structure, layout, histories)
+
+
+def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, NoiseStreamState]:
+    """Returns the noise row of the state's round and the state after it.
+
+    The given state does not change: called with it again, this returns the same row, bit
+    for bit. :func:`rows` is faster where all rows are taken one after another.
+
+    Args:
+      recursion: The mechanism's recursion, the same in every round.
+      state: What :func:`initial_state` or an earlier call returned.
+
+    Returns:
+      Row ``state.round_index`` of C^-1 Z in the template's structure, float32 or float64
+      arrays, and the next state.
+
+    Raises:
+      ValueError: If the mechanism has no more rounds.
+      ImportError: If the source needs a package that is not installed.
+    """
+    # Not left to the segments: a template without entries has none.
+    recursions.check_has_round(recursion, state.round_index)
+    flats, histories = [], []
+    for segment, history in zip(state.layout.segments, state.histories, strict=True):
+        z = rows_of_z.segment_of_row(state.source, state.seed, state.round_index, segment)
+        flat, following = recursions.next_row(recursion, history, z)
+        flats.append(flat)
+        histories.append(following)
+    next_state = dataclasses.replace(
+        state, round_index=state.round_index + 1, histories=tuple(histories)
+    )
+    return _nested(state.structure, state.layout, flats), next_state
+
+
+def rows(
+    recursion: NoiseRecursion,
+    template: Any,
+    seed: np.ndarray,
+    source: NoiseSource = NoiseSource.PHILOX,
+) -> Iterator[Any]:
+    """Returns all noise rows in order: those of :func:`next_row`, without a copy of the history.
+
+    Args:
+      recursion: The mechanism's recursion.
+      template: As for :func:`initial_state`.
+      seed: (2,) int64: the stream's secret.
+      source: Where random words come from.
+
+    Returns:
+      An iterator of row i of C^-1 Z for every round i of the mechanism; each row is
+      computed when it is asked for.
+
+    Raises:
+      TypeError: If an array's dtype is not float64, float32, float16 or bfloat16.
+      ValueError: If the seed is not (2,) int64.
+    """
+    structure, layout = _described(template)
+    seed = random_words.checked_seed(seed).copy()
+    source = NoiseSource(source)
+
+    def flat_rows(segment: row_layout.Segment) -> Iterator[np.ndarray]:
+        rounds = range(recursion.num_rounds)
+        z = (rows_of_z.segment_of_row(source, seed, i, segment) for i in rounds)
+        return recursions.stream(recursion, z, (segment.size,), segment.dtype)
+
+    streams = [flat_rows(segment) for segment in layout.segments]
+    return (
+        _nested(structure, layout, [next(stream) for stream in streams])
+        for _ in range(recursion.num_rounds)
+    )
+
+
+def _described(template: Any) -> tuple[Any, row_layout.RowLayout]:
+    """The template with positions for its arrays, and the arrays' shapes and noise dtypes."""
+    shapes: list[tuple[int, ...]] = []
+    dtypes: list[str] = []
+
+    def position_of(leaf: Any) -> int:
+        # Arrays of other frameworks and plain specifications have these two as well.
+        array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
+        name = getattr(array.dtype, "name", str(array.dtype))
+        if name not in _NOISE_DTYPES:
+            raise TypeError(
+                f"noise can be added to {', '.join(_NOISE_DTYPES)} arrays, found one of dtype "
+                f"{name} and shape {tuple(array.shape)}: leave integers and flags out of what "
+                "is aggregated, or cast them."
+            )
+        shapes.append(tuple(int(size) for size in array.shape))
+        dtypes.append(_NOISE_DTYPES[name])
+        return len(shapes) - 1
+
+    structure = _mapped(position_of, template)
+    return structure, row_layout.RowLayout(tuple(shapes), tuple(dtypes))
+
+
+def _nested(structure: Any, layout: row_layout.RowLayout, flats: Sequence[np.ndarray]) -> Any:
+    """A row in the template's structure, from the flat vector of each segment."""
+    arrays = layout.tensors(flats)
+    return _mapped(lambda position: arrays[position], structure)
+
+
+def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with ``function`` of each leaf in its place, called in the order of ``tf.nest``."""
+    if isinstance(nest, Mapping):
+        # The order of insertion is not part of a dict's structure; ``tf.nest`` sorts as well.
+        found = {key: _mapped(function, nest[key]) for key in sorted(nest)}
+        in_order = ((key, found[key]) for key in nest)
+        is_ordered = isinstance(nest, collections.OrderedDict)
+        return collections.OrderedDict(in_order) if is_ordered else dict(in_order)
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(_mapped(function, child) for child in nest))
+    if isinstance(nest, list | tuple):
+        return type(nest)(_mapped(function, child) for child in nest)
+    return function(nest)

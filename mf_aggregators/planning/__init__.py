@@ -1,0 +1,23 @@
+"""Which mechanism suits a population, its timers, a memory budget and a privacy target."""
+
+from mf_aggregators.planning.planner import (
+    Candidate,
+    Computation,
+    LeftOut,
+    Plan,
+    Setting,
+    computations,
+    make,
+    server_learning_rate,
+)
+
+__all__ = [
+    "Candidate",
+    "Computation",
+    "LeftOut",
+    "Plan",
+    "Setting",
+    "computations",
+    "make",
+    "server_learning_rate",
+]

@@ -1,0 +1,225 @@
+"""How many bands: the trade between amplification and correlated noise (BandMF Sec. 5).
+
+Fewer bands leave more clients for each batch to be drawn from, and so need less noise for
+one guarantee; more bands make noise that cancels better. The squared error of b bands is
+sigma(b)^2 L(b), with the noise multiplier that the sampling scheme of b parts needs, and the
+error L(b) of the best matrix of b bands with equal column norms.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+
+from mf_aggregators import factorizations as mechanisms
+from mf_aggregators import workloads
+from mf_aggregators.accounting import amplification, gaussian, noise_tail, sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.checkpoints import factorization_cache
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import SingleParticipation
+
+# The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
+# much less on average, and reach their own default in twice the time.
+RELATIVE_GAP = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class BandChoice:
+    """One number of bands, and what it costs.
+
+    Attributes:
+      num_bands: b.
+      noise_multiplier: sigma(b), relative to the column norm of C.
+      rmse: The root mean square error over rounds at noise multiplier and column norm 1.
+      effective_rmse: rmse times sigma(b) over the clients per round (BandMF Eq. 11).
+    """
+
+    num_bands: int
+    noise_multiplier: float
+    rmse: float
+    effective_rmse: float
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself."""
+    return sorted({2**i for i in range(largest.bit_length())} | {largest})
+
+
+def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
+    """Returns the most bands that sampling allows: n, or m / B, where nothing is amplified.
+
+    Args:
+      num_rounds: n.
+      population: m.
+      clients_per_round: B.
+
+    Returns:
+      The number of bands.
+
+    Raises:
+      ValueError: If the population is smaller than one batch.
+    """
+    sampling_schemes.create(
+        "poisson",
+        num_rounds=num_rounds,
+        num_bands=1,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return min(num_rounds, population // clients_per_round)
+
+
+def compare(
+    epsilon: float,
+    delta: float,
+    *,
+    num_rounds: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+    candidates: Sequence[int] | None = None,
+    cache_directory: pathlib.Path | None = None,
+    show_progress: bool = False,
+) -> tuple[BandChoice, ...]:
+    """Computes what each number of bands costs at a privacy target, for the prefix sum.
+
+    Args:
+      epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+      num_rounds: The rounds n.
+      population: The clients (or examples) m.
+      clients_per_round: The batch size B, at most m.
+      sampling: ``poisson``, ``fixed_size`` or ``shuffling``.
+      candidates: The numbers of bands; powers of two and the largest possible one by
+        default, ``range(1, most_bands(...) + 1)`` for all.
+      cache_directory: Where factorizations are kept between calls; None for nowhere.
+      show_progress: Whether to show a progress bar on standard error.
+
+    Returns:
+      A choice for each candidate, in their order.
+
+    Raises:
+      ValueError: If an argument is out of its range, or a candidate is not possible.
+    """
+    largest = most_bands(num_rounds, population, clients_per_round)
+    chosen = powers_of_two(largest) if candidates is None else list(candidates)
+    schemes = [
+        sampling_schemes.create(
+            sampling,
+            num_rounds=num_rounds,
+            num_bands=num_bands,
+            population=population,
+            clients_per_round=clients_per_round,
+        )
+        for num_bands in chosen
+    ]
+    choices = []
+    for scheme in tqdm.tqdm(schemes, desc="bands", disable=not show_progress):
+        multiplier = noise_multiplier(scheme, epsilon, delta, cache_directory)
+        matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
+        workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
+        rmse = matrix.rmse(workload, SingleParticipation())
+        choices.append(
+            BandChoice(scheme.num_bands, multiplier, rmse, multiplier * rmse / clients_per_round)
+        )
+    return tuple(choices)
+
+
+def best(choices: Sequence[BandChoice]) -> BandChoice:
+    """Returns the choice of least error, with the fewest bands among equals.
+
+    Args:
+      choices: At least one.
+
+    Returns:
+      The choice.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    if not choices:
+        raise ValueError("there is no number of bands to choose from.")
+    return min(choices, key=lambda choice: (choice.effective_rmse, choice.num_bands))
+
+
+def noise_multiplier(
+    scheme: SamplingScheme, epsilon: float, delta: float, cache_directory: pathlib.Path | None
+) -> float:
+    """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
+
+    Args:
+      scheme: How the batches are drawn.
+      epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+      cache_directory: Where it is kept between calls; None for nowhere.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    return factorization_cache.fetch_number(
+        cache_directory,
+        {
+            "mechanism": "noise-multiplier",
+            **scheme.to_dict(),
+            "epsilon": epsilon,
+            "delta": delta,
+            "accounting": _accounting_fingerprint(),
+        },
+        lambda: amplification.noise_multiplier(scheme, epsilon, delta),
+    )
+
+
+def banded_matrix(
+    num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None
+) -> Factorization:
+    """Returns the banded factorization of least error for the prefix sum, of equal column norms.
+
+    It is the same for all schemas of at least as large a separation. Its squared error is
+    certified to be within ``RELATIVE_GAP`` of the smallest.
+
+    Args:
+      num_rounds: n.
+      num_bands: b, 1 to n.
+      cache_directory: Where it is kept between calls; None for nowhere.
+
+    Returns:
+      The factorization.
+    """
+    if num_bands == 1:
+        return mechanisms.identity(num_rounds)
+    return factorization_cache.fetch(
+        cache_directory,
+        _description(num_rounds, num_bands),
+        lambda: mechanisms.banded(
+            workloads.prefix_sum(num_rounds), num_bands, relative_gap=RELATIVE_GAP
+        ),
+    )
+
+
+def is_kept(num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None) -> bool:
+    """Returns whether :func:`banded_matrix` finds its matrix in the cache."""
+    return factorization_cache.holds(cache_directory, _description(num_rounds, num_bands))
+
+
+def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
+    return {
+        "mechanism": "banded",
+        "num_rounds": num_rounds,
+        "num_bands": num_bands,
+        "relative_gap": RELATIVE_GAP,
+    }
+
+
+def _accounting_fingerprint() -> str:
+    """Tells versions of the accounting apart, so that no mended one serves old numbers."""
+    sources = (amplification, gaussian, noise_tail, sampling_schemes)
+    contents = "".join(inspect.getsource(module) for module in sources)
+    return hashlib.sha256(contents.encode()).hexdigest()[:16]

@@ -1,0 +1,434 @@
+"""Planning: which mechanism suits a population, a timer, a memory budget and a privacy target.
+
+Every mechanism that fits is compared by its effective RMSE (BandMF Eq. 11): the root mean
+square error of its prefix sums at sensitivity 1, times the noise multiplier that the target
+needs, over the clients per round. That is the standard deviation that the noise gives to a
+model parameter after a round, on average over rounds, for SGD with clip norm and learning
+rate one.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import accounting, lower_bounds, memory, validation, workloads
+from mf_aggregators import participation as participations
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations.toeplitz import recursion_of
+from mf_aggregators.noise import costs, recursions
+from mf_aggregators.noise.costs import NoiseCost
+from mf_aggregators.noise.recursions import IndependentNoise
+from mf_aggregators.participation import Participation
+from mf_aggregators.planning import band_choice, proposals
+from mf_aggregators.planning.proposals import Proposal
+
+_BYTES_OF_FLOAT = 4
+# Noise that takes longer than this a round, and so many times as long as independent noise, is
+# of no use to a run.
+_MOST_SECONDS_PER_ROUND = 60.0
+_MOST_TIMES_INDEPENDENT = 100.0
+# A lower estimate, of the errors of the least mechanism.
+_BYTES_PER_ROUND = 24
+# Errors that differ by less than this do not decide; what is cheaper does.
+_TIE = 0.005
+
+# BandMF App. I: log(rate) = slope log(effective RMSE) + offset, rounded to powers of a base.
+_RATE_SLOPE = -0.95
+_RATE_OFFSET = -4.64
+_RATE_BASE = 1.7
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a run is given.
+
+    Attributes:
+      num_rounds: The rounds n.
+      population: The clients m.
+      clients_per_round: The cohort or batch size B.
+      participation: The schema that participation timers enforce; None where a data
+        sampler draws the batches.
+      sampling: ``poisson``, ``fixed_size`` or ``shuffling``; None for participation timers.
+      epsilon: The privacy target.
+      delta: Of the target.
+      model_size: The parameters d of the model.
+      noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
+        no limit.
+      noise_disk: Bytes of files that its noise may take; None for no limit.
+
+    Raises:
+      ValueError: If a value is out of its range, both or none of participation and
+        sampling are given, or the population cannot fill the rounds.
+    """
+
+    num_rounds: int
+    population: int
+    clients_per_round: int
+    participation: Participation | None
+    sampling: str | None
+    epsilon: float
+    delta: float
+    model_size: int
+    noise_memory: float | None = None
+    noise_disk: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("num_rounds", "population", "clients_per_round", "model_size"):
+            validation.positive_integer(getattr(self, field), field)
+        validation.positive_number(self.epsilon, "epsilon")
+        validation.delta(self.delta)
+        if self.delta >= 1.0 / self.population:
+            raise ValueError(
+                f"delta {self.delta:g} is not below 1 / {self.population} clients: a mechanism "
+                "that publishes one client's data outright would satisfy it."
+            )
+        if self.noise_memory is not None:
+            validation.non_negative_number(self.noise_memory, "noise_memory")
+        if self.noise_disk is not None:
+            validation.non_negative_number(self.noise_disk, "noise_disk")
+        if (self.participation is None) == (self.sampling is None):
+            raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
+        if self.participation is None:
+            band_choice.most_bands(self.num_rounds, self.population, self.clients_per_round)
+        else:
+            participations.check_fits(self.participation, self.num_rounds)
+            participations.check_population(
+                self.participation, self.num_rounds, self.population, self.clients_per_round
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A mechanism for a setting.
+
+    Attributes:
+      mechanism: As ``mf-factorize --mechanism`` spells it.
+      num_bands: The bands of ``banded``, ``toeplitz`` and ``banded_inverse``, and of an
+        amplified ``identity``, else None.
+      options: The flags of ``mf-factorize`` that make it, without the common ones.
+      participation: The schema that its noise is scaled for.
+      sampling: The sampling scheme that amplifies it, if any.
+      base_bands: The bands of the banded matrix that ``structured`` approximates; None where
+        it approximates the optimum, and for other mechanisms.
+      rmse: Root mean square error over rounds at sensitivity 1 and noise multiplier 1.
+      max_error: The largest error of a round, likewise.
+      noise_multiplier: What the target needs, relative to the sensitivity under
+        ``participation``, which for an amplified candidate is that of one participation.
+      effective_rmse: rmse times noise multiplier over clients per round (BandMF Eq. 11).
+      max_effective_error: max_error times noise multiplier over clients per round.
+      over_lower_bound: rmse over what no factorization can be below under the schema; None
+        for an amplified candidate, whose noise multiplier belongs to its bands.
+      kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
+        single precision.
+      cost: What its noise costs for the model with the storage that is chosen for it, which
+        may keep more of it on disk to be faster.
+      factorization: The matrix.
+    """
+
+    mechanism: str
+    num_bands: int | None
+    options: tuple[tuple[str, Any], ...]
+    participation: Participation
+    sampling: SamplingScheme | None
+    base_bands: int | None
+    rmse: float
+    max_error: float
+    noise_multiplier: float
+    effective_rmse: float
+    max_effective_error: float
+    over_lower_bound: float | None
+    kept_bytes: int
+    cost: NoiseCost
+    factorization: Factorization = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The mechanism with its options, for a reader."""
+        words = [str(value) for _, value in self.options if not isinstance(value, bool)]
+        return " ".join([self.mechanism, *words])
+
+    @property
+    def server_learning_rate(self) -> float:
+        """The server learning rate that BandMF App. I's rule suggests."""
+        return server_learning_rate(self.effective_rmse)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A mechanism that does not fit.
+
+    Attributes:
+      mechanism: Its name.
+      reason: Why.
+    """
+
+    mechanism: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The mechanisms that fit a setting, the least error first.
+
+    Attributes:
+      setting: The setting.
+      candidates: Those that fit, by increasing effective RMSE.
+      left_out: Those that do not.
+      recommended: One of the candidates.
+      reason: Why, in one sentence.
+    """
+
+    setting: Setting
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[LeftOut, ...]
+    recommended: Candidate
+    reason: str
+
+
+def server_learning_rate(effective_rmse: float) -> float:
+    """Returns the server learning rate suggested for an effective RMSE (BandMF App. I).
+
+    A linear fit of logarithms over StackOverflow next-word prediction with federated SGD
+    with server momentum 0.95 and clip norm 1, rounded to a power of 1.7 as there: a place
+    to begin tuning elsewhere.
+
+    Args:
+      effective_rmse: As in :class:`Candidate`.
+
+    Returns:
+      The learning rate.
+
+    Raises:
+      ValueError: If the error is not above zero.
+    """
+    error = validation.positive_number(effective_rmse, "effective_rmse")
+    fitted = _RATE_SLOPE * math.log(error) + _RATE_OFFSET
+    return float(_RATE_BASE ** round(fitted / math.log(_RATE_BASE)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """What a plan computes, before it does.
+
+    Attributes:
+      name: The mechanism with its options.
+      is_kept: Whether it is in the cache.
+      expected_seconds: How long it takes on two cores; None if it is not known, or short.
+    """
+
+    name: str
+    is_kept: bool
+    expected_seconds: float | None
+
+
+def computations(
+    setting: Setting, *, cache_directory: pathlib.Path | None = None
+) -> tuple[Computation, ...]:
+    """Returns what :func:`make` computes for a setting, in the same order.
+
+    Args:
+      setting: What the run is given.
+      cache_directory: Where factorizations are kept between calls; None for nowhere.
+
+    Returns:
+      A computation for each mechanism that is not left out beforehand.
+    """
+    return tuple(
+        _computation(proposal)
+        for proposal in _proposals(setting, cache_directory)
+        if proposal.compute is not None
+    )
+
+
+def _computation(proposal: Proposal) -> Computation:
+    return Computation(proposal.name, proposal.is_kept, proposal.expected_seconds)
+
+
+def make(
+    setting: Setting,
+    *,
+    cache_directory: pathlib.Path | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Plan:
+    """Compares the mechanisms that fit a setting.
+
+    Args:
+      setting: What the run is given.
+      cache_directory: Where factorizations are kept between calls; None for nowhere.
+      progress: Is told the name of each computation before it begins.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: If no mechanism fits, or the privacy target cannot be met.
+    """
+    candidates: list[Candidate] = []
+    left_out: list[LeftOut] = []
+    for proposal in _proposals(setting, cache_directory):
+        if proposal.compute is None:
+            left_out.append(LeftOut(proposal.name, proposal.reason))
+            continue
+        progress(_computation(proposal).name)
+        candidate = _candidate(setting, proposal, cache_directory)
+        reason = _left_out(setting, candidate)
+        if reason is None:
+            candidates.append(candidate)
+        else:
+            left_out.append(LeftOut(candidate.name, reason))
+    if not candidates:
+        raise ValueError(
+            "no mechanism fits: allow more noise memory or disk, a smaller model or fewer rounds."
+        )
+    candidates.sort(key=lambda candidate: candidate.effective_rmse)
+    recommended = _recommended(candidates)
+    return Plan(
+        setting, tuple(candidates), tuple(left_out), recommended, _reason(candidates, recommended)
+    )
+
+
+def _recommended(candidates: list[Candidate]) -> Candidate:
+    ties = [
+        candidate
+        for candidate in candidates
+        if candidate.effective_rmse <= (1.0 + _TIE) * candidates[0].effective_rmse
+    ]
+    return min(ties, key=lambda candidate: candidate.cost.seconds_per_round)
+
+
+def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
+    if len(candidates) == 1:
+        return f"{recommended.name} is the only mechanism that fits."
+    best = candidates[0]
+    if recommended is not best:
+        return (
+            f"{recommended.name} has an effective RMSE within {100 * _TIE:g} % of the least, that "
+            f"of {best.name}, and its noise costs {recommended.cost.seconds_per_round:.2g} instead "
+            f"of {best.cost.seconds_per_round:.2g} seconds a round."
+        )
+    second = candidates[1]
+    share = 100.0 * (second.effective_rmse / best.effective_rmse - 1.0)
+    return (
+        f"{best.name} has the smallest effective RMSE of the {len(candidates)} mechanisms that "
+        f"fit, {best.effective_rmse:.4g}; the next, {second.name}, has {share:.1f} % more."
+    )
+
+
+def _proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:
+    memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
+    if setting.participation is not None:
+        return proposals.for_timers(
+            setting.num_rounds,
+            setting.participation,
+            functools.partial(_affordable_bands, setting),
+            cache_directory,
+        )
+    assert setting.sampling is not None
+    return proposals.for_sampling(
+        setting.num_rounds,
+        setting.population,
+        setting.clients_per_round,
+        setting.sampling,
+        cache_directory,
+    )
+
+
+def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
+    """The most bands that fit into memory and disk, at least 1, and what limits them."""
+    affordable, budget = most, "noise"
+    if setting.noise_memory is not None:
+        # b bands keep b - 1 rows.
+        rows = int(setting.noise_memory // (_BYTES_OF_FLOAT * setting.model_size))
+        affordable = min(most, rows + 1)
+    if setting.noise_disk is None or _fits_on_disk(setting, affordable):
+        return affordable, budget
+    # As many as fit are found by bisection: one band keeps nothing.
+    fitting, too_many = 1, affordable
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if _fits_on_disk(setting, middle):
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting, "noise on disk"
+
+
+def _fits_on_disk(setting: Setting, num_bands: int) -> bool:
+    rounds = setting.num_rounds
+    # What a recursion costs follows from its sizes alone.
+    recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
+    cost = costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
+    if setting.noise_disk is not None and cost.disk_bytes > setting.noise_disk:
+        return False
+    return cost.seconds_per_round <= _most_seconds(setting)
+
+
+def _most_seconds(setting: Setting) -> float:
+    """The most seconds a round that noise may take."""
+    independent = costs.choose(IndependentNoise(setting.num_rounds), setting.model_size)
+    return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
+
+
+def _left_out(setting: Setting, candidate: Candidate) -> str | None:
+    """Why a candidate does not fit, if it does not."""
+    memory, disk = setting.noise_memory, setting.noise_disk
+    if memory is not None and candidate.kept_bytes > memory:
+        return (
+            f"keeps {candidate.kept_bytes / 1e9:.3g} GB of noise between rounds, more than "
+            f"{memory / 1e9:.3g} GB"
+        )
+    if disk is not None and candidate.cost.disk_bytes > disk:
+        return (
+            f"keeps {candidate.cost.disk_bytes / 1e9:.3g} GB of noise on disk, more than "
+            f"{disk / 1e9:.3g} GB"
+        )
+    seconds, most = candidate.cost.seconds_per_round, _most_seconds(setting)
+    if seconds > most:
+        return f"takes {seconds:.2g} seconds a round for its noise, more than {most:.2g}"
+    return None
+
+
+def _candidate(
+    setting: Setting, proposal: Proposal, cache_directory: pathlib.Path | None
+) -> Candidate:
+    assert proposal.compute is not None
+    factorization, schema = proposal.compute(), proposal.participation
+    workload = workloads.Workload("prefix_sum", setting.num_rounds)
+    variances = factorization.per_round_variance(workload, schema)
+    rmse = float(np.sqrt(np.mean(variances)))
+    max_error = float(np.sqrt(np.max(variances)))
+    bound = None
+    if proposal.scheme is None:
+        multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
+        bound = lower_bounds.compute(workload, schema)
+    else:
+        multiplier = band_choice.noise_multiplier(
+            proposal.scheme, setting.epsilon, setting.delta, cache_directory
+        )
+    recursion = factorization.noise_recursion()
+    num_bands = dict(proposal.options).get("num_bands")
+    return Candidate(
+        mechanism=proposal.mechanism,
+        num_bands=num_bands if proposal.scheme is None else proposal.scheme.num_bands,
+        options=proposal.options,
+        participation=schema,
+        sampling=proposal.scheme,
+        base_bands=proposal.base_bands,
+        rmse=rmse,
+        max_error=max_error,
+        noise_multiplier=multiplier,
+        effective_rmse=rmse * multiplier / setting.clients_per_round,
+        max_effective_error=max_error * multiplier / setting.clients_per_round,
+        over_lower_bound=None if bound is None else rmse / bound.rmse,
+        kept_bytes=(
+            _BYTES_OF_FLOAT * setting.model_size * recursions.floats_per_parameter(recursion)
+        ),
+        cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
+        factorization=factorization,
+    )

@@ -1,0 +1,1 @@
+"""What can be stated of a run: its guarantee, who took part, and the statement in words."""

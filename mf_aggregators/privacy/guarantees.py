@@ -1,0 +1,436 @@
+"""The privacy guarantee of a run: what was planned, and what really happened gives.
+
+A plan names a participation schema, and the noise is scaled to the sensitivity of C under it.
+What a finished run guarantees follows from the participations that took place: their
+separations and their largest number per client define a schema of their own, and the same
+noise is measured against the sensitivity under that one. A run that kept its plan has the
+planned guarantee as well; one that broke it has only what it earned.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event
+
+from mf_aggregators import accounting, sensitivity, validation
+from mf_aggregators import participation as participations
+from mf_aggregators.accounting import amplification
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.privacy import pattern_sensitivities
+from mf_aggregators.privacy.participation_records import ParticipationRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """A differential privacy guarantee under zero-out adjacency, for each client.
+
+    Attributes:
+      participation: The participation schema that it assumes or that took place.
+      num_rounds: The number of rounds whose noisy sums were released.
+      sensitivity: Of C under the schema, at unit clipping; for an amplified guarantee
+        the largest column norm of C, which is that of one participation.
+      sensitivity_is_exact: False if the sensitivity is an upper bound.
+      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
+      zcdp_rho: rho of zero-concentrated DP, never amplified; infinity without noise.
+      epsilon: Of (epsilon, delta)-DP; infinity without noise, and where participations that
+        broke the plan leave so little that no epsilon can be stated (``noise_tail``).
+      delta: The delta that epsilon is for.
+      sampling: How the batches are drawn, if the guarantee is amplified by that.
+    """
+
+    participation: Participation
+    num_rounds: int
+    sensitivity: float
+    sensitivity_is_exact: bool
+    noise_multiplier: float
+    zcdp_rho: float
+    epsilon: float
+    delta: float
+    sampling: SamplingScheme | None = None
+
+    def event(self) -> dp_event.DpEvent:
+        """Returns the run as an event of dp-accounting, to be composed with other runs.
+
+        ``accounting.composed_epsilon`` composes such events; ``accounting.event`` and
+        ``amplification.event`` say for which neighbouring relation they are.
+        """
+        if self.sampling is not None:
+            return amplification.event(self.sampling, self.noise_multiplier)
+        if math.isinf(self.noise_multiplier):
+            return dp_event.NoOpDpEvent()
+        return accounting.event(self.noise_multiplier)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
+        return {
+            "participation": participations.to_dict(self.participation),
+            "num_rounds": self.num_rounds,
+            "sensitivity": self.sensitivity,
+            "sensitivity_is_exact": self.sensitivity_is_exact,
+            "noise_multiplier": _finite_or_none(self.noise_multiplier),
+            "zcdp_rho": _finite_or_none(self.zcdp_rho),
+            "epsilon": _finite_or_none(self.epsilon),
+            "delta": self.delta,
+            "sampling": None if self.sampling is None else self.sampling.to_dict(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RealisedParticipation:
+    """What took place, over all clients.
+
+    Attributes:
+      num_rounds: The number of rounds that were released.
+      num_clients: How many clients took part at all.
+      separation: The smallest distance |i - j| between two participations of one
+        client; None if none took part twice.
+      max_participations: The largest number of participations of one client.
+      keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
+        was planned. Only who holds the sampler's seed can know it, and must have compared.
+      largest_separation: The largest distance between adjacent participations of one client;
+        None if none took part twice, or if it is not known.
+    """
+
+    num_rounds: int
+    num_clients: int
+    separation: int | None
+    max_participations: int
+    keeps_sampling: bool | None = None
+    largest_separation: int | None = None
+
+    def schema(self) -> Participation:
+        """Returns the narrowest schema of these separations and number of participations."""
+        if self.separation is None:
+            return SingleParticipation()
+        if self.separation == self.largest_separation:
+            return FixedEpochOrder(self.max_participations, self.separation)
+        return MinSeparation(self.separation, self.max_participations)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstClient:
+    """The client that the participations that took place protect the least.
+
+    Attributes:
+      client_id: Which client.
+      rounds: The rounds that it took part in, from 0.
+      sensitivity: Of C for these rounds alone, at unit clipping.
+      epsilon: Of this client, without amplification; infinity without noise.
+    """
+
+    client_id: str
+    rounds: tuple[int, ...]
+    sensitivity: float
+    epsilon: float
+
+
+def realised_participation(
+    rounds_of_clients: Iterable[Sequence[int] | np.ndarray], num_rounds: int
+) -> RealisedParticipation:
+    """Measures the participations that took place.
+
+    Args:
+      rounds_of_clients: For each client, the rounds that it took part in, from 0,
+        increasing.
+      num_rounds: The number of rounds that were released.
+
+    Returns:
+      The smallest and the largest separation, and the largest count.
+
+    Raises:
+      ValueError: If a client's rounds are not increasing or not among the rounds
+        that were released: such a record cannot be trusted.
+    """
+    num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
+    separations: set[int] = set()
+    most, num_clients = 0, 0
+    for rounds in rounds_of_clients:
+        if not len(rounds):
+            continue
+        num_clients += 1
+        most = max(most, len(rounds))
+        if rounds[0] < 0 or rounds[-1] >= num_rounds:
+            raise ValueError(
+                f"a client took part in rounds {rounds[0]} to {rounds[-1]}, and {num_rounds} "
+                "rounds were released: the record of participations is broken."
+            )
+        for earlier, later in itertools.pairwise(rounds):
+            if later <= earlier:
+                raise ValueError(
+                    f"a client took part in round {earlier} and then in round {later}: the "
+                    "record of participations is broken."
+                )
+            separations.add(int(later) - int(earlier))
+    return RealisedParticipation(
+        num_rounds,
+        num_clients,
+        min(separations, default=None),
+        most,
+        largest_separation=max(separations, default=None),
+    )
+
+
+def planned(
+    factorization: Factorization,
+    participation: Participation,
+    noise_multiplier: float,
+    delta: float,
+) -> Guarantee:
+    """Returns the guarantee of a run that keeps its participation schema.
+
+    Args:
+      factorization: What makes the noise.
+      participation: The schema that the run will enforce.
+      noise_multiplier: Relative to the sensitivity under that schema; zero for none.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The guarantee for all rounds of the factorization; its epsilon is infinite for so little
+      noise that its tail takes more than half of delta.
+
+    Raises:
+      ValueError: If the noise multiplier or delta is out of its range.
+    """
+    bound = factorization.sensitivity(participation)
+    return Guarantee(
+        participation=participation,
+        num_rounds=factorization.num_rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=noise_multiplier,
+        zcdp_rho=accounting.zcdp_rho(noise_multiplier),
+        epsilon=_epsilon(noise_multiplier, delta),
+        delta=delta,
+    )
+
+
+def sampled(
+    factorization: Factorization, scheme: SamplingScheme, noise_multiplier: float, delta: float
+) -> Guarantee:
+    """Returns the amplified guarantee of a run whose batches a data sampler draws (BandMF Thm 4).
+
+    Args:
+      factorization: What makes the noise: lower triangular, of at most as many bands as
+        the scheme has parts.
+      scheme: How every batch is drawn, for the rounds of the factorization.
+      noise_multiplier: Relative to the largest column norm of C; zero for none.
+      delta: At least 1e-12 and below 1.
+
+    Returns:
+      The guarantee for all rounds.
+
+    Raises:
+      ValueError: If the theorem's conditions do not hold: C has more bands than the scheme
+        has parts, or is not lower triangular; or an argument is out of its range.
+    """
+    if scheme.num_rounds != factorization.num_rounds:
+        raise ValueError(
+            f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
+            f"{factorization.num_rounds}."
+        )
+    check_bands(factorization, scheme)
+    bound = factorization.sensitivity(SingleParticipation())
+    return _amplified(scheme, bound, noise_multiplier, delta)
+
+
+def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
+    """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
+
+    Args:
+      factorization: C.
+      scheme: How batches are drawn.
+    """
+    bands = factorization.strategy_bands()
+    if bands is None or bands > scheme.num_bands:
+        found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
+        raise ValueError(
+            f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
+            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
+            "data have parts (BandMF Thm 4)."
+        )
+
+
+def _amplified(
+    scheme: SamplingScheme, bound: sensitivity.Sensitivity, noise_multiplier: float, delta: float
+) -> Guarantee:
+    unamplified = noise_multiplier / math.sqrt(scheme.most_participations)
+    return Guarantee(
+        participation=FixedEpochOrder(scheme.most_participations, scheme.num_bands),
+        num_rounds=scheme.num_rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=noise_multiplier,
+        zcdp_rho=accounting.zcdp_rho(unamplified),
+        epsilon=amplification.epsilon(scheme, noise_multiplier, delta),
+        delta=delta,
+        sampling=scheme,
+    )
+
+
+def realised(
+    plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
+) -> Guarantee:
+    """Returns the guarantee that follows from the participations that took place.
+
+    Rows of C after the last released round were never released, so the sensitivity is
+    that of the leading part of C.
+
+    Args:
+      plan: What :func:`planned` or :func:`sampled` returned for the run; it fixes the noise.
+      factorization: What made the noise.
+      took_place: What happened.
+
+    Returns:
+      The guarantee for the rounds that were released; epsilon 0 if there were none.
+
+    Raises:
+      ValueError: If more rounds were released than the factorization has.
+    """
+    rounds = took_place.num_rounds
+    if rounds > factorization.num_rounds:
+        raise ValueError(
+            f"{rounds} rounds were released, and the factorization is for "
+            f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
+        )
+    if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
+        # Sampling covers all clients, also those that happened not to be drawn.
+        # The probability of being drawn is that of the plan, however early the run ended.
+        scheme = dataclasses.replace(plan.sampling, num_rounds=max(rounds, plan.sampling.num_bands))
+        bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
+        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+        return dataclasses.replace(
+            _amplified(scheme, bound, multiplier, plan.delta), num_rounds=rounds
+        )
+    schema = took_place.schema()
+    if took_place.max_participations == 0:
+        bound = sensitivity.Sensitivity(0.0, is_exact=True, theorem="no participation")
+        multiplier = math.inf
+    else:
+        bound = factorization.sensitivity_of_first(rounds, schema)
+        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+    private = plan.noise_multiplier > 0.0
+    nothing = math.isinf(multiplier)
+    return Guarantee(
+        participation=schema,
+        num_rounds=rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=multiplier,
+        zcdp_rho=0.0 if nothing else accounting.zcdp_rho(multiplier) if private else math.inf,
+        epsilon=0.0 if nothing else _epsilon(multiplier, plan.delta),
+        delta=plan.delta,
+    )
+
+
+def worst_client(
+    plan: Guarantee, factorization: Factorization, record: ParticipationRecord
+) -> WorstClient | None:
+    """Returns the client whose own participations changed the output most.
+
+    Its epsilon is at most that of :func:`realised`, which is for every pattern of the
+    realised separation and number of participations.
+
+    Args:
+      plan: What fixes the noise.
+      factorization: What made the noise.
+      record: Who took part in which round.
+
+    Returns:
+      The client; None if nobody took part, or for more rounds than
+      ``pattern_sensitivities`` deals with.
+    """
+    worst = pattern_sensitivities.worst_client(
+        factorization, record.rounds_of_clients, record.num_rounds
+    )
+    if worst is None:
+        return None
+    multiplier = plan.noise_multiplier * plan.sensitivity / worst.sensitivity
+    return WorstClient(
+        client_id=record.client_ids[worst.index],
+        rounds=worst.rounds,
+        sensitivity=worst.sensitivity,
+        epsilon=_epsilon(multiplier, plan.delta),
+    )
+
+
+def widened(
+    plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
+) -> Guarantee:
+    """Returns a guarantee for a run that broke its plan, however it went on.
+
+    It is for all rounds of the factorization, the smaller of the planned and the realised
+    separation and the larger number of participations, without amplification, and so
+    never better than the planned one.
+
+    Args:
+      plan: What was planned; it fixes the noise.
+      factorization: What made the noise.
+      took_place: What happened so far.
+
+    Returns:
+      The guarantee.
+    """
+    rounds = factorization.num_rounds
+    planned_separation = (
+        rounds
+        if isinstance(plan.participation, SingleParticipation)
+        else plan.participation.separation
+    )
+    most = max(plan.participation.most_participations(rounds), took_place.max_participations, 1)
+    schema = MinSeparation(min(planned_separation, took_place.separation or rounds), most)
+    bound = factorization.sensitivity(schema)
+    multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+    return Guarantee(
+        participation=schema,
+        num_rounds=rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=multiplier,
+        zcdp_rho=accounting.zcdp_rho(multiplier),
+        epsilon=_epsilon(multiplier, plan.delta),
+        delta=plan.delta,
+    )
+
+
+def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
+    """Returns whether the participations that took place are allowed by a schema or scheme."""
+    if isinstance(plan, (PoissonSampling, FixedSizeSampling, Shuffling)):
+        return took_place.keeps_sampling is True
+    most, smallest = took_place.max_participations, took_place.separation
+    if most <= 1 or smallest is None:
+        return True
+    if isinstance(plan, SingleParticipation):
+        return False
+    if isinstance(plan, FixedEpochOrder):
+        is_fixed = smallest == took_place.largest_separation == plan.separation
+        return is_fixed and most <= plan.epochs
+    allowed = plan.max_participations
+    return smallest >= plan.separation and (allowed is None or most <= allowed)
+
+
+def _epsilon(noise_multiplier: float, delta: float) -> float:
+    """Epsilon; infinity also where there is so little noise that none is stated."""
+    try:
+        return accounting.epsilon(noise_multiplier, delta)
+    except accounting.TailError:
+        return math.inf
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

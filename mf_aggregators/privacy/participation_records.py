@@ -1,0 +1,287 @@
+"""Records of who took part in which round, as files.
+
+Two formats are read: the ``participation.npz`` of a run directory, and a text file of a
+client and a round (from 0) on each line, separated by a comma, as any production system can
+write it.
+
+A record that is lost, or counted for another client, makes the guarantee that follows from
+the file better than the truth. So a text file is read only where each of its lines has one
+meaning, and is refused, with the number of the line, where it may have another.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+
+# The first line of a text file may be one of the first with one of the second, in any case.
+HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
+HEADINGS_OF_ROUNDS = ("round", "round_index")
+
+# A field is in double quotes, where two of them stand for one, or has none and no comma.
+_FIELD = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
+_LINE = re.compile(f"{_FIELD},{_FIELD}")
+# Eighteen digits fit into 64 bits.
+_ROUND = re.compile("0*([0-9]{1,18})")
+# Control and format characters, and separators of lines and paragraphs: nobody sees them.
+_INVISIBLE = frozenset({"Cc", "Cf", "Zl", "Zp"})
+_MOST_CHARACTERS_SHOWN = 60
+
+
+class RecordError(ValueError):
+    """A record that cannot be read; the message names the file and the reason."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ParticipationRecord:
+    """Who took part in which round.
+
+    Attributes:
+      client_ids: The clients.
+      rounds_of_clients: For each client the increasing rounds, from 0, that it took part in.
+      num_rounds: The rounds that were released.
+      sampling: The scheme by which a data sampler is said to have drawn the batches; None
+        for clients who decided themselves, and for text files.
+    """
+
+    client_ids: tuple[str, ...]
+    rounds_of_clients: tuple[np.ndarray, ...]
+    num_rounds: int
+    sampling: SamplingScheme | None = None
+
+    def cohorts(self) -> tuple[np.ndarray, ...]:
+        """Returns for each round the (cohort_size,) int64 increasing indices of its clients."""
+        sizes = [len(rounds) for rounds in self.rounds_of_clients]
+        clients = np.repeat(np.arange(len(sizes)), sizes)
+        rounds = np.concatenate([np.empty(0, np.int64), *self.rounds_of_clients])
+        order = np.argsort(rounds, kind="stable")
+        ends = np.cumsum(np.bincount(rounds, minlength=self.num_rounds))
+        return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
+
+
+def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
+    """Reads a record.
+
+    Args:
+      path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds
+        as ``rounds[offsets[i]:offsets[i + 1]]``, and ``sampling``, the scheme of a data
+        sampler as JSON, if there was one; or a text file in UTF-8, with or without a byte
+        order mark, of ``client,round`` lines. Either field may be in double quotes. White
+        space around a name or a round is no part of it; otherwise names are compared as
+        they are written. The first line may be a heading: one of
+        ``HEADINGS_OF_CLIENTS`` and one of ``HEADINGS_OF_ROUNDS``, in any case. Empty lines
+        mean nothing.
+      num_rounds: The rounds that were released, for a text file, which does not say it.
+        More than there were is safe, and fewer are not: what a client contributed is in
+        later rounds too.
+
+    Returns:
+      The record.
+
+    Raises:
+      RecordError: If the file is missing, damaged, or is no record; of a text file, for any
+        other line: one without exactly one client and one round, with a round that is not
+        written in the digits 0 to 9 alone or was not released, with a name that is empty or
+        has characters that cannot be seen, or that repeats another line.
+    """
+    file = pathlib.Path(path)
+    if is_archive(file):
+        return load_archive(file)
+    try:
+        return _from_text(file, num_rounds)
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path names the ``.npz`` file of a record and not a text file.
+
+    Args:
+      path: The path, which need not be there.
+    """
+    return pathlib.Path(path).suffix == ".npz"
+
+
+def load_archive(path: str | os.PathLike[str]) -> ParticipationRecord:
+    """Reads the ``.npz`` file of a record; see :func:`load`.
+
+    Args:
+      path: The file.
+
+    Returns:
+      The record.
+
+    Raises:
+      RecordError: If the file is missing or damaged; or its arrays are not of integers, do not
+        fit together, have a client's rounds out of order or outside the rounds that were
+        released, or name two clients alike.
+    """
+    file = pathlib.Path(path)
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            names = archive["client_ids"]
+            offsets, rounds, num_rounds = (
+                _integers(archive[name]) for name in ("offsets", "rounds", "num_rounds")
+            )
+            # Records without it are of cohorts under timers.
+            sampling = (
+                sampling_schemes.from_dict(json.loads(str(archive["sampling"])))
+                if "sampling" in archive
+                else None
+            )
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:
+        # NumPy's reader raises many types for a damaged archive.
+        raise RecordError(f"{file} cannot be read as a record of rounds: {error}.") from error
+    if not _fit_together(names, offsets, rounds, num_rounds):
+        raise RecordError(f"{file} is broken: its rounds and clients do not fit together.")
+    client_ids = tuple(str(client) for client in names)
+    if len(set(client_ids)) != len(client_ids):
+        raise RecordError(
+            f"{file} has two clients of the same name, whose rounds would not count as one "
+            "client's: give each client one name."
+        )
+    return ParticipationRecord(
+        client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling
+    )
+
+
+def _integers(array: np.ndarray) -> np.ndarray:
+    """Returns an array as int64; a fraction would be another round without its digits."""
+    # An empty list has no type of its own.
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"an array of integers holds {array.dtype}")
+    return np.asarray(array, np.int64)
+
+
+def _fit_together(
+    names: np.ndarray, offsets: np.ndarray, rounds: np.ndarray, num_rounds: np.ndarray
+) -> bool:
+    """Whether each client has increasing rounds among those that were released."""
+    if (names.ndim, rounds.ndim, num_rounds.ndim) != (1, 1, 0):
+        return False
+    if num_rounds < 0 or offsets.shape != (len(names) + 1,):
+        return False
+    if offsets[0] != 0 or offsets[-1] != len(rounds) or np.any(np.diff(offsets) < 0):
+        return False
+    if np.any((rounds < 0) | (rounds >= num_rounds)):
+        return False
+    is_first = np.zeros(len(rounds) + 1, dtype=bool)
+    is_first[offsets] = True
+    return bool(np.all((np.diff(rounds) > 0) | is_first[1:-1]))
+
+
+def _from_text(file: pathlib.Path, num_rounds: int) -> ParticipationRecord:
+    try:
+        # Byte order marks of UTF-16 and UTF-32 are not UTF-8 either.
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            of_clients = _rounds_in_lines(lines, file, num_rounds)
+    except UnicodeDecodeError:
+        raise RecordError(
+            f"{file} is not text in UTF-8: save it in that encoding, as lines of a client, a "
+            "comma and a round from 0."
+        ) from None
+    if not of_clients:
+        raise RecordError(f"{file} holds no participation.")
+    rounds = tuple(np.sort(np.fromiter(found, np.int64)) for found in of_clients.values())
+    return ParticipationRecord(tuple(of_clients), rounds, num_rounds)
+
+
+def _rounds_in_lines(
+    lines: Iterable[str], file: pathlib.Path, num_rounds: int
+) -> Mapping[str, Mapping[int, int]]:
+    """Returns for each client its rounds, and in which line each of them stands."""
+    of_clients: dict[str, dict[int, int]] = {}
+    may_be_heading = True
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
+            continue
+        fields = _fields(text)
+        is_heading = may_be_heading and _is_heading(fields)
+        may_be_heading = False
+        if is_heading:
+            continue
+        try:
+            client, round_index = _client_and_round(text, fields, num_rounds)
+        except RecordError as error:
+            raise RecordError(f"{file}, line {number}: {error}") from None
+        rounds = of_clients.setdefault(client, {})
+        earlier = rounds.setdefault(round_index, number)
+        if earlier != number:
+            raise RecordError(
+                f"{file}, line {number}: repeats line {earlier}. One client takes part in a "
+                "round once: remove the line if it was written twice, or give two clients two "
+                "names."
+            )
+    return of_clients
+
+
+def _fields(text: str) -> tuple[str, str] | None:
+    """Returns the two fields of a line, without quotes; None if it does not have two."""
+    match = _LINE.fullmatch(text)
+    if match is None:
+        return None
+    quoted_client, client, quoted_round, round_text = match.groups()
+    return (
+        _unquoted(quoted_client) if client is None else client.strip(),
+        _unquoted(quoted_round) if round_text is None else round_text.strip(),
+    )
+
+
+def _unquoted(text: str) -> str:
+    return text.replace('""', '"').strip()
+
+
+def _is_heading(fields: tuple[str, str] | None) -> bool:
+    if fields is None:
+        return False
+    client, round_text = fields
+    return client.lower() in HEADINGS_OF_CLIENTS and round_text.lower() in HEADINGS_OF_ROUNDS
+
+
+def _client_and_round(
+    text: str, fields: tuple[str, str] | None, num_rounds: int
+) -> tuple[str, int]:
+    if fields is None:
+        raise RecordError(
+            f"expected a client and a round, separated by one comma, found {_shown(text)}."
+        )
+    client, round_text = fields
+    match = _ROUND.fullmatch(round_text)
+    if match is None:
+        raise RecordError(
+            "expected a round as a plain number from 0, in the digits 0 to 9 alone, found "
+            f"{_shown(round_text)}. Of headings only {HEADINGS_OF_CLIENTS[0]},"
+            f"{HEADINGS_OF_ROUNDS[0]} and its like are known, in the first line."
+        )
+    round_index = int(match[1])
+    if round_index >= num_rounds:
+        raise RecordError(
+            f"found round {round_index}, and {num_rounds} rounds were released, of which the "
+            f"last is round {num_rounds - 1}."
+        )
+    if not client:
+        raise RecordError("the client has no name, and participations are counted by name.")
+    hidden = next((each for each in client if unicodedata.category(each) in _INVISIBLE), None)
+    if hidden is not None:
+        raise RecordError(
+            f"the name {_shown(client)} has the character U+{ord(hidden):04X}, which cannot be "
+            "seen, so that two names may look like one: remove it."
+        )
+    return client, round_index
+
+
+def _shown(text: str) -> str:
+    if len(text) <= _MOST_CHARACTERS_SHOWN:
+        return ascii(text)
+    return f"{text[:_MOST_CHARACTERS_SHOWN]!a} and more"

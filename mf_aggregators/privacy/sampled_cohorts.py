@@ -1,0 +1,132 @@
+"""Whether the cohorts of a run can have been drawn by the sampling scheme that is named for it.
+
+An amplified guarantee is worth nothing if the batches came about in another way. What the
+cohorts alone can show, anyone can check who may read them, and here it is checked. That they
+are the very batches of a secret seed, and not chosen to look like such, only the holder of the
+seed can tell.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+
+# What a scheme draws with a smaller probability is taken for drawn in another way. Each of three
+# questions is asked so that a run by the scheme fails it with no larger one.
+_LEAST_PROBABILITY = 1e-12
+
+
+def deviation(
+    scheme: SamplingScheme, num_clients: int, cohorts: Sequence[np.ndarray]
+) -> str | None:
+    """Returns what of the first rounds of a run no draws by a scheme can have given.
+
+    Checked are the population and the number of rounds; that each cohort has every client
+    once, and as many as the scheme draws; that each client took part only in rounds that are
+    congruent modulo the number of parts, and so in at most ceil(n / b) of them; that no part
+    has too many clients; and, where parts are shuffled, that no client took part twice in one
+    pass. Random draws can give almost anything, some of it with next to no probability: a
+    client, a round or a whole run with more participations than independent draws give, but
+    for a probability of 1e-12, is a deviation as well.
+
+    Args:
+      scheme: The scheme.
+      num_clients: The clients of the population, drawn or not.
+      cohorts: For each round that was released the increasing indices of its clients, from 0;
+        fewer rounds than those of the scheme for a run that is not finished.
+
+    Returns:
+      The first deviation, as the end of a sentence that names no client; None if there is
+      none. Draws by the scheme deviate with a probability of at most 3e-12.
+    """
+    if num_clients != scheme.population:
+        return f"the ledger has {num_clients} clients, not {scheme.population}"
+    if len(cohorts) > scheme.num_rounds:
+        return f"the ledger has {len(cohorts)} rounds, more than {scheme.num_rounds}"
+    size = _size_of_batches(scheme)
+    parts = np.full(scheme.population, -1)
+    passes = np.full(scheme.population, -1)
+    for index, cohort in enumerate(cohorts):
+        if np.any((cohort < 0) | (cohort >= scheme.population)) or np.any(np.diff(cohort) <= 0):
+            return f"the clients of round {index + 1} are not different ones of the population"
+        if size is not None and len(cohort) != size:
+            return f"round {index + 1} had {len(cohort)} clients, not {size}"
+        part = index % scheme.num_bands
+        if np.any((parts[cohort] != -1) & (parts[cohort] != part)):
+            return (
+                f"a client of round {index + 1} also took part in a round of another part of the "
+                "population"
+            )
+        parts[cohort] = part
+        if isinstance(scheme, Shuffling):
+            number = index // scheme.num_bands // scheme.batches_per_pass
+            if np.any(passes[cohort] == number):
+                return f"a client of round {index + 1} took part twice in one pass over its part"
+            passes[cohort] = number
+    sizes = np.bincount(parts[parts >= 0], minlength=scheme.num_bands)
+    for part, found in enumerate(sizes):
+        if found > sampling_schemes.size_of_part(scheme, part):
+            return f"more clients took part in the rounds of part {part + 1} than it can have"
+    return _improbable(scheme, parts, cohorts)
+
+
+def _size_of_batches(scheme: SamplingScheme) -> int | None:
+    """The clients of every batch; None where it varies."""
+    if isinstance(scheme, PoissonSampling) and scheme.sampling_probability < 1.0:
+        return None
+    return scheme.clients_per_round
+
+
+def _improbable(
+    scheme: SamplingScheme, parts: np.ndarray, cohorts: Sequence[np.ndarray]
+) -> str | None:
+    """What has more participations than draws give, of schemes whose rounds are independent."""
+    if isinstance(scheme, Shuffling) or not cohorts:
+        return None
+    bands = scheme.num_bands
+    if isinstance(scheme, FixedSizeSampling):
+        probability = scheme.clients_per_round / scheme.part_size
+    else:
+        probability = scheme.sampling_probability
+        drawn_from = np.array(
+            [sampling_schemes.size_of_part(scheme, i % bands) for i in range(len(cohorts))]
+        )
+        sizes = np.array([len(cohort) for cohort in cohorts])
+        too_many = _probability_of(sizes, drawn_from, probability) * len(cohorts)
+        if np.any(too_many < _LEAST_PROBABILITY):
+            worst = int(np.argmin(too_many))
+            return (
+                f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
+                f"{scheme.clients_per_round} are expected"
+            )
+        if _probability_of(sizes.sum(), drawn_from.sum(), probability) < _LEAST_PROBABILITY:
+            return (
+                f"its rounds had {sizes.mean():.4g} clients on average, more than chance gives "
+                f"where {scheme.clients_per_round} are expected"
+            )
+    counts = np.bincount(np.concatenate(cohorts), minlength=scheme.population)
+    # Rounds that draw from each client's part; clients that were never drawn have no known one.
+    rounds = (len(cohorts) - np.maximum(parts, 0) + bands - 1) // bands
+    too_often = _probability_of(counts, rounds, probability) * scheme.population
+    if np.any(too_often < _LEAST_PROBABILITY):
+        worst = int(np.argmin(too_often))
+        return (
+            f"a client took part in {counts[worst]} of {rounds[worst]} rounds that draw from its "
+            "part, more than chance gives"
+        )
+    return None
+
+
+def _probability_of(count: np.ndarray, trials: np.ndarray, probability: float) -> np.ndarray:
+    """That so many or more of independent trials succeed: an incomplete beta function."""
+    at_least_one = np.maximum(count, 1)
+    tail = special.betainc(at_least_one, np.maximum(trials - at_least_one, 0) + 1, probability)
+    return np.where(count > 0, tail, 1.0)

@@ -1,0 +1,476 @@
+"""The privacy guarantee of a run in words and as data.
+
+The points are those of BandMF App. K.1, after Ponomareva et al. (2023), Sec. 5.3:
+setting, data accesses covered, released output, unit of privacy, adjacency, type of
+accounting and its assumptions, and the formal statement.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mf_aggregators import version
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators.privacy.guarantees import (
+    Guarantee,
+    RealisedParticipation,
+    WorstClient,
+    keeps_plan,
+)
+from mf_aggregators.privacy.printed_guarantees import rounded_up
+
+TIMERS_BY_ROUNDS = (
+    "A timer on each client enforces it; a client that ignores its\n"
+    "     timer weakens its own guarantee and nobody else's."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """What the statement says about the run apart from its guarantee.
+
+    Attributes:
+      mechanism: The factorization's name and size, for a reader.
+      num_clients: The population.
+      clients_per_round: The cohort size.
+      clip_norm: The L2 norm that each update was clipped to.
+      noise_seed_is_fixed: Whether the noise came from a seed that was given.
+      public_data: What was used besides the clients' data, in a few words: public data for
+        pre-training or a vocabulary, for example.
+      enforcement: What makes the clients keep the participation schema, as a sentence.
+    """
+
+    mechanism: str
+    num_clients: int
+    clients_per_round: int
+    clip_norm: float
+    noise_seed_is_fixed: bool
+    public_data: str = "none"
+    enforcement: str = TIMERS_BY_ROUNDS
+
+
+@dataclasses.dataclass(frozen=True)
+class Represented:
+    """A larger cohort that a run's few clients stand for (BandMF App. I).
+
+    Attributes:
+      clients_per_round: Of the larger cohort.
+      num_clients: The smallest population that such cohorts can be drawn from, under the
+        schema of the guarantee.
+      guarantee: That a run with so many clients, and the noise that this one scaled down,
+        would have been planned for.
+    """
+
+    clients_per_round: int
+    num_clients: int
+    guarantee: Guarantee
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyStatement:
+    """The guarantee of a run, planned and, once it ended, realised.
+
+    Attributes:
+      facts: About the run.
+      plan: The planned guarantee.
+      took_place: What happened; None while the run is under way.
+      realised: The guarantee that follows; None while the run is under way.
+      worst_client: The client whose own participations changed the output most; None if
+        that is not known, and for a run whose batches were to be drawn, by whatever rule
+        they were: who was drawn is a secret that no statement tells. Its epsilon is at most
+        that of ``realised``, which is for every pattern of the realised separations and
+        number of participations.
+      widened: What ``guarantees.widened`` returned, for a run that broke its plan; None for
+        others.
+      represented: The larger cohort that the run's clients stand for; None if for none. All
+        other attributes are of the run itself, with the noise that it really added.
+
+    Raises:
+      ValueError: If a run that broke its plan has no widened guarantee, or a client is named for
+        one whose batches were to be drawn.
+    """
+
+    facts: RunFacts
+    plan: Guarantee
+    took_place: RealisedParticipation | None = None
+    realised: Guarantee | None = None
+    worst_client: WorstClient | None = None
+    widened: Guarantee | None = None
+    represented: Represented | None = None
+
+    def __post_init__(self) -> None:
+        if self.keeps_plan is False and self.widened is None:
+            raise ValueError(
+                "a run that broke its plan needs its widened guarantee: the planned one does not "
+                "hold, and the realised one may be better than it."
+            )
+        if self.plan.sampling is not None and self.worst_client is not None:
+            raise ValueError(
+                "the statement of a sampled run must not name a client or its rounds: who was "
+                "drawn is a secret, which the amplified guarantee rests on."
+            )
+
+    @property
+    def status(self) -> str:
+        """``running``, ``interrupted`` or ``finished``."""
+        if self.took_place is None:
+            return "running"
+        return "finished" if self.took_place.num_rounds == self.plan.num_rounds else "interrupted"
+
+    @property
+    def keeps_plan(self) -> bool | None:
+        """Whether the realised participations are within the planned schema."""
+        if self.took_place is None:
+            return None
+        return keeps_plan(self.plan.sampling or self.plan.participation, self.took_place)
+
+    @property
+    def earned(self) -> Guarantee:
+        """The guarantee that may be stated without further conditions.
+
+        A run that kept its plan satisfies the planned guarantee, finished or not, because
+        fewer rounds are a part of all. The realised one may be better; for a run that was
+        stopped it holds only if the data had no part in the decision to stop, so it is not
+        what is stated. A finished run that broke its plan earned the realised guarantee,
+        and one that was stopped, or whose realised guarantee is the better one, the
+        widened, which is never the better of it and the planned one.
+        """
+        if self.realised is None:
+            return self.plan
+        if not self.keeps_plan:
+            is_weaker = self.realised.epsilon >= self.plan.epsilon
+            if self.status == "finished" and is_weaker:
+                return self.realised
+            assert self.widened is not None
+            return self.widened
+        if self.status == "interrupted":
+            return self.plan
+        return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader must know first."""
+        found = []
+        if self.plan.noise_multiplier == 0.0:
+            found.append("No noise was added: this run has no differential privacy guarantee.")
+        elif self.facts.noise_seed_is_fixed:
+            found.append(
+                "The noise came from a fixed seed. Whoever knows the seed can remove the noise, so "
+                "the guarantee below is void outside tests."
+            )
+        if self.represented is not None:
+            cohort = self.represented.clients_per_round
+            found.append(
+                f"{self.facts.clients_per_round} clients a round stood for {cohort}, with noise "
+                "scaled down in proportion, to estimate the accuracy of a run with that many. What "
+                "this run released has only the weaker guarantee that is stated here; the run that "
+                f"it stands for would be planned for {_pair(self.represented.guarantee)}, and "
+                f"needs a population of at least {self.represented.num_clients} clients."
+            )
+        if self.keeps_plan is False and self.plan.sampling is None:
+            found.append(
+                "The participations that took place break the planned schema: the planned "
+                "guarantee does not hold."
+            )
+        elif self.keeps_plan is False:
+            found.append(
+                "The batches that took place were not drawn by the planned sampling scheme: "
+                "nothing is amplified."
+            )
+        if self.status == "interrupted" and self.plan.noise_multiplier > 0.0:
+            found.append(
+                "The run was stopped early. Its realised guarantee is for fewer rounds than "
+                "planned; it holds only if neither the data nor what was released had a part in "
+                "the decision to stop."
+            )
+        if self.realised is not None and not self.realised.sensitivity_is_exact:
+            found.append(
+                "The realised sensitivity is an upper bound (BandMF Thm 3), so the guarantee may "
+                "be better than stated, and is not worse."
+            )
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the contents of ``privacy.json``, JSON-able."""
+        took_place = self.took_place
+        return {
+            "library_version": version.__version__,
+            "status": self.status,
+            "is_private": math.isfinite(self.plan.epsilon) and not self.facts.noise_seed_is_fixed,
+            "unit": "client",
+            "adjacency": "zero-out",
+            "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
+            **dataclasses.asdict(self.facts),
+            "enforcement": " ".join(self.facts.enforcement.split()),
+            "represents": (
+                None
+                if self.represented is None
+                else {
+                    "clients_per_round": self.represented.clients_per_round,
+                    "num_clients": self.represented.num_clients,
+                    "planned": self.represented.guarantee.to_dict(),
+                }
+            ),
+            "planned": self.plan.to_dict(),
+            "earned": self.earned.to_dict(),
+            "widened": None if self.widened is None else self.widened.to_dict(),
+            "realised": None if self.realised is None else self.realised.to_dict(),
+            "realised_participation": (
+                None
+                if took_place is None
+                else {"num_rounds": took_place.num_rounds, "keeps_sampling": True}
+                if took_place.keeps_sampling
+                else {
+                    "num_rounds": took_place.num_rounds,
+                    "num_clients": took_place.num_clients,
+                    "separation": took_place.separation,
+                    "largest_separation": took_place.largest_separation,
+                    "max_participations": took_place.max_participations,
+                    "keeps_sampling": took_place.keeps_sampling,
+                }
+            ),
+            "worst_client": (
+                None
+                if self.worst_client is None
+                else {
+                    "client_id": self.worst_client.client_id,
+                    "rounds": list(self.worst_client.rounds),
+                    "sensitivity": self.worst_client.sensitivity,
+                    "epsilon": _finite_or_none(self.worst_client.epsilon),
+                }
+            ),
+            "keeps_plan": self.keeps_plan,
+            "warnings": list(self.warnings),
+        }
+
+    def to_markdown(self) -> str:
+        """Returns the contents of ``PRIVACY.md``."""
+        return _MARKDOWN.format(
+            warnings="".join(f"**Warning.** {text}\n\n" for text in self.warnings),
+            summary=self._summary(),
+            rounds=self.plan.num_rounds,
+            clients=self.facts.num_clients,
+            cohort=(
+                f"{self.facts.clients_per_round} expected"
+                if isinstance(self.plan.sampling, PoissonSampling)
+                else self.facts.clients_per_round
+            ),
+            clip_norm=f"{self.facts.clip_norm:g}",
+            mechanism=self.facts.mechanism,
+            public_data=self.facts.public_data,
+            together=_TOGETHER_SAMPLED if self.plan.sampling else _TOGETHER,
+            unit=_UNIT_OF_SAMPLING if self.plan.sampling else _UNIT_OF_TIMERS,
+            accounting=_accounting(self.plan),
+            assumption=_assumption(self.plan, self.facts),
+            verification=_VERIFIED_SAMPLING if self.plan.sampling else _VERIFIED_TIMERS,
+            planned=_formal(self.plan),
+            realised=self._realised_text(),
+            version=version.__version__,
+        )
+
+    def _summary(self) -> str:
+        guarantee = self.earned
+        if not math.isfinite(guarantee.epsilon):
+            return "This run has no differential privacy guarantee."
+        state = {
+            "running": "The run is under way; if it keeps its plan, it will satisfy",
+            "interrupted": "The run was stopped before its last round; what it released satisfies",
+            "finished": "The run is finished; what it released satisfies",
+        }[self.status]
+        return (
+            f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
+            "privacy** for every client."
+        )
+
+    def _realised_text(self) -> str:
+        took_place, realised = self.took_place, self.realised
+        if took_place is None or realised is None:
+            return "not known yet: the run is under way."
+        if took_place.keeps_sampling:
+            return (
+                f"the batches of all {_count(took_place.num_rounds, 'released round')} are those "
+                f"that the sampling scheme draws. {_formal(realised)}"
+            )
+        if took_place.separation is None:
+            apart = "no client took part twice"
+        elif took_place.separation == took_place.largest_separation:
+            apart = (
+                "adjacent participations of one client were exactly "
+                f"{_count(took_place.separation, 'round')} apart"
+            )
+        else:
+            apart = (
+                "two participations of one client were at least "
+                f"{_count(took_place.separation, 'round')} apart"
+            )
+        return (
+            f"in {took_place.num_rounds} released rounds, {took_place.num_clients} of "
+            f"{self.facts.num_clients} clients took part, none more than "
+            f"{took_place.max_participations} times, and {apart}. {_formal(realised)}"
+            f"{self._worst_text()}"
+        )
+
+    def _worst_text(self) -> str:
+        worst = self.worst_client
+        if worst is None or not math.isfinite(worst.epsilon):
+            return ""
+        return (
+            f" The client that was protected least took part in "
+            f"{_count(len(worst.rounds), 'round')}; for its rounds alone the sensitivity is "
+            f"{rounded_up(worst.sensitivity, '.6g')} and epsilon "
+            f"{rounded_up(worst.epsilon, '.6g')}, without amplification."
+        )
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _accounting(plan: Guarantee) -> str:
+    gaussian = (
+        "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
+        "and zero-concentrated DP (zCDP)."
+    )
+    kind = _SAMPLED_ACCOUNTING.get(type(plan.sampling))
+    if kind is None:
+        return f"{gaussian} No amplification by sampling or shuffling."
+    return f"{kind} zCDP is stated without amplification."
+
+
+def _pair(guarantee: Guarantee) -> str:
+    if not math.isfinite(guarantee.epsilon):
+        return "no guarantee"
+    return f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-DP"
+
+
+def _assumption(plan: Guarantee, facts: RunFacts) -> str:
+    scheme = plan.sampling
+    if scheme is None:
+        return (
+            f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
+            f"     |i - j| apart. {facts.enforcement}"
+        )
+    return (
+        f"Sampling: the population is split into {_count(scheme.num_bands, 'part')}, as many as C "
+        f"has bands, and round i draws from part i modulo {scheme.num_bands} alone, "
+        f"{_draws(scheme)} The server draws every batch itself, keeps who was drawn secret, "
+        "and every client that was drawn takes part."
+    )
+
+
+def _draws(scheme: SamplingScheme) -> str:
+    if isinstance(scheme, PoissonSampling):
+        return f"each client with probability {rounded_up(scheme.sampling_probability, '.6g')}."
+    if isinstance(scheme, FixedSizeSampling):
+        return f"a uniformly random subset of {scheme.clients_per_round} of its {scheme.part_size}."
+    return (
+        f"the next batch of {scheme.clients_per_round} of a shuffled list of all its "
+        f"{scheme.part_size}, shuffled afresh for each pass."
+    )
+
+
+def _formal(guarantee: Guarantee) -> str:
+    if not math.isfinite(guarantee.epsilon):
+        return "With no noise, or hardly any, there is no finite epsilon."
+    kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
+    sensitivity = rounded_up(guarantee.sensitivity, ".6g")
+    # In full: what follows is not said of less noise, nor of more than there was.
+    multiplier = repr(guarantee.noise_multiplier)
+    rho = f"{rounded_up(guarantee.zcdp_rho, '.6g')}-zCDP"
+    pair = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
+    if guarantee.sampling is not None:
+        return (
+            f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
+            f"it {multiplier}, which with amplification is {pair}, and {rho} without."
+        )
+    return (
+        f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
+        f"{multiplier}, which is {rho} and {pair}."
+    )
+
+
+_SAMPLED_ACCOUNTING: Mapping[type, str] = {
+    PoissonSampling: (
+        "Amplification by sampling for banded matrices (BandMF Thm 4, Cor. F.1): the privacy "
+        "loss distribution of composed Poisson-sampled Gaussian mechanisms, by dp-accounting."
+    ),
+    FixedSizeSampling: (
+        "Amplification by sampling for banded matrices (BandMF Thm 4): Renyi DP of composed "
+        "Gaussian mechanisms on batches sampled without replacement, by dp-accounting."
+    ),
+    Shuffling: (
+        "Amplification by shuffling for banded matrices (BandMF Thm 4, Cor. F.2), by "
+        "Feldman, McMillan and Talwar (2021), Thm 3.8, or no amplification where that is better."
+    ),
+}
+
+_TOGETHER = """\
+All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
+
+_TOGETHER_SAMPLED = """\
+Each participation of a client is one Gaussian mechanism on the rounds that it changes,
+     which are those of no other participation of that client."""
+
+_UNIT_OF_TIMERS = """\
+One client with all its examples, whatever they are and however many. It covers
+     well-behaved clients, those that keep to their participation timer; others do not change the
+     guarantee of these. Where one person uses several clients it is weaker for that person, where
+     several people share one it is stronger."""
+
+_UNIT_OF_SAMPLING = """\
+One client (or example) of the population with all its data, whatever they are."""
+
+_VERIFIED_TIMERS = """\
+`participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
+   recomputes sensitivity and guarantee from the matrix and the rounds."""
+
+_VERIFIED_SAMPLING = """\
+`participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
+   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, which
+   the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who was drawn
+   nothing is amplified."""
+
+_MARKDOWN = """\
+# Privacy statement
+
+{warnings}{summary}
+
+1. **DP setting.** Central differential privacy: the server that sums the updates and adds the
+   noise is trusted to do so, and to keep the noise seed secret.
+2. **What the definition is applied to.**
+   - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
+     clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
+     hyperparameters and of the checkpoint to use; what was made of the data before or beside the
+     rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, in
+     `metrics.csv`, in TensorBoard and in what the command prints (losses, accuracies, norms and
+     fractions are statistics of clients without noise, for the simulation's own use).
+     `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
+     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
+     tell which data were used.
+   - *Released output.* Every round's noisy average update, and with it every intermediate and
+     the final model.
+   - *Unit of privacy.* {unit}
+   - *Adjacency.* Zero-out: neighbouring data sets differ in one client, whose updates are
+     replaced by zero in every round that it takes part in. A special form of adding or removing
+     a client.
+3. **Accounting.**
+   - *Mechanism.* {mechanism}. Each client's update is clipped to an L2 norm of {clip_norm}; a
+     round's sum gets the round's row of C^-1 Z, with Gaussian Z. {together}
+   - *Type of accounting.* {accounting}
+     Floating-point samples stand for real ones: attacks on their rounding are not covered.
+   - *Assumption.* {assumption}
+   - *Formal statement, planned.* {planned}
+   - *Formal statement, realised.* Of what took place: {realised}
+4. **Verifiability.** {verification} Made by mf_aggregators {version}.
+"""

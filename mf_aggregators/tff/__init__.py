@@ -1,0 +1,1 @@
+"""The aggregator in TensorFlow Federated, and the noise as TensorFlow graphs."""

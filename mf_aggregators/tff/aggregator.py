@@ -1,0 +1,206 @@
+"""The aggregator that brings matrix-factorization noise into ``tff.learning``."""
+
+import collections
+import os
+from typing import Any
+
+import dp_accounting
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+from mf_aggregators import checkpoints, validation
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import recursions
+from mf_aggregators.participation import Participation, check
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
+from mf_aggregators.tff.noise_making import NoiseOptions
+
+
+class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
+    """A ``tff.aggregators`` factory: clipped mean plus the correlated noise of the round.
+
+    Attributes of interest to a run that states its guarantee: ``factorization``,
+    ``participation`` and ``noise_multiplier``.
+    """
+
+    def __init__(
+        self,
+        factorization: Factorization,
+        participation: Participation,
+        noise_multiplier: float,
+        clip_norm: float,
+        clients_per_round: float,
+        seed: int | None,
+        noise: NoiseOptions,
+    ) -> None:
+        self.factorization = factorization
+        self.participation = participation
+        self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        self._clip_norm = validation.positive_number(clip_norm, "clip_norm")
+        self._clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
+        self._seed = seed
+        self._noise = noise
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """Returns the process for updates of a type; see the base class.
+
+        Raises:
+          TypeError: If the type holds a tensor that is not floating point.
+          ValueError: If the noise state would be too large for TFF's processes, or the noise
+            directory cannot be used or is too small.
+        """
+        recursion = recursions.scaled_to_sensitivity_one(
+            self.factorization.noise_recursion(),
+            self.factorization.sensitivity(self.participation).value,
+        )
+        query = MatrixFactorizationSumQuery(
+            recursion,
+            tff.types.type_to_tf_tensor_specs(value_type),
+            l2_norm_clip=self._clip_norm,
+            noise_stddev=self.noise_multiplier * self._clip_norm,
+            seed=self._seed,
+            noise=self._noise,
+            participation=self.participation,
+        )
+        mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
+        process = tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
+        state_type = process.initialize.type_signature.result.member
+        return tff.templates.AggregationProcess(
+            _initialize(mean, state_type), _counting(process.next, self._clients_per_round)
+        )
+
+
+def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
+    """Returns a computation of a first state of a type, in which no round is run.
+
+    DifferentiallyPrivateFactory's own runs a round of zeros on the state that it returns, to
+    learn the type of its event. That would be a first use of the noise of the first round,
+    and no record could tell it from an empty first cohort.
+    """
+
+    @tff.tensorflow.computation
+    def first_state() -> Any:
+        return state_type.python_container(
+            query_state=query.initial_global_state(),
+            # A sum of records, as the factory takes it, keeps no state.
+            agg_state=(),
+            dp_event=dp_accounting.UnsupportedDpEvent().to_named_tuple(),
+            is_init_state=tf.constant(True),
+        )
+
+    @tff.federated_computation
+    def initialize() -> Any:
+        return tff.federated_eval(first_state, tff.SERVER)
+
+    return initialize
+
+
+def _counting(next_fn: Any, clients_per_round: float) -> Any:
+    """Returns ``next`` with the number of clients, and the expected one, in its measurements."""
+    state_type, value_type = next_fn.type_signature.parameter
+
+    @tff.tensorflow.computation(value_type.member)
+    def one(update: Any) -> Any:
+        del update
+        return tf.constant(1, tf.int64)
+
+    @tff.tensorflow.computation(next_fn.type_signature.result.measurements.member, tf.int64)
+    def with_numbers(measurements: Any, num_clients: Any) -> Any:
+        return collections.OrderedDict(
+            **measurements,
+            num_clients=num_clients,
+            clients_per_round=tf.constant(clients_per_round, tf.float64),
+        )
+
+    @tff.federated_computation(state_type, value_type)
+    def counting(state: Any, value: Any) -> Any:
+        output = next_fn(state, value)
+        num_clients = tff.federated_sum(tff.federated_map(one, value))
+        measurements = tff.federated_map(with_numbers, (output.measurements, num_clients))
+        return tff.templates.MeasuredProcessOutput(output.state, output.result, measurements)
+
+    return counting
+
+
+def mf_dp_aggregator(
+    factorization: Factorization | str | os.PathLike[str],
+    *,
+    participation: Participation,
+    noise_multiplier: float,
+    clip_norm: float,
+    clients_per_round: float,
+    seed: int | None = None,
+    noise_storage: str = "auto",
+    noise_directory: str | os.PathLike[str] | None = None,
+    noise_source: str = "philox",
+) -> MatrixFactorizationFactory:
+    """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
+
+    In round i the aggregate is (sum of the clients' clipped updates + row i of
+    ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. It holds for
+    at most ``factorization.num_rounds`` rounds; a further one fails, with an error of TFF's
+    worker in which ``mf_aggregators.tff.processes.refusal_of`` finds the reason.
+
+    The state holds the round, the secret seed of its noise and the schema that the noise is
+    scaled to (``mf_aggregators.tff.declared_participation.in_state``). Never call ``next`` twice
+    from one state with different clients, and never resume from an older state with another
+    cohort: two sums under one row of noise reveal their difference. ``simulations`` shows a
+    loop that resumes safely; TFF's ``run_training_process`` does not save who was drawn.
+
+    The measurements of a round have ``num_clients``, how many updates were summed, beside
+    ``clients_per_round``, what their sum was divided by: where they differ, the model moves by
+    too little or too much. The number is exact, without noise. Where a data sampler draws the
+    clients, it is to be kept as secret as who they are.
+
+    Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
+    or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to
+    ``build_weighted_fed_avg``: clients count equally in both, because a weighted mean
+    has no bounded sensitivity.
+
+    Args:
+      factorization: A factorization, or the directory of its checkpoint.
+      participation: The schema that the run enforces; the noise is scaled to the
+        sensitivity of C under it.
+      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity);
+        ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise.
+      clip_norm: The L2 norm to which each client's whole update is clipped.
+      clients_per_round: What the noisy sum is divided by: the cohort size, fixed in
+        advance. A smaller cohort gives a smaller aggregate, not a weaker guarantee.
+      seed: For tests only: an integer that all noise follows from, with a warning. None
+        draws a fresh secret from the operating system.
+      noise_storage: Where the noise of earlier rounds is kept: "state" (in the aggregator's
+        state), "disk" (in files below ``noise_directory``), or "auto" for the cheaper one
+        that fits; ``mf-report --model_size`` shows what it costs.
+      noise_directory: A private directory of the machine that TFF's worker runs on. Rows in
+        it are a cache; a record in it makes a round fail whose noise was added to other
+        data before. None takes a temporary one where one is needed, which is deleted when
+        Python ends: a run that is resumed makes its rows again.
+      noise_source: What random bits come from: "philox", TensorFlow's counter-based
+        generator, or "aes", AES-256 in counter mode by OpenSSL, which is slower and needs
+        this process on the machine of TFF's worker.
+
+    Returns:
+      A ``tff.aggregators.UnweightedAggregationFactory``.
+
+    Raises:
+      CheckpointError: If the checkpoint cannot be read.
+      TypeError: If an argument has the wrong type.
+      ValueError: If a number is out of its range.
+    """
+    if not isinstance(factorization, Factorization):
+        if not isinstance(factorization, (str, os.PathLike)):
+            raise TypeError(
+                "factorization must be a Factorization or the directory of a checkpoint, found "
+                f"{factorization!r}."
+            )
+        factorization = checkpoints.load(factorization)
+    return MatrixFactorizationFactory(
+        factorization,
+        check(participation),
+        noise_multiplier,
+        clip_norm,
+        clients_per_round,
+        seed,
+        NoiseOptions.of(noise_storage, noise_directory, noise_source),
+    )

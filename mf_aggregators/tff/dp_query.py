@@ -1,0 +1,252 @@
+"""A tensorflow-privacy DPQuery that adds the noise of a matrix factorization to sums."""
+
+import collections
+import hashlib
+import os
+import warnings
+from typing import Any, NamedTuple
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from mf_aggregators import validation
+from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
+from mf_aggregators.participation import Participation
+from mf_aggregators.tff import declared_participation, noise_making, tensor_noise
+from mf_aggregators.tff.declared_participation import DeclaredParticipation
+from mf_aggregators.tff.noise_making import NoiseOptions
+
+
+class FixedSeedWarning(UserWarning):
+    """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
+
+
+class GlobalState(NamedTuple):
+    """The state of a MatrixFactorizationSumQuery between rounds.
+
+    Attributes:
+      l2_norm_clip: float64 scalar: the clip norm.
+      noise: The state of the noise stream.
+      participation: The schema that the noise is scaled to; no round changes it.
+    """
+
+    l2_norm_clip: Any
+    noise: tensor_noise.NoiseState
+    participation: DeclaredParticipation
+
+
+class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
+    """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
+
+    Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors; a
+    record with a NaN or infinite entry counts as zero, so that no single record can
+    move the sum by more than the clip norm (MF-DP-FTRL: BandMF Alg. 1).
+
+    The query is pure: its state says which round is next, and a round that is run again
+    from the same state adds the same noise. It therefore must not be run again on other
+    records, since the difference of the two sums would be free of noise; with a noise
+    directory, that fails.
+    """
+
+    def __init__(
+        self,
+        recursion: NoiseRecursion,
+        specs: Any,
+        *,
+        l2_norm_clip: float,
+        noise_stddev: float,
+        seed: int | None = None,
+        noise: NoiseOptions | None = None,
+        participation: Participation | None = None,
+    ) -> None:
+        """Creates the query.
+
+        Args:
+          recursion: How the rows of C^-1 Z follow from one another.
+          specs: A structure of tf.TensorSpec: the records' floating-point tensors, of
+            known shapes.
+          l2_norm_clip: The clip norm, above zero.
+          noise_stddev: The standard deviation of Z: noise multiplier x clip norm x
+            sensitivity of C. Zero adds no noise.
+          seed: For tests only: an integer that all noise follows from. None draws 128
+            bits from the operating system.
+          noise: Where noise rows are kept and random words come from; None chooses.
+          participation: The schema that the recursion is scaled to, for the state to tell; None
+            declares none.
+
+        Raises:
+          TypeError: If a tensor is not floating point.
+          ValueError: If a shape is not known, a number is out of its range, the noise state
+            would be too large to be passed between TFF's processes, or the noise directory
+            cannot be used or is too small.
+        """
+        self._l2_norm_clip = _of_float32(l2_norm_clip, "l2_norm_clip")
+        self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
+        if self._noise_stddev > 0.0:
+            _of_float32(self._noise_stddev, "noise_stddev")
+        # Without noise, rounds are still counted.
+        if self._noise_stddev == 0.0:
+            recursion = IndependentNoise(recursion.num_rounds)
+        self._specs = [_checked(spec) for spec in tf.nest.flatten(specs)]
+        parts = noise_making.make(recursion, tuple(self._specs), noise or NoiseOptions())
+        self._noise, self._record = parts.noise, parts.record
+        if seed is not None:
+            warnings.warn(
+                "a fixed seed makes the noise predictable: use it in tests only.",
+                FixedSeedWarning,
+                stacklevel=2,
+            )
+        self._participation = declared_participation.declare(participation)
+        self._fixed_seed = seed
+        self._entropy = os.urandom(16) if seed is None else _digest(seed)
+        self._name = os.urandom(16)
+
+    def initial_global_state(self) -> GlobalState:
+        """Returns the state before the first round, with a fresh seed unless it is fixed."""
+        seed, stream = (
+            tf.constant(np.frombuffer(entropy, dtype="<i8", count=2).astype(np.int64))
+            for entropy in (self._entropy, self._name)
+        )
+        if self._fixed_seed is None:
+            # The secret comes from the operating system, when the query is made. A graph
+            # may start several runs, and no two may share their noise: each start adds
+            # what the graph can draw by itself.
+            seed = _different_each_time(seed)
+        stream = _different_each_time(stream)
+        return GlobalState(
+            l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
+            noise=tensor_noise.initial_state(self._noise, seed, stream),
+            participation=DeclaredParticipation(
+                *(tf.constant(number, tf.int64) for number in self._participation)
+            ),
+        )
+
+    def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
+        """Returns the clip norm, which clients need."""
+        return global_state.l2_norm_clip
+
+    def initial_sample_state(self, template: Any = None) -> Any:
+        """Returns zeros to sum records from, of the dtypes that records are summed in."""
+        return tf.nest.map_structure(
+            lambda tensor: tf.zeros(tensor.shape, tensor_noise.noise_dtype(tensor.dtype)), template
+        )
+
+    def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
+        """Clips one client's record; a record that is not finite becomes zero.
+
+        Half-precision tensors leave as float32: rounded to 8 bits, a clipped record
+        would exceed the clip norm, and sums would lose small records.
+        """
+        wider = tf.nest.map_structure(
+            lambda tensor: tf.cast(tensor, tensor_noise.noise_dtype(tensor.dtype)), record
+        )
+        return clip_by_global_norm(wider, params)
+
+    def get_noised_result(
+        self, sample_state: Any, global_state: GlobalState
+    ) -> tuple[Any, GlobalState, dp_accounting.DpEvent]:
+        """Returns the sum plus the round's noise, the next state and a DpEvent.
+
+        The guarantee is one of all rounds together, so a single round's event is not
+        supported for composition; see ``mf_aggregators.privacy.guarantees``.
+        """
+        noise_state = global_state.noise
+        noise, next_noise_state = tensor_noise.next_row(self._noise, noise_state)
+        flat = tf.nest.flatten(sample_state)
+        if self._record is not None and self._noise_stddev > 0.0:
+            flat = self._record.check(
+                noise_state.stream, noise_state.round_index, flat, self._l2_norm_clip
+            )
+        if self._noise_stddev == 0.0:
+            # Depends on the round's check, as the noise would.
+            with tf.control_dependencies([next_noise_state.round_index]):
+                noised = [tf.identity(value) for value in flat]
+        else:
+            noised = [
+                value + tf.constant(self._noise_stddev, row.dtype) * row
+                for value, row in zip(flat, noise, strict=True)
+            ]
+        # Rounding to a half-precision type comes after the noise.
+        noised = [
+            tf.cast(value, spec.dtype) for value, spec in zip(noised, self._specs, strict=True)
+        ]
+        result = tf.nest.pack_sequence_as(sample_state, noised)
+        next_state = global_state._replace(noise=next_noise_state)
+        return result, next_state, dp_accounting.UnsupportedDpEvent()
+
+    def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
+        """Returns the number of rounds that have been released; never the seed or noise."""
+        return collections.OrderedDict(rounds_released=global_state.noise.round_index)
+
+
+def clip_by_global_norm(record: Any, clip_norm: tf.Tensor) -> Any:
+    """Scales a structure of tensors to an L2 norm of at most ``clip_norm``, over all of them.
+
+    The norm is taken after division by the largest magnitude, so that it neither
+    overflows nor underflows; a record within the norm passes unchanged, bit for bit.
+
+    Args:
+      record: A structure of floating-point tensors.
+      clip_norm: A scalar.
+
+    Returns:
+      The structure; all zeros if any entry is NaN or infinite.
+    """
+    flat = tf.nest.flatten(record)
+    wide = [tf.cast(tensor, tf.float64) for tensor in flat if tensor.shape.num_elements() != 0]
+    if not wide:
+        return record
+    largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(tensor)) for tensor in wide]))
+    is_finite = tf.reduce_all(
+        tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in wide])
+    )
+    unit = tf.where(is_finite & (largest > 0.0), largest, 1.0)
+    squares = tf.add_n([tf.reduce_sum(tf.square(tensor / unit)) for tensor in wide])
+    norm_in_units = tf.sqrt(squares)
+    limit = tf.cast(clip_norm, tf.float64)
+    within = unit * norm_in_units <= limit
+
+    def clip(tensor: tf.Tensor) -> tf.Tensor:
+        scaled = tf.cast(tensor, tf.float64) / unit * (limit / tf.maximum(norm_in_units, 1.0))
+        clipped = tf.where(within, tensor, tf.cast(scaled, tensor.dtype))
+        return tf.where(is_finite, clipped, tf.zeros_like(tensor))
+
+    return tf.nest.pack_sequence_as(record, [clip(tensor) for tensor in flat])
+
+
+def _of_float32(value: float, name: str) -> float:
+    """Returns a positive number that float32 can hold at full precision, or raises ValueError."""
+    number = validation.positive_number(value, name)
+    limits = np.finfo(np.float32)
+    if not limits.tiny <= number <= limits.max:
+        raise ValueError(
+            f"{name} must be between {limits.tiny:.1e} and {limits.max:.1e}, found {number}: "
+            "outside, float32 arithmetic would lose it."
+        )
+    return number
+
+
+def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:
+    if not spec.dtype.is_floating:
+        raise TypeError(
+            "only floating-point tensors can be clipped and noised, found a tensor of "
+            f"{spec.dtype.name} and shape {spec.shape}: leave it out, or convert it to float32."
+        )
+    if not spec.shape.is_fully_defined():
+        raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
+    return spec
+
+
+def _different_each_time(words: tf.Tensor) -> tf.Tensor:
+    """Two words mixed with others at each execution of the graph."""
+    full_range = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
+    microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
+    return tf.bitwise.bitwise_xor(words, full_range + microseconds)
+
+
+def _digest(seed: int) -> bytes:
+    """128 bits that depend on all digits of an integer of any size."""
+    seed = validation.integer_at_least(seed, 0, "seed")
+    return hashlib.sha256(f"mf_aggregators seed {seed}".encode()).digest()[:16]

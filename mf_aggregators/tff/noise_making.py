@@ -1,0 +1,144 @@
+"""From the options of a run's noise to the streams that its graphs make."""
+
+import atexit
+import dataclasses
+import enum
+import functools
+import math
+import os
+from typing import TypeVar
+
+import tensorflow as tf
+
+from mf_aggregators.noise import block_plans, costs, random_words, row_layout
+from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
+from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.row_layout import Segment
+from mf_aggregators.tff import noise_directory, tensor_blocks, tensor_noise
+from mf_aggregators.tff.aes.word_exchange import ExchangedWords
+from mf_aggregators.tff.aes.word_service import WordService
+from mf_aggregators.tff.release_record import ReleaseRecord
+from mf_aggregators.tff.tensor_noise import TensorNoise
+from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, WordSource
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseOptions:
+    """What a user may choose about a run's noise.
+
+    Attributes:
+      storage: Where the noise of earlier rounds is kept.
+      directory: Where noise files go; None for a temporary directory.
+      source: What random bits come from.
+    """
+
+    storage: NoiseStorage = NoiseStorage.AUTO
+    directory: str | os.PathLike[str] | None = None
+    source: NoiseSource = NoiseSource.PHILOX
+
+    @classmethod
+    def of(
+        cls, storage: str, directory: str | os.PathLike[str] | None, source: str
+    ) -> "NoiseOptions":
+        """Returns the options by their names.
+
+        Raises:
+          ValueError: If a name is not known.
+        """
+        return cls(
+            _by_name(NoiseStorage, storage, "noise_storage"),
+            directory,
+            _by_name(NoiseSource, source, "noise_source"),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseParts:
+    """What the graphs of a run need for its noise.
+
+    Attributes:
+      noise: The definition of its stream.
+      record: Of what noise was added to; None without a directory to keep it in.
+    """
+
+    noise: TensorNoise
+    record: ReleaseRecord | None = None
+
+
+def make(
+    recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], options: NoiseOptions
+) -> NoiseParts:
+    """Returns what a run's graphs need for its noise, with all files and threads in place.
+
+    Args:
+      recursion: The mechanism's recursion.
+      specs: The tensors of a row: floating point, of known shapes.
+      options: The choices.
+
+    Returns:
+      The parts.
+
+    Raises:
+      ValueError: If the state would be too large to be passed between TFF's processes, or
+        the directory cannot be used or is too small.
+    """
+    segments = tensor_noise.segments_of(specs)
+    if not segments:
+        # Tensors without entries have no noise.
+        return NoiseParts(TensorNoise(recursion, specs))
+    cost = _cost(recursion, segments, options.storage)
+    is_on_disk = cost.storage is NoiseStorage.DISK
+    if options.directory is None and not is_on_disk and options.source is NoiseSource.PHILOX:
+        return NoiseParts(TensorNoise(recursion, specs))
+    directory = noise_directory.open_directory(options.directory)
+    record = ReleaseRecord.in_directory(directory)
+    source: WordSource = PhiloxWords()
+    if options.source is NoiseSource.AES:
+        requests = noise_directory.temporary_directory("words-", directory)
+        source = ExchangedWords(os.fspath(requests))
+        service = WordService(requests, functools.partial(random_words.words, NoiseSource.AES))
+        service.start()
+        # Before the directory goes, which the service would make again.
+        atexit.register(service.stop)
+    if not is_on_disk:
+        return NoiseParts(TensorNoise(recursion, specs, source), record)
+    noise_directory.check_room(directory, cost.disk_bytes)
+    plan = block_plans.plan(recursion)
+    files = tensor_blocks.prepare(plan, segments, source, options.source.value, directory)
+    return NoiseParts(TensorNoise(recursion, specs, source, files), record)
+
+
+def _cost(
+    recursion: NoiseRecursion, segments: tuple[Segment, ...], storage: NoiseStorage
+) -> NoiseCost:
+    """The cost of the storage that is used, if it can be."""
+    size = row_layout.total_size(segments)
+    row_bytes = sum(segment.size * tf.as_dtype(segment.dtype).size for segment in segments)
+    bytes_of_float = math.ceil(row_bytes / size)
+    if storage is NoiseStorage.AUTO:
+        return costs.choose(recursion, size, bytes_of_float)
+    cost = costs.cost(recursion, size, storage, bytes_of_float)
+    if cost.state_bytes > costs.LARGEST_STATE_IN_BYTES:
+        raise ValueError(
+            f"the noise of earlier rounds would need {cost.state_bytes / 2**30:.1f} GiB of server "
+            f"state, and at most {costs.LARGEST_STATE_IN_BYTES / 2**30:.1f} GiB can be "
+            "passed between TFF's processes: use noise_storage='disk', fewer bands or a smaller "
+            "model."
+        )
+    if storage is NoiseStorage.STATE and not costs.fits_in_graph(recursion):
+        raise ValueError(
+            "this factorization's matrix is too large to be put into a graph: use "
+            "noise_storage='disk'."
+        )
+    return cost
+
+
+def _by_name(kind: type[_Enum], name: str, argument: str) -> _Enum:
+    try:
+        return kind(name)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise ValueError(f"{argument} must be one of {names}, found {name!r}.") from None

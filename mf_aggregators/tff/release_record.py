@@ -1,0 +1,118 @@
+"""A record of what each round's noise was added to, which refuses to add it to anything else.
+
+Two sums under one row of noise reveal their difference. A process that goes on from an
+older state, after a crash or because somebody restored it, asks for the noise of a round
+again: the same clients with the same data give the same sum, and any other sum must not be
+released. The record keeps a few numbers of each round's sum, and a round whose numbers
+differ fails.
+
+It is a guard against mistakes, and no part of the guarantee, which rests on not making
+them: it knows only of rounds in its own directory, takes sums whose numbers differ by a
+hundredth of a per cent of the largest for the same, and forgets a round whose file is
+damaged (as that of a process that was killed while it wrote). The numbers follow from the
+clients' data: they are as secret as the noise rows beside them.
+"""
+
+import dataclasses
+import os
+import pathlib
+
+import tensorflow as tf
+
+from mf_aggregators.tff import tensor_files
+
+_NUMBERS = 64
+# Sums of the same updates in another order differ by far less than this share of the largest
+# number, and other clients' sums by more.
+_TOLERANCE = 1e-4
+# In clip norms: for sums that cancel out.
+_SMALLEST_DIFFERENCE = 1e-6
+# Weights of coordinates within [0.5, 1.5): multiples of it modulo 1 never repeat.
+_GOLDEN_RATIO = (5.0**0.5 - 1.0) / 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseRecord:
+    """The record of all streams in one directory.
+
+    Attributes:
+      directory: Where it is kept.
+    """
+
+    directory: str
+
+    @classmethod
+    def in_directory(cls, directory: pathlib.Path) -> "ReleaseRecord":
+        """Returns the record in a directory of noise, made if it is missing."""
+        own = directory / "released"
+        own.mkdir(mode=0o700, exist_ok=True)
+        return cls(os.fspath(own))
+
+    def check(
+        self, stream: tf.Tensor, i: tf.Tensor, sums: list[tf.Tensor], clip_norm: float
+    ) -> list[tf.Tensor]:
+        """Returns the sums of a round, if its noise was added to nothing else before.
+
+        Args:
+          stream: (2,) int64: the name of the noise stream.
+          i: int64 scalar: the round.
+          sums: The sums of the clients' clipped updates, before noise.
+          clip_norm: Of the updates.
+
+        Returns:
+          The sums. Running the graph fails with InvalidArgumentError if the round was
+          recorded with other sums.
+        """
+
+        # Inside a function, operations with effects run in order and are never left out.
+        @tf.function(autograph=False)
+        def checked(
+            stream: tf.Tensor, i: tf.Tensor, sums: tuple[tf.Tensor, ...]
+        ) -> tuple[tf.Tensor, ...]:
+            name = tf.strings.reduce_join(tf.strings.as_string(stream), separator="-")
+            path = tf.strings.join(
+                [self.directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
+            )
+            numbers = _numbers(sums)
+            before, is_there = tensor_files.read(path, i, [_NUMBERS], tf.float64)
+            difference = tf.reduce_max(tf.abs(numbers - before))
+            most = _TOLERANCE * tf.reduce_max(tf.abs(before)) + _SMALLEST_DIFFERENCE * clip_norm
+            is_same = tf.debugging.assert_equal(
+                tf.logical_not(is_there) | (difference <= most),
+                True,
+                message=(
+                    "The noise of this round was added to other data before, so this aggregate "
+                    "is not released: the difference of the two would have no noise. Go on from "
+                    "this state with the clients and data of that time, or start a new run from "
+                    f"a fresh state (the record is in {self.directory})."
+                ),
+            )
+            with tf.control_dependencies([is_same]):
+                is_recorded = tf.identity(is_there)
+
+            def record() -> tf.Tensor:
+                with tf.control_dependencies([tensor_files.write(path, i, numbers)]):
+                    return tf.constant(True)
+
+            recorded = tf.cond(is_recorded, lambda: tf.constant(True), record)
+            with tf.control_dependencies([recorded]):
+                return tuple(tf.identity(tensor) for tensor in sums)
+
+        return list(checked(stream, i, tuple(sums)))
+
+
+def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    """Weighted sums over consecutive shares of each tensor's entries, (_NUMBERS,) float64.
+
+    Gradients often have rows that add up to zero, whatever the data: each coordinate has a
+    weight of its own.
+    """
+    total = tf.zeros([_NUMBERS], tf.float64)
+    for tensor in sums:
+        flat = tf.cast(tf.reshape(tensor, [-1]), tf.float64)
+        size = int(flat.shape[0])
+        multiples = tf.range(size, dtype=tf.float64) * _GOLDEN_RATIO
+        weighted = flat * (0.5 + multiples - tf.floor(multiples))
+        shares = tf.reshape(tf.pad(weighted, [[0, -size % _NUMBERS]]), [_NUMBERS, -1])
+        total += tf.reduce_sum(shares, axis=1)
+    return total

@@ -1,0 +1,469 @@
+"""Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
+
+The state that TFF passes between its processes holds the round and the seed alone. Rows
+are made a block at a time (``noise_blocks``), one panel of coordinates after another, and
+each row of each panel is a file in a directory. A round reads its row, and makes its share
+of the next block, so that no round has to make a whole block of a large model.
+
+The files are a cache of a function of (recursion, seed, round): any of them may be missing,
+damaged or old, and is then made again. What a block is made from is in files as well; if
+that is gone, the panel is made again from the first round on. Weights alone are not made by
+the graph, which refuses any but its own. The directory may be deleted while no process uses
+it, which costs time and never changes a row.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from mf_aggregators.noise.block_plans import BlockPlan
+from mf_aggregators.noise.row_layout import Segment
+from mf_aggregators.tff import tensor_files
+from mf_aggregators.tff.tensor_rows_of_z import WordSource, panel_rows
+
+# Files of this format are never mistaken for those of another.
+_FORMAT = 1
+# State vectors are kept for the block in use, the next one and two before them.
+_STATES_KEPT = 4
+# Rows of Z that are combined at once.
+_GROUP = 64
+_PARALLEL_FILES = 4
+
+# From a block and a panel to the block's rows of the panel, made and written.
+_MakePanel: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockFiles:
+    """Rows of one recursion in files.
+
+    Attributes:
+      plan: The blocks.
+      source: Where random words come from.
+      directory: Where the files of all streams of this recursion go.
+      weights: A file for each block of the plan.
+      checksums: Of these files' contents: no graph can make weights again, and damaged ones
+        would be those of another matrix.
+    """
+
+    plan: BlockPlan
+    source: WordSource
+    directory: str
+    weights: tuple[str, ...]
+    checksums: tuple[int, ...]
+
+
+def prepare(
+    plan: BlockPlan,
+    segments: tuple[Segment, ...],
+    source: WordSource,
+    source_name: str,
+    directory: pathlib.Path,
+) -> BlockFiles:
+    """Writes what the graphs need of a recursion, and returns where its rows go.
+
+    Args:
+      plan: The blocks.
+      segments: The layout of a row.
+      source: Where random words come from.
+      source_name: Its name: other sources make other rows.
+      directory: From ``noise_directory``; everything goes below it.
+
+    Returns:
+      The files.
+
+    Raises:
+      OSError: If the directory cannot be written.
+    """
+    root = pathlib.Path(directory)
+    distinct = plan.distinct_weights()
+    contents = {int(block): plan.weights(int(block)).tobytes() for block in np.unique(distinct)}
+    identity = hashlib.sha256(repr((_FORMAT, source_name, segments)).encode())
+    for part in (plan.starts, distinct, plan.row_scales):
+        identity.update(b"none" if part is None else part.tobytes())
+    for block, content in contents.items():
+        identity.update(f"{block}:{len(content)}:".encode() + content)
+    own = root / f"rows-{identity.hexdigest()[:32]}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    for block, content in contents.items():
+        _write_whole(own / f"weights-{block}", content)
+    checksums = {block: tensor_files.checksum_of(content) for block, content in contents.items()}
+    return BlockFiles(
+        plan,
+        source,
+        os.fspath(own),
+        tuple(os.fspath(own / f"weights-{block}") for block in distinct),
+        tuple(checksums[int(block)] for block in distinct),
+    )
+
+
+def next_row(
+    files: BlockFiles, segment: Segment, i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
+) -> tf.Tensor:
+    """Returns a row of a segment, and makes a share of the next block.
+
+    Args:
+      files: What :func:`prepare` returned.
+      segment: The part of the row.
+      i: int64 scalar: the round, of those that there are.
+      seed: (2,) int64.
+      stream: (2,) int64: what tells the stream's files from those of other runs; not secret.
+
+    Returns:
+      (segment.size,) of the segment's dtype.
+    """
+
+    # Inside functions, operations with effects run in order and are never left out. A
+    # function of its own for what is used in several places makes the graph smaller.
+    @tf.function(autograph=False)
+    def make(block: tf.Tensor, panel: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
+        return _StreamFiles(files, segment, seed, stream).make(block, panel)
+
+    @tf.function(autograph=False)
+    def row_and_share(i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
+        stream_files = _StreamFiles(files, segment, seed, stream)
+        block = stream_files.block_of(i)
+
+        def make_panel(block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
+            rows = make(block, panel, seed, stream)
+            return tf.ensure_shape(rows, [None, segment.width])
+
+        row = stream_files.read_row(block, i, make_panel)
+        stream_files.make_share_of_next(block, i, make_panel)
+        return row
+
+    row = tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size]
+    if files.plan.row_scales is not None:
+        scale = tf.gather(tf.constant(files.plan.row_scales), i)
+        row *= tf.cast(scale, row.dtype)
+    return row
+
+
+class _StreamFiles:
+    """The files of one segment of one stream, while a graph is traced."""
+
+    def __init__(
+        self, files: BlockFiles, segment: Segment, seed: tf.Tensor, stream: tf.Tensor
+    ) -> None:
+        self._plan = files.plan
+        self._source = files.source
+        self._segment = segment
+        self._seed = seed
+        self._dtype = tf.as_dtype(segment.dtype)
+        self._starts = tf.constant(files.plan.starts)
+        self._weights_paths = tf.constant(files.weights)
+        self._checksums = tf.constant(files.checksums, tf.int64)
+        self._first_rows_of_z = tf.constant(
+            [files.plan.first_row_of_z(block) for block in range(files.plan.num_blocks)], tf.int64
+        )
+        self._stream = tf.strings.join(["/stream", _number(stream[0]), _number(stream[1])])
+        self._directory = tf.strings.join([files.directory, self._stream])
+
+    def block_of(self, i: tf.Tensor) -> tf.Tensor:
+        """The block that has round i, int64."""
+        position = tf.searchsorted(self._starts, i[tf.newaxis], side="right", out_type=tf.int64)
+        return position[0] - 1
+
+    def read_row(self, block: tf.Tensor, i: tf.Tensor, make_panel: _MakePanel) -> tf.Tensor:
+        """Row i of all panels, (panels, width); what is not there is made."""
+        number = self._segment.num_panels
+        position = tf.cast(i - self._starts[block], tf.int32)
+
+        def of_panel(panel: tf.Tensor) -> tf.Tensor:
+            row, is_there = self._read(panel, i)
+            return tf.cond(is_there, lambda: row, lambda: make_panel(block, panel)[position])
+
+        rows = tf.TensorArray(self._dtype, number, element_shape=[self._segment.width])
+        _, rows = tf.while_loop(
+            lambda panel, _: panel < number,
+            lambda panel, rows: (panel + 1, rows.write(tf.cast(panel, tf.int32), of_panel(panel))),
+            (tf.zeros([], tf.int64), rows),
+            # Panels that have to be made take much memory each.
+            parallel_iterations=1,
+        )
+        return rows.stack()
+
+    def make_share_of_next(self, block: tf.Tensor, i: tf.Tensor, make_panel: _MakePanel) -> None:
+        """Makes the next block's rows for this round's share of the panels."""
+        size = self._starts[block + 1] - self._starts[block]
+        position = i - self._starts[block]
+        number = self._segment.num_panels
+
+        def make_if_missing(panel: tf.Tensor) -> tf.Tensor:
+            # Its last row is written about last; what is missing all the same is made when it
+            # is read.
+            _, is_there = self._read(panel, self._starts[block + 2] - 1)
+
+            def make() -> tf.Tensor:
+                with tf.control_dependencies([make_panel(block + 1, panel)]):
+                    return panel + 1
+
+            return tf.cond(is_there, lambda: panel + 1, make)
+
+        def make_all() -> tf.Tensor:
+            first, last = position * number // size, (position + 1) * number // size
+            (panel,) = tf.while_loop(
+                lambda panel: panel < last,
+                lambda panel: (make_if_missing(panel),),
+                (first,),
+                parallel_iterations=1,
+            )
+            return panel
+
+        is_last = tf.equal(block, self._plan.num_blocks - 1)
+        tf.cond(is_last, lambda: tf.zeros([], tf.int64), make_all)
+
+    def make(self, block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
+        """Makes and writes a block's rows of one panel, (rows, width)."""
+        if not self._plan.most_earlier_rows and not self._plan.num_state_vectors:
+            nothing = tf.zeros([0, self._segment.width], self._dtype)
+            return self._advance(block, panel, nothing, tf.cast(nothing, tf.float64))[0]
+        earlier, has_earlier = self._read_earlier(block, panel)
+        vectors, has_vectors = self._read_vectors(block, panel)
+        return tf.cond(
+            has_earlier & has_vectors,
+            lambda: self._advance(block, panel, earlier, vectors)[0],
+            lambda: self._replay(block, panel),
+        )
+
+    def _replay(self, target: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
+        """Makes a block's rows from the first round on, because what it follows from is gone."""
+        width, most = self._segment.width, self._plan.most_earlier_rows
+
+        def advance(
+            block: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor, _: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            rows, vectors = self._advance(block, panel, earlier, vectors)
+            kept = tf.concat([earlier, rows], axis=0)
+            return block + 1, kept[tf.maximum(tf.shape(kept)[0] - most, 0) :], vectors, rows
+
+        start = (
+            tf.zeros([], tf.int64),
+            tf.zeros([0, width], self._dtype),
+            tf.zeros([self._plan.num_state_vectors, width], tf.float64),
+            tf.zeros([0, width], self._dtype),
+        )
+        return tf.while_loop(
+            lambda block, *_: block <= target,
+            advance,
+            start,
+            shape_invariants=(
+                tf.TensorShape([]),
+                tf.TensorShape([None, width]),
+                tf.TensorShape([self._plan.num_state_vectors, width]),
+                tf.TensorShape([None, width]),
+            ),
+            parallel_iterations=1,
+        )[3]
+
+    def _advance(
+        self, block: tf.Tensor, panel: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Makes and writes a block's rows and the next state vectors from what they follow from.
+
+        State vectors are float64: weights rounded to single precision are those of another
+        matrix, and with decays close to one a difference would stay from block to block.
+        """
+        size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
+        states = self._plan.num_state_vectors
+        first = self._first_rows_of_z[block]
+        num_rows_of_z = tf.cast(self._starts[block + 1] - first, tf.int32)
+        num_earlier = tf.shape(earlier)[0]
+        weights = self._read_weights(block, size + states, num_earlier + states + num_rows_of_z)
+
+        def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tf.Tensor:
+            """What a group of rows of Z adds to the rows and to the next state vectors."""
+            z = panel_rows(
+                self._source,
+                self._seed,
+                first + tf.cast(done, tf.int64),
+                count,
+                self._segment.first_panel + panel,
+                self._segment.width,
+                self._dtype,
+            )
+            begin = num_earlier + states + done
+            # In one product: what is added to the state vectors once need not be float64.
+            return tf.cast(weights[:, begin : begin + count], self._dtype) @ z
+
+        def add_group(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            count = tf.minimum(_GROUP, num_rows_of_z - done)
+            return done + count, total + of_group(done, count)
+
+        if self._plan.draws_earlier_rows_of_z:
+            _, total = tf.while_loop(
+                lambda done, _: done < num_rows_of_z,
+                add_group,
+                (
+                    tf.constant(0),
+                    tf.zeros([size + states, self._segment.width], self._dtype),
+                ),
+                shape_invariants=(
+                    tf.TensorShape([]),
+                    tf.TensorShape([None, self._segment.width]),
+                ),
+                parallel_iterations=1,
+            )
+        else:
+            total = of_group(0, num_rows_of_z)
+        rows = total
+        following = tf.zeros([states, self._segment.width], tf.float64)
+        if states:
+            columns = slice(num_earlier, num_earlier + states)
+            rows = total[:size] + tf.cast(weights[:size, columns] @ vectors, self._dtype)
+            following = tf.cast(total[size:], tf.float64) + weights[size:, columns] @ vectors
+            # With one state vector, TensorFlow does not see that there is one.
+            following = tf.ensure_shape(following, [states, self._segment.width])
+        if self._plan.most_earlier_rows:
+            rows += tf.cast(weights[:size, :num_earlier], self._dtype) @ earlier
+        writes = []
+        if states:
+            writes.append(
+                tensor_files.write(
+                    self._vectors_path(panel, block + 1),
+                    self._label("state", panel, block + 1),
+                    following,
+                )
+            )
+        with tf.control_dependencies(writes):
+            are_written = self._write_rows(block, panel, size, rows)
+        with tf.control_dependencies([are_written]):
+            return tf.identity(rows), following
+
+    def _write_rows(
+        self, block: tf.Tensor, panel: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Writes a block's rows; returns a vector of True once all are written."""
+
+        def write(
+            position: tf.Tensor, are_written: tf.TensorArray
+        ) -> tuple[tf.Tensor, tf.TensorArray]:
+            i = self._starts[block] + tf.cast(position, tf.int64)
+            written = tensor_files.write(
+                self._row_path(panel, i), self._label("row", panel, i), rows[position]
+            )
+            with tf.control_dependencies([written]):
+                is_written = tf.constant(True)
+            # The next position does not wait for this one's file.
+            return position + 1, are_written.write(position, is_written)
+
+        _, are_written = tf.while_loop(
+            lambda position, _: position < size,
+            write,
+            (tf.constant(0), tf.TensorArray(tf.bool, size, element_shape=[])),
+            parallel_iterations=_PARALLEL_FILES,
+        )
+        return are_written.stack()
+
+    def _read(self, panel: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tensor_files.read(
+            self._row_path(panel, i),
+            self._label("row", panel, i),
+            [self._segment.width],
+            self._dtype,
+        )
+
+    def _read_earlier(self, block: tf.Tensor, panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The rows before a block that it needs, oldest first, and whether all are there."""
+        start = self._starts[block]
+        number = tf.minimum(tf.constant(self._plan.most_earlier_rows, tf.int64), start)
+        rows = tf.TensorArray(
+            self._dtype, tf.cast(number, tf.int32), element_shape=[self._segment.width]
+        )
+
+        def read(
+            position: tf.Tensor, rows: tf.TensorArray, are_there: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
+            row, is_there = self._read(panel, start - number + position)
+            return position + 1, rows.write(tf.cast(position, tf.int32), row), are_there & is_there
+
+        _, rows, are_there = tf.while_loop(
+            # After a row that is missing, the others do not matter.
+            lambda position, _, are_there: (position < number) & are_there,
+            read,
+            (tf.zeros([], tf.int64), rows, tf.constant(True)),
+            parallel_iterations=_PARALLEL_FILES,
+        )
+        stacked = tf.cond(
+            are_there,
+            lambda: rows.stack(),
+            lambda: tf.zeros([0, self._segment.width], self._dtype),
+        )
+        return stacked, are_there
+
+    def _read_vectors(self, block: tf.Tensor, panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The state vectors at a block's start, and whether they are there."""
+        shape = [self._plan.num_state_vectors, self._segment.width]
+        zeros = tf.zeros(shape, tf.float64)
+        if not self._plan.num_state_vectors:
+            return zeros, tf.constant(True)
+        return tf.cond(
+            tf.equal(block, 0),
+            lambda: (zeros, tf.constant(True)),
+            lambda: tensor_files.read(
+                self._vectors_path(panel, block),
+                self._label("state", panel, block),
+                shape,
+                tf.float64,
+            ),
+        )
+
+    def _read_weights(
+        self, block: tf.Tensor, num_rows: tf.Tensor, num_columns: tf.Tensor
+    ) -> tf.Tensor:
+        path = self._weights_paths[block]
+        contents = tensor_files.read_contents(path)
+        is_right = tf.debugging.assert_equal(
+            tf.equal(tensor_files.checksum(contents), self._checksums[block]),
+            True,
+            message=(
+                "A file of the noise's weights is damaged or gone: create the aggregator again, "
+                "which writes it anew, and go on from the same state."
+            ),
+        )
+        with tf.control_dependencies([is_right]):
+            weights = tf.io.decode_raw(contents, tf.float64)
+        return tf.reshape(weights, [num_rows, num_columns])
+
+    def _row_path(self, panel: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+        slot = tf.math.floormod(i, self._plan.rows_kept)
+        return self._path(panel, "/row", slot)
+
+    def _vectors_path(self, panel: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+        return self._path(panel, "/state", tf.math.floormod(block, _STATES_KEPT))
+
+    def _label(self, kind: str, panel: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """The number of a file's contents: nothing else has it, wherever a file is moved to."""
+        panel_name = _number(self._segment.first_panel + panel)
+        return tensor_files.checksum(
+            tf.strings.join([self._stream, kind, panel_name, _number(index)])
+        )
+
+    def _path(self, panel: tf.Tensor, name: str, slot: tf.Tensor) -> tf.Tensor:
+        panel_name = _number(self._segment.first_panel + panel)
+        return tf.strings.join([self._directory, "/panel", panel_name, name, _number(slot)])
+
+
+def _number(value: tf.Tensor) -> tf.Tensor:
+    return tf.strings.join(["-", tf.strings.as_string(value)])
+
+
+def _write_whole(path: pathlib.Path, contents: bytes) -> None:
+    """Writes a file whole or not at all; one with these contents stays as it is."""
+    if path.exists() and path.read_bytes() == contents:
+        return
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = pathlib.Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(contents)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,419 @@
+"""Runs of a training command, each in a process of its own: several variants, several times.
+
+Every run draws its own secret noise, cohorts and initial weights. Finished runs keep their
+results; what was cut off is resumed; a stop leaves as many runs of each variant.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tqdm
+
+from mf_aggregators import memory
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands.command_line import CommandError
+from simulations.comparison import run_processes
+from simulations.comparison.run_processes import Ended, RunProcesses
+from simulations.runs import atomic_files, run_conditions, run_directory, run_flags
+from simulations.workers import quiet
+
+# Commands by module, which are started and never imported: they import this package.
+MODULES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
+        "run-cifar10": "cifar10_classification.run_cifar10",
+        "run-digits": "digit_classification.run_digits",
+    }
+)
+
+HELP_OF_PARALLEL_RUNS = (
+    "How many runs train at a time. One leaves a part of two cores idle; each more needs its own "
+    "memory (over 1 GB on the text that is here), and makes the others slower."
+)
+
+# Flags that a finished run would have finished the same with.
+_CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_flags.NOT_OF_THE_RUN)})(=|$)")
+_POLL_SECONDS = 0.1
+# A lower estimate, of a run in the list of them all.
+_BYTES_PER_RUN = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """What a comparison needs to know of a finished run.
+
+    Attributes:
+      test_accuracy: A fraction.
+      rounds: The rounds that it trained.
+      epsilon: Of the guarantee that it was planned for, or, if it broke its plan, of the
+        one that it earned; None if it is not private. (One that kept its plan may earn more,
+        which depends on who happened to be drawn, and has nothing to do with its noise.)
+      delta: Likewise.
+      seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
+      noise_multiplier: Of that guarantee, relative to what it says; None if the run is not
+        private, or an older result does not say.
+      sampling: How that guarantee is amplified; None if it is not.
+    """
+
+    test_accuracy: float
+    rounds: int
+    epsilon: float | None
+    delta: float | None
+    seconds: float | None
+    noise_multiplier: float | None = None
+    sampling: SamplingScheme | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What is run several times.
+
+    Attributes:
+      name: Of its directories, files and rows.
+      mechanism: As ``--mechanism`` takes it.
+      flags: The other flags of the command.
+    """
+
+    name: str
+    mechanism: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RepeatedRun:
+    """One run of a variant and its files.
+
+    Attributes:
+      root: Where runs of all variants are.
+      command: A key of ``MODULES``.
+      variant: What it runs.
+      repetition: 1, 2, ...
+    """
+
+    root: pathlib.Path
+    command: str
+    variant: Variant
+    repetition: int
+
+    @property
+    def name(self) -> str:
+        """Of its directory and files."""
+        return f"{self.variant.name}_{self.repetition}"
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The run's own directory."""
+        return self.root / self.name
+
+    @property
+    def log(self) -> pathlib.Path:
+        """What it prints on standard error."""
+        return self.root / f"{self.name}.log"
+
+    @property
+    def result(self) -> pathlib.Path:
+        """What it has found, once it has finished."""
+        return self.root / f"{self.name}.json"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a result to stand for this run."""
+        return {
+            "command": self.command,
+            "mechanism": self.variant.mechanism,
+            "flags": [flag for flag in self.variant.flags if not _CHANGES_NOTHING.match(flag)],
+        }
+
+    def arguments(self, directory: pathlib.Path) -> list[str]:
+        """Returns the command line of a process that trains into a directory."""
+        return [
+            sys.executable,
+            "-m",
+            MODULES[self.command],
+            f"--output_dir={directory}",
+            f"--mechanism={self.variant.mechanism}",
+            "--format=json",
+            *self.variant.flags,
+        ]
+
+
+def planned(
+    root: pathlib.Path, command: str, variants: Sequence[Variant], repetitions: int
+) -> list[RepeatedRun]:
+    """Returns all runs, repetition by repetition, so that a stop leaves as many of each.
+
+    Args:
+      root: Where they go.
+      command: A key of ``MODULES``.
+      variants: The variants, of different names.
+      repetitions: How often each is run.
+
+    Raises:
+      InsufficientMemoryError: If they are too many to be listed.
+    """
+    memory.check(
+        _BYTES_PER_RUN * repetitions * len(variants),
+        f"the list of {repetitions} runs of each of {len(variants)} variants",
+        "use fewer --repetitions",
+    )
+    return [
+        RepeatedRun(root, command, variant, repetition)
+        for repetition in range(1, repetitions + 1)
+        for variant in variants
+    ]
+
+
+def run_all(
+    program: str, runs: Sequence[RepeatedRun], parallel_runs: int = 1
+) -> dict[RepeatedRun, FinishedRun] | None:
+    """Runs what is left to be run.
+
+    Args:
+      program: The command's name, for messages.
+      runs: As :func:`planned` orders them, at least one.
+      parallel_runs: How many train at a time, at least 1; each has memory of its own.
+
+    Returns:
+      All results; None if it was interrupted, after a message.
+
+    Raises:
+      CommandError: If the command refuses the flags of a variant, a run fails, a result is
+        damaged or of other flags, runs are of different versions of packages or different
+        data, or another process is at work in the directory. What else is under way then
+        stops after its round, and can be resumed.
+      OSError: If the directory cannot be written.
+    """
+    command_line.check_extra("a training run")
+    root = runs[0].root
+    output_paths.check_directory(root, "output_dir")
+    root.mkdir(parents=True, exist_ok=True)
+    with (
+        _locked(root) as lock,
+        quiet.stop_requests(
+            "stopping each run after its round; Ctrl-C again stops at once"
+        ) as stop,
+    ):
+        finished = {run: _read_result(run) for run in runs if run.result.exists()}
+        directories = [run.directory for run in runs]
+        run_conditions.check_alike(directories)
+        if len(finished) < len(runs):
+            run_conditions.check_versions(directories)
+        begun = {run.variant for run in runs if run in finished or run.directory.exists()}
+        for run in {run.variant: run for run in runs if run.variant not in begun}.values():
+            print(f"{program}: checking the flags of {run.variant.name}", file=sys.stderr)
+            if not _check(run, stop):
+                _say_interrupted(program, finished, runs)
+                return None
+        with tqdm.tqdm(
+            total=len(runs), initial=len(finished), unit="run", file=sys.stderr
+        ) as progress:
+
+            def keep(run: RepeatedRun, found: FinishedRun) -> None:
+                finished[run] = found
+                progress.update()
+                # After one run more, not after all: data may have changed in between.
+                run_conditions.check_alike(directories)
+
+            left = [run for run in runs if run not in finished]
+            with RunProcesses(lock) as processes:
+                _train(left, parallel_runs, processes, stop, progress.set_description, keep)
+        if len(finished) < len(runs):
+            _say_interrupted(program, finished, runs)
+            return None
+    return finished
+
+
+@contextlib.contextmanager
+def _locked(root: pathlib.Path) -> Iterator[int]:
+    """Keeps other comparisons out of a directory; yields the descriptor that does.
+
+    Runs inherit it: one that outlives a killed comparison keeps the directory until it ends.
+    """
+    with (root / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CommandError(
+                f"another comparison, or a run that one has left behind, is at work in {root}: "
+                "wait until it has ended, or end it."
+            ) from error
+        yield file.fileno()
+
+
+def _read_result(run: RepeatedRun) -> FinishedRun:
+    """Reads the result of a run that finished before."""
+    try:
+        contents = json.loads(run.result.read_text(encoding="utf-8"))
+        identity = {name: contents[name] for name in run.identity}
+        was = shlex.join([identity["command"], *identity["flags"]])
+        finished = _finished(contents["result"], contents["seconds"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CommandError(
+            f"{run.result} cannot be read ({error!r}): delete it, and the run gives it again."
+        ) from error
+    if identity != run.identity:
+        raise CommandError(
+            f"{run.result} is the result of a run with other flags ({was}): repeat them, or choose "
+            "another --output_dir."
+        )
+    return finished
+
+
+def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
+    accuracy = float(result["test_accuracy"])
+    if not math.isfinite(accuracy):
+        raise ValueError(f"its test_accuracy is {accuracy}")
+    privacy = result["privacy"]
+    kind = "earned" if privacy["keeps_plan"] is False else "planned"
+    epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
+    multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
+    is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
+    return FinishedRun(
+        test_accuracy=accuracy,
+        rounds=int(result["rounds"]),
+        epsilon=float(epsilon) if is_private else None,
+        delta=float(delta) if is_private else None,
+        seconds=None if seconds is None else float(seconds),
+        noise_multiplier=float(multiplier) if is_private and multiplier is not None else None,
+        sampling=(
+            sampling_schemes.from_dict(sampling) if is_private and sampling is not None else None
+        ),
+    )
+
+
+def _check(run: RepeatedRun, stop: quiet.StopRequest) -> bool:
+    """Lets a command check its flags, and ends it once it has begun to run.
+
+    A mistake in the flags of the last mechanism is found before the first one has trained
+    for hours.
+
+    Returns:
+      False if a stop was requested.
+
+    Raises:
+      CommandError: If the command refuses its flags.
+    """
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix=".flags-", dir=run.root))
+    try:
+        # By a pipe: should this process be killed, the other one cannot go on unseen.
+        with run_processes.process(
+            run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE
+        ) as child:
+            # The configuration is written when all flags were found good.
+            while not (scratch / "run" / run_directory.CONFIG_FILE).exists():
+                if stop.is_set:
+                    return False
+                try:
+                    _, errors = child.communicate(timeout=_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+                if child.returncode:
+                    message = run_processes.last_line(errors.decode("utf-8", "replace"))
+                    raise CommandError(f"{_flags_of(run.variant)} is refused: {message}")
+                return True
+        return True
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _train(
+    runs: Sequence[RepeatedRun],
+    parallel_runs: int,
+    processes: RunProcesses,
+    stop: quiet.StopRequest,
+    describe: Callable[[str], Any],
+    keep: Callable[[RepeatedRun, FinishedRun], None],
+) -> None:
+    """Runs or resumes runs, some at a time, until all have ended or a stop is requested.
+
+    Raises:
+      CommandError: If a run fails or ``keep`` raises it, once the others have stopped.
+    """
+    waiting = collections.deque(runs)
+    by_name = {run.name: run for run in runs}
+    resumed: set[RepeatedRun] = set()
+    failure: CommandError | None = None
+    goes_on = True
+    while True:
+        goes_on = goes_on and not stop.is_set
+        while goes_on and waiting and len(processes.names) < parallel_runs:
+            run = waiting.popleft()
+            if run.directory.exists():
+                resumed.add(run)
+            atomic_files.remove_unfinished(run.result)
+            processes.start(run.name, run.arguments(run.directory), run.log)
+            describe(", ".join(processes.names))
+        if not goes_on:
+            processes.request_stop()
+        if not processes.names:
+            break
+        time.sleep(_POLL_SECONDS)
+        for ended in processes.take_ended():
+            run = by_name[ended.name]
+            try:
+                if ended.status == command_line.INTERRUPTED:
+                    goes_on = False
+                elif ended.status == command_line.DONE or (goes_on and not stop.is_set):
+                    keep(run, _finish(run, ended, run in resumed))
+            except CommandError as error:
+                failure = failure or error
+                goes_on = False
+    if failure is not None:
+        raise failure
+
+
+def _finish(run: RepeatedRun, ended: Ended, is_resumed: bool) -> FinishedRun:
+    """Keeps and returns the result of a run that has ended.
+
+    Raises:
+      CommandError: If it failed or printed no result.
+    """
+    if ended.status != command_line.DONE:
+        raise CommandError(
+            f"{run.name} ended with status {ended.status}; the last line of its log {run.log}: "
+            f"{ended.last_line}"
+        )
+    # Of one that was cut off, nobody knows how long it ran before.
+    seconds = None if is_resumed else ended.seconds
+    try:
+        result = json.loads(ended.printed)
+        finished = _finished(result, seconds)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CommandError(
+            f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
+        ) from error
+    contents = {**run.identity, "seconds": seconds, "result": result}
+    atomic_files.write_text(run.result, json.dumps(contents, indent=2) + "\n")
+    return finished
+
+
+def _flags_of(variant: Variant) -> str:
+    named = "" if variant.name == variant.mechanism else f" ({variant.name})"
+    return f"--mechanism={variant.mechanism}{named}"
+
+
+def _say_interrupted(
+    program: str, finished: Mapping[RepeatedRun, FinishedRun], runs: Sequence[RepeatedRun]
+) -> None:
+    print(
+        f"{program}: interrupted; {len(finished)} of {len(runs)} runs are finished, and "
+        "the same command goes on with the others.",
+        file=sys.stderr,
+    )

@@ -1,0 +1,139 @@
+"""What repeated runs on the same clients reveal together: the guarantee of their composition."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import scipy.optimize
+from dp_accounting import dp_event
+
+from mf_aggregators import accounting
+from mf_aggregators.accounting import gaussian, noise_tail
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling, Shuffling
+from mf_aggregators.privacy import printed_guarantees
+from simulations.comparison.repeated_runs import FinishedRun
+
+# Of the logarithm of a noise multiplier that is found from an epsilon.
+_LOG_BOUNDS = (math.log(1e-3), math.log(1e8))
+_TOLERANCE = 1e-11
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """All private runs of a comparison, which train on the same clients.
+
+    Attributes:
+      private_runs: How many they are.
+      other_runs: The other runs, which guarantee nothing.
+      epsilon: Of the private runs together, for a client that may be in all; None without any,
+        and where none can be stated.
+      delta: That this epsilon is at, the largest of a run; None without any.
+      reason: Why no epsilon of private runs can be stated; None if one is, or there are none.
+    """
+
+    private_runs: int
+    other_runs: int
+    epsilon: float | None
+    delta: float | None
+    reason: str | None = None
+
+
+def composition(runs: Iterable[FinishedRun]) -> Composition:
+    """Returns the guarantee of all private runs together.
+
+    Unamplified runs are Gaussian mechanisms, and together one of noise multiplier
+    1 / sqrt(sum of 1 / sigma^2) (Dong, Roth and Su, 2022, Cor. 3.3), at what the tails of their
+    noise leave of delta. Where some are amplified, all are composed by privacy loss distributions
+    (``accounting.composed_epsilon``): Poisson-sampled ones as what they are, and those of other
+    samplers, which such distributions do not know, without amplification. A run that broke its
+    plan enters with what it earned.
+
+    Args:
+      runs: The runs.
+    """
+    every = list(runs)
+    private = [run for run in every if run.epsilon is not None]
+    others = len(every) - len(private)
+    if not private:
+        return Composition(0, others, None, None)
+    delta = max(run.delta for run in private if run.delta is not None)
+    if len(private) == 1:
+        return Composition(1, others, private[0].epsilon, delta)
+    try:
+        if all(run.sampling is None for run in private):
+            epsilon = _gaussian_epsilon([_noise_multiplier(run) for run in private], delta)
+        else:
+            epsilon = accounting.composed_epsilon([_event(run) for run in private], delta)
+    except ValueError as error:
+        # What was trained for hours is tabulated all the same.
+        return Composition(len(private), others, None, delta, str(error))
+    return Composition(len(private), others, epsilon, delta)
+
+
+def sentences(found: Composition) -> str:
+    """Returns what holds for a client of all runs, epsilon and delta rounded up.
+
+    Args:
+      found: What :func:`composition` returned.
+    """
+    if found.private_runs == 0:
+        return "No run is private."
+    if found.epsilon is None or found.delta is None:
+        return (
+            f"No guarantee of all {found.private_runs} private runs together can be stated: "
+            f"{found.reason}"
+        )
+    pair = printed_guarantees.pair(found.epsilon, found.delta)
+    if found.private_runs == 1:
+        text = f"The one private run: {pair}-DP for each client."
+    else:
+        text = (
+            f"All {found.private_runs} private runs together, on the same clients: {pair}-DP for "
+            "each client."
+        )
+    if found.other_runs:
+        text += " Whoever sees the runs that are not private, too, is promised nothing."
+    return text
+
+
+def _gaussian_epsilon(multipliers: list[float], delta: float) -> float:
+    tail = min(1.0, math.fsum(map(noise_tail.probability, multipliers)))
+    coordinates = len(multipliers) * noise_tail.DEFAULT_NUM_COORDINATES
+    left = noise_tail.delta_left(delta, tail, coordinates)
+    together = 1.0 / math.sqrt(math.fsum(sigma**-2 for sigma in multipliers))
+    return gaussian.exact_epsilon(together, left)
+
+
+def _noise_multiplier(run: FinishedRun) -> float:
+    return _least_noise_multiplier(run) if run.noise_multiplier is None else run.noise_multiplier
+
+
+def _event(run: FinishedRun) -> dp_event.DpEvent:
+    sigma, scheme = _noise_multiplier(run), run.sampling
+    if scheme is None:
+        return accounting.event(sigma)
+    if isinstance(scheme, PoissonSampling):
+        return accounting.amplified_event(
+            sigma,
+            num_rounds=scheme.num_rounds,
+            num_bands=scheme.num_bands,
+            population=scheme.population,
+            clients_per_round=scheme.clients_per_round,
+            sampling=scheme.name,
+        )
+    # The most participations of a client, each of which changes rows of its own.
+    count = scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations
+    return dp_event.SelfComposedDpEvent(accounting.event(sigma), count)
+
+
+def _least_noise_multiplier(run: FinishedRun) -> float:
+    """Of the Gaussian mechanism that a result is of which says its epsilon and not its noise."""
+    epsilon, delta = run.epsilon, run.delta
+    assert epsilon is not None
+    assert delta is not None
+
+    def excess(log_sigma: float) -> float:
+        return gaussian.exact_epsilon(math.exp(log_sigma), delta) - epsilon
+
+    root = scipy.optimize.brentq(excess, *_LOG_BOUNDS, xtol=_TOLERANCE)
+    return math.exp(root - 2.0 * _TOLERANCE)

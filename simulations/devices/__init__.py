@@ -1,0 +1,1 @@
+"""Devices of a simulation: their availability, their timers and when they check in."""

@@ -1,0 +1,485 @@
+"""Populations that behave like devices: who takes part in each round of a federated run.
+
+A server that starts a round meets the devices that are available just then, selects some
+more of them than it needs among those whose timers allow it, loses some before they upload
+and some uploads on the way, and sums the first ones that arrive. A device starts its timer
+when it uploads, because it cannot know what became of the upload; the timer of a device
+whose update was not summed runs as well. (Bonawitz et al. 2019, Towards Federated Learning at
+Scale, Sec. 2 and 3, describe the protocol; the participation timers are those of MF-DP-FTRL.)
+
+What counts towards a guarantee is a participation whose upload was summed. Timers by rounds
+enforce a schema whatever the devices do. Timers by the wall clock enforce a time, and the
+separation in rounds is what it turns out to be.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from mf_aggregators import memory, validation
+from mf_aggregators import participation as participations
+from mf_aggregators.participation import FixedEpochOrder, Participation
+from simulations.devices import participation_timers
+from simulations.devices.availability import Always, Availability, Trace
+from simulations.devices.participation_timers import DeviceTimers, WallClockTimer, limit_of
+from simulations.sampling import cohorts
+from simulations.sampling.cohorts import Stream, TooFewEligibleClientsError
+
+WAIT = "wait"
+REJOIN = "rejoin"
+
+# The second coordinate of all generators here.
+_SELECTION = 0
+_HISTORY = 1
+
+# Devices that are asked at once: what a processor's cache holds.
+_BLOCK = 2**16
+# Above this share of the population, draws cost as much as asking every device.
+_MOST_DRAWN = 0.25
+_MOST_GROWTH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceBehaviour:
+    """What the devices of a population and their server do. By default, nothing goes wrong.
+
+    Attributes:
+      availability: Which devices are available when.
+      timer: None for timers by rounds, which enforce the participation schema; or a timer
+        by the wall clock, which enforces the schema's number of participations, and in
+        place of its separation a time.
+      over_selection: How many devices are selected for each whose upload is needed, at
+        least 1. Fewer are, down to as many as are needed, where fewer are available.
+      dropout_probability: That a selected device gives up before it uploads: its timer is
+        not started.
+      upload_loss_probability: That an upload does not arrive: its device's timer runs.
+      history_loss_probability: That a device forgets, before a round, when and how often it
+        took part. Independent for each device and round.
+      after_history_loss: ``"wait"``: a device without history assumes the worst that its
+        timer would have allowed, which is that it has only just taken part, and as often as
+        was possible, and so never breaks its schema. ``"rejoin"``: it joins as if it were
+        new, and breaks it.
+      round_seconds: From the start of a round to its end, when devices upload and the next
+        round starts.
+      retry_seconds: How long the server waits, after a start that found too few devices or
+        lost too many of their uploads, before it starts the same round again.
+      max_attempts: How often it starts the same round.
+
+    Raises:
+      ValueError: If an attribute is out of its range.
+    """
+
+    availability: Availability = dataclasses.field(default_factory=Always)
+    timer: WallClockTimer | None = None
+    over_selection: float = 1.0
+    dropout_probability: float = 0.0
+    upload_loss_probability: float = 0.0
+    history_loss_probability: float = 0.0
+    after_history_loss: str = WAIT
+    round_seconds: float = 300.0
+    retry_seconds: float = 600.0
+    max_attempts: int = 1000
+
+    def __post_init__(self) -> None:
+        if validation.finite_number(self.over_selection, "over_selection") < 1.0:
+            raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
+        for name in ("dropout_probability", "upload_loss_probability"):
+            if validation.non_negative_number(getattr(self, name), name) >= 1.0:
+                raise ValueError(f"{name} must be below 1, found {getattr(self, name)}.")
+        name = "history_loss_probability"
+        if validation.non_negative_number(self.history_loss_probability, name) > 1.0:
+            raise ValueError(f"{name} must be at most 1, found {self.history_loss_probability}.")
+        if self.after_history_loss not in (WAIT, REJOIN):
+            raise ValueError(
+                f"after_history_loss must be {WAIT!r} or {REJOIN!r}, found "
+                f"{self.after_history_loss!r}."
+            )
+        for name in ("round_seconds", "retry_seconds"):
+            validation.positive_number(getattr(self, name), name)
+        validation.positive_integer(self.max_attempts, "max_attempts")
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether who took part in the earlier rounds is all that a round depends on."""
+        return (
+            isinstance(self.availability, Always)
+            and self.timer is None
+            and self.over_selection == 1.0
+            and self.dropout_probability == 0.0
+            and self.upload_loss_probability == 0.0
+            and self.history_loss_probability == 0.0
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceRound:
+    """How a round took place.
+
+    ``num_selected`` is the size of the cohort and the three numbers after it together; they are
+    summed over the attempts.
+
+    Attributes:
+      round_index: The round, from 0.
+      cohort: (clients_per_round,) int64: increasing, the devices whose uploads were summed.
+      start_seconds: When its last attempt, which succeeded, started; since the first attempt
+        of the first round.
+      attempts: How often the server started the round.
+      num_eligible: How many devices' timers allowed them to join the last attempt. Exact.
+      num_available: How many of these were available then: exact if ``available_is_exact``,
+        or else estimated from those that were asked.
+      available_is_exact: Whether it is.
+      num_selected: Selected devices.
+      num_dropped_out: Of these, those that gave up before they uploaded.
+      num_uploads_lost: Those whose upload did not arrive.
+      num_discarded: Those whose upload arrived and was not summed, because enough others had
+        arrived before, or in an attempt in which too few arrived.
+    """
+
+    round_index: int
+    cohort: np.ndarray
+    start_seconds: float
+    attempts: int
+    num_eligible: int
+    num_available: int
+    available_is_exact: bool
+    num_selected: int
+    num_dropped_out: int
+    num_uploads_lost: int
+    num_discarded: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Selection:
+    """Selected devices in random order, and what was learnt of how many there were."""
+
+    devices: np.ndarray
+    num_available: int
+    is_exact: bool
+
+
+class DevicePopulation:
+    """The devices of a run, round by round.
+
+    Changed in place by each round, for speed. What a round draws is a function of the seed,
+    the round, the attempt and the rounds before: a population that was created with the same
+    arguments and has run the same number of rounds is in the same state.
+    """
+
+    def __init__(
+        self,
+        num_devices: int,
+        participation: Participation,
+        clients_per_round: int,
+        behaviour: DeviceBehaviour | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Creates the devices before the first round.
+
+        Args:
+          num_devices: The population.
+          participation: What timers by rounds enforce. Timers by the wall clock take the most
+            participations of a device from it, and nothing else.
+          clients_per_round: How many uploads a round sums.
+          behaviour: What the devices do; nothing goes wrong by default.
+          seed: Any non-negative integer.
+
+        Raises:
+          ValueError: If an argument is out of its range, a schema of exact distances is asked
+            of timers by the wall clock, or a trace names a device that does not exist.
+        """
+        behaviour = DeviceBehaviour() if behaviour is None else behaviour
+        self._num_devices = validation.positive_integer(num_devices, "num_devices")
+        memory.check(
+            participation_timers.BYTES_PER_DEVICE * self._num_devices,
+            f"a population of {self._num_devices} devices",
+            "use a smaller one",
+        )
+        self._participation = participations.check(participation)
+        self._clients_per_round = validation.positive_integer(
+            clients_per_round, "clients_per_round"
+        )
+        self._behaviour = behaviour
+        self._seed = validation.integer_at_least(seed, 0, "seed")
+        self._round_index = 0
+        self._seconds = 0.0
+        # Whose timers have not run out as a round begins.
+        self._waiting_before = 0
+        if behaviour.timer is None:
+            self._timers = DeviceTimers.by_rounds(num_devices, participation)
+        elif isinstance(participation, FixedEpochOrder):
+            raise ValueError(
+                "participations exactly so many rounds apart cannot come from timers by the wall "
+                "clock: use timers by rounds, or a schema of a least separation."
+            )
+        else:
+            self._timers = DeviceTimers(
+                num_devices, behaviour.timer.seconds, limit_of(participation)
+            )
+        trace = behaviour.availability
+        if isinstance(trace, Trace):
+            check_trace(trace, num_devices)
+
+    @property
+    def num_rounds(self) -> int:
+        """The rounds so far."""
+        return self._round_index
+
+    @property
+    def seconds(self) -> float:
+        """When the next round starts, since the first attempt of the first one."""
+        return self._seconds
+
+    def follow(self, cohort: np.ndarray) -> bool:
+        """Runs the next round as it took place before, and returns whether that could be.
+
+        Of undisturbed devices (:attr:`DeviceBehaviour.is_undisturbed`), the cohort is all that
+        they remember, and is taken as it is. Of others the round is drawn again; a cohort
+        that is not the one drawn is of another population, and this one is of no use then.
+
+        Args:
+          cohort: (clients_per_round,) int64: the devices whose uploads were summed.
+        """
+        if self._behaviour.is_undisturbed:
+            self._timers.advance(self._round_index)
+            self._timers.record(np.asarray(cohort, dtype=np.int64), self._round_index)
+            self._finish_round(self._seconds)
+            return True
+        try:
+            return np.array_equal(self.next_round().cohort, cohort)
+        except TooFewEligibleClientsError:
+            return False
+
+    def next_round(self) -> DeviceRound:
+        """Runs the next round.
+
+        Returns:
+          What happened.
+
+        Raises:
+          TooFewEligibleClientsError: If the timers leave too few devices, or no attempt
+            ended with enough uploads. The population is of no further use.
+        """
+        if self._behaviour.is_undisturbed:
+            return self._undisturbed_round()
+        index, behaviour = self._round_index, self._behaviour
+        self._lose_histories()
+        self._timers.advance(self._now(self._seconds))
+        self._waiting_before = self._num_devices - self._timers.num_eligible
+        selected, dropped_out, lost, discarded = 0, 0, 0, 0
+        selection = _Selection(np.empty(0, np.int64), 0, True)
+        for attempt in range(behaviour.max_attempts):
+            seconds = self._seconds + attempt * behaviour.retry_seconds
+            self._timers.advance(self._now(seconds))
+            num_eligible = self._timers.num_eligible
+            if num_eligible < self._clients_per_round and behaviour.timer is None:
+                # No timer runs out within a round.
+                raise TooFewEligibleClientsError(self._too_few(num_eligible))
+            generator = cohorts.generator_of(self._seed, Stream.DEVICES, _SELECTION, index, attempt)
+            selection = self._select(generator, seconds)
+            if len(selection.devices) < self._clients_per_round:
+                continue
+            selected += len(selection.devices)
+            uploading = _kept(selection.devices, behaviour.dropout_probability, generator)
+            dropped_out += len(selection.devices) - len(uploading)
+            self._timers.record(uploading, self._now(seconds + behaviour.round_seconds))
+            received = _kept(uploading, behaviour.upload_loss_probability, generator)
+            lost += len(uploading) - len(received)
+            if len(received) < self._clients_per_round:
+                discarded += len(received)
+                continue
+            discarded += len(received) - self._clients_per_round
+            # They are in random order: any of those that uploaded may have been the first.
+            cohort = np.sort(received[: self._clients_per_round])
+            self._finish_round(seconds)
+            return DeviceRound(
+                round_index=index,
+                cohort=cohort,
+                start_seconds=seconds,
+                attempts=attempt + 1,
+                num_eligible=num_eligible,
+                num_available=selection.num_available,
+                available_is_exact=selection.is_exact,
+                num_selected=selected,
+                num_dropped_out=dropped_out,
+                num_uploads_lost=lost,
+                num_discarded=discarded,
+            )
+        raise TooFewEligibleClientsError(self._no_attempt_succeeded(selection))
+
+    def _undisturbed_round(self) -> DeviceRound:
+        index = self._round_index
+        self._timers.advance(index)
+        num_eligible = self._timers.num_eligible
+        cohort = cohorts.draw(self._timers.eligible(), self._clients_per_round, self._seed, index)
+        self._timers.record(cohort, index)
+        start = self._seconds
+        self._finish_round(start)
+        return DeviceRound(
+            round_index=index,
+            cohort=cohort,
+            start_seconds=start,
+            attempts=1,
+            num_eligible=num_eligible,
+            num_available=num_eligible,
+            available_is_exact=True,
+            num_selected=len(cohort),
+            num_dropped_out=0,
+            num_uploads_lost=0,
+            num_discarded=0,
+        )
+
+    def _finish_round(self, start_seconds: float) -> None:
+        self._round_index += 1
+        self._seconds = start_seconds + self._behaviour.round_seconds
+
+    def _now(self, seconds: float) -> float:
+        """The time by which the timers count."""
+        return self._round_index if self._behaviour.timer is None else seconds
+
+    def _lose_histories(self) -> None:
+        """Makes devices forget, before the round; before the first there is nothing to forget."""
+        index, behaviour = self._round_index, self._behaviour
+        if behaviour.history_loss_probability == 0.0 or index == 0:
+            return
+        generator = cohorts.generator_of(self._seed, Stream.DEVICES, _HISTORY, index)
+        number = generator.binomial(self._num_devices, behaviour.history_loss_probability)
+        devices = generator.choice(self._num_devices, size=number, replace=False, shuffle=False)
+        self._timers.advance(self._now(self._seconds))
+        if behaviour.after_history_loss == REJOIN:
+            self._timers.reset(devices)
+            return
+        if behaviour.timer is None:
+            schema = self._participation
+            latest: float = index - 1
+            most = schema.most_participations(index)
+        else:
+            latest = self._seconds
+            # The first upload came at the end of the first round. More is safe, for rounding.
+            since_first = self._seconds - behaviour.round_seconds
+            most = math.floor(since_first / behaviour.timer.seconds + 1e-9) + 1
+        self._timers.lose_history(devices, latest, most)
+
+    def _select(self, generator: np.random.Generator, seconds: float) -> _Selection:
+        """Selects uniformly among the available devices whose timers allow it."""
+        behaviour = self._behaviour
+        num_eligible = self._timers.num_eligible
+        wanted = math.ceil(self._clients_per_round * behaviour.over_selection)
+        always = isinstance(behaviour.availability, Always)
+        possible = behaviour.availability.is_possible(seconds)
+        if num_eligible < self._clients_per_round or not possible:
+            return _Selection(np.empty(0, np.int64), 0, is_exact=not possible)
+        # Devices drawn with replacement, of which those that can join are kept once: the first
+        # ones of them are a uniform choice without replacement, however many can join.
+        budget = int(_MOST_DRAWN * self._num_devices)
+        found = np.empty(0, dtype=np.int64)
+        drawn, joining, batch = 0, 0, 2 * wanted
+        while len(found) < wanted:
+            if drawn + batch > budget:
+                # The draws so far told how many can join, not which ones: nothing is biased by
+                # beginning again.
+                return self._select_of_all(generator, seconds, wanted)
+            draws = generator.integers(0, self._num_devices, size=batch)
+            good = draws[self._can_join(draws, seconds)]
+            drawn, joining = drawn + batch, joining + len(good)
+            found = _first_occurrences(np.concatenate([found, good]))
+            expected = (wanted - len(found)) * drawn / max(joining, 1)
+            # Few draws tell little of how many more are needed.
+            batch = min(math.ceil(1.25 * expected) + 16, _MOST_GROWTH * drawn)
+        estimate = round(self._num_devices * joining / drawn)
+        num_available = num_eligible if always else min(max(estimate, wanted), num_eligible)
+        return _Selection(found[:wanted], num_available, always)
+
+    def _select_of_all(
+        self, generator: np.random.Generator, seconds: float, wanted: int
+    ) -> _Selection:
+        parts = []
+        for begin in range(0, self._num_devices, _BLOCK):
+            devices = np.arange(begin, min(begin + _BLOCK, self._num_devices))
+            parts.append(devices[self._can_join(devices, seconds)])
+        can_join = np.concatenate(parts)
+        size = min(wanted, len(can_join))
+        return _Selection(
+            generator.choice(can_join, size=size, replace=False), len(can_join), is_exact=True
+        )
+
+    def _can_join(self, devices: np.ndarray, seconds: float) -> np.ndarray:
+        """Returns (m,) bool: which devices are available and allowed by their timers."""
+        allowed = self._timers.allow(devices)
+        if not isinstance(self._behaviour.availability, Always):
+            asked = np.flatnonzero(allowed)
+            allowed[asked] = self._behaviour.availability.available(
+                devices[asked], seconds, self._round_index, self._seed
+            )
+        return allowed
+
+    def _too_few(self, num_eligible: int) -> str:
+        return (
+            f"round {self._round_index + 1} needs {self._clients_per_round} clients, and the "
+            f"participation timers allow {num_eligible} of {self._num_devices}.{self._used_up()} "
+            "Use fewer clients per round, a smaller separation, more participations per client, "
+            "fewer losses of uploads and histories, or fewer rounds."
+        )
+
+    def _used_up(self) -> str:
+        """What attempts of this round that failed have to do with its failure."""
+        used = self._num_devices - self._timers.num_eligible - self._waiting_before
+        # Timers by rounds stand still between the attempts of one round.
+        if self._behaviour.timer is not None or used <= 0:
+            return ""
+        return (
+            f" Attempts that failed set the timers of {used} clients, which cannot run out before "
+            "a later round: a larger over-selection makes fewer attempts fail."
+        )
+
+    def _no_attempt_succeeded(self, last: _Selection) -> str:
+        behaviour, num_eligible = self._behaviour, self._timers.num_eligible
+        beginning = (
+            f"round {self._round_index + 1} found no {self._clients_per_round} uploads in "
+            f"{behaviour.max_attempts} attempts"
+        )
+        if num_eligible < self._clients_per_round:
+            return (
+                f"{beginning}: the participation timers allowed {num_eligible} of "
+                f"{self._num_devices} clients at the last. Use fewer clients per round, a shorter "
+                "timer, more participations per client, or more or later attempts."
+            )
+        if last.num_available < self._clients_per_round:
+            return (
+                f"{beginning}: of {num_eligible} clients whose timers allowed it, "
+                f"{last.num_available} were available at the last.{self._used_up()} Use fewer "
+                "clients per round, more or later attempts, or devices that are available more "
+                "often."
+            )
+        return (
+            f"{beginning}: of the devices selected, too many dropped out or lost their uploads. "
+            "Use a larger over-selection, or fewer clients per round."
+        )
+
+
+def check_trace(trace: Trace, num_devices: int) -> None:
+    """Checks that a trace is of the devices of a population.
+
+    Raises:
+      ValueError: If it names a device that the population does not have.
+    """
+    if trace.largest_device >= num_devices:
+        raise ValueError(
+            f"the trace names device {trace.largest_device}, and the {num_devices} devices of "
+            f"the population are 0 to {num_devices - 1}: use a larger population or another "
+            "trace."
+        )
+
+
+def _kept(
+    devices: np.ndarray, loss_probability: float, generator: np.random.Generator
+) -> np.ndarray:
+    if loss_probability == 0.0:
+        return devices
+    return devices[generator.random(len(devices)) >= loss_probability]
+
+
+def _first_occurrences(devices: np.ndarray) -> np.ndarray:
+    """Returns the devices without repeats, in the order in which they first occur."""
+    _, first = np.unique(devices, return_index=True)
+    return devices[np.sort(first)]

@@ -1,0 +1,341 @@
+"""A federated run of any task, from its flags to its privacy statement.
+
+What is checked before anything is written: flags, data, mechanism and directory. What a run
+leaves behind is a directory that says everything about it; started again with the same flags,
+a run goes on where it was.
+"""
+
+import datetime
+import importlib.metadata
+import math
+import pathlib
+import platform
+import secrets
+import sys
+from typing import Any, NoReturn
+
+import tqdm
+from absl import flags
+
+from mf_aggregators import (checkpoints, version)
+from mf_aggregators.tff import noise_directory
+from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.statement import PrivacyStatement
+from simulations.devices import (device_flags, device_populations)
+from simulations.workers import (quiet, worker_addresses)
+from simulations.runs import (run_directory, run_flags, run_plans, sampled_runs)
+from simulations.devices.availability import Trace
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.training.federated_task import TaskCommand
+from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_plans import Plan
+from simulations.runs.run_statements import RunStatements
+
+_PACKAGES = (
+    "tensorflow-federated",
+    "tensorflow",
+    "tensorflow-privacy",
+    "dp-accounting",
+    "numpy",
+)
+
+
+def run(command: TaskCommand) -> NoReturn:
+    """Is the entry point of a command that runs a task: parses flags, runs, and exits.
+
+    Args:
+      command: The command.
+    """
+    sys.exit(
+        command_line.run(
+            command.description,
+            lambda values: run_flags.define_flags(values, command),
+            lambda values: main(values, command),
+        )
+    )
+
+
+def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
+    """Plans, trains, and states the guarantee.
+
+    Args:
+      values: The flags.
+      command: Whose flags they are.
+
+    Returns:
+      The exit status, None for success.
+
+    Raises:
+      ValueError: For flags, data or a directory that it cannot work with.
+      OSError: If a file cannot be read or written.
+    """
+    # Building a data set may load TensorFlow already.
+    quiet.prepare_environment()
+    options = run_flags.options_of(values, command)
+    behaviour = device_flags.behaviour(values)
+    _check_behaviour(options, behaviour)
+    workers = None if values.workers is None else worker_addresses.parse(values.workers)
+    command_line.check_extra("a training run")
+    if values.noise_directory:
+        output_paths.check_directory(values.noise_directory, "noise_directory")
+    directory = RunDirectory(
+        values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
+    )
+    with directory.locked():
+        old = directory.read_config()
+        if old is not None:
+            options = _with_noise_of(old.get("flags", {}), options)
+            _check_same_run(old, options, directory, command)
+            run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
+        data = command.open_data(options)
+        if isinstance(behaviour.availability, Trace):
+            device_populations.check_trace(behaviour.availability, data.num_clients)
+        # One factorization for all rounds of a run, whatever becomes of where it came from.
+        own = directory.factorization if directory.factorization.exists() else None
+        plan = run_plans.make(
+            options,
+            data,
+            command.defaults(values)["max_bands"],
+            own,
+            None if old is None else old.get("noise_multiplier"),
+        )
+        noise_path = pathlib.Path(values.noise_directory or directory.noise)
+        if values.noise_directory or noise_path.exists():
+            # If it is unfit, this is said before anything is written or TensorFlow is loaded. The
+            # default one of a new run cannot be, and is made by the aggregator.
+            noise_directory.open_directory(noise_path)
+        if old is None:
+            seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
+            directory.create(_config(command, plan, seed), only_for_owner=plan.scheme is not None)
+        else:
+            seed = old["cohort_seed"]
+            _say(command, f"resuming the run in {directory.path}")
+        _fix_factorization(plan, directory, old, own)
+        directory.fix_data(data.fingerprint())
+        status = _train(values, command, plan, behaviour, workers, directory, noise_path, seed)
+    return status
+
+
+def _train(
+    values: flags.FlagValues,
+    command: TaskCommand,
+    plan: Plan,
+    behaviour: DeviceBehaviour,
+    workers: tuple[str, ...] | None,
+    directory: RunDirectory,
+    noise_path: pathlib.Path,
+    seed: int,
+) -> int | None:
+    options = plan.options
+    sampler = None
+    if plan.scheme is not None:
+        sampler = sampled_runs.sampler_of(plan.scheme, directory, options["seed"])
+    _say(command, "starting TensorFlow Federated")
+    # What TensorFlow Federated needs is imported only after the flags were found good.
+    from simulations.runs import federated_training
+    from simulations.workers import remote_workers
+
+    quiet.end_workers_at_exit()
+    if workers is not None:
+        remote_workers.use(workers)
+    statements = RunStatements(plan, behaviour, directory, sampler)
+    with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
+        try:
+            outcome = federated_training.train(
+                plan,
+                plan.data.load(seed),
+                seed,
+                directory,
+                noise_path,
+                stop,
+                behaviour,
+                statements,
+                sampler,
+            )
+        except BaseException:
+            statements.after_failure()
+            raise
+    if outcome.num_rounds == options["num_rounds"]:
+        directory.delete_noise_rows()
+    statement = statements.after(outcome.ledger)
+    federated_training.draw_figure(plan, directory, statement.plan.epsilon)
+    _print_outcome(values, command, directory, statement, outcome)
+    if outcome.message:
+        _say(command, outcome.message)
+        return command_line.BAD_INPUT
+    return command_line.INTERRUPTED if outcome.interrupted else None
+
+
+def _check_behaviour(options: dict[str, Any], behaviour: DeviceBehaviour) -> None:
+    command_line.check_choice(
+        options["sampling"] == sampled_runs.TIMERS or behaviour == DeviceBehaviour(),
+        f"--sampling={options['sampling']} is for a data centre, where no device has a behaviour: "
+        "leave out --availability, --timer and their like, or use "
+        f"--sampling={sampled_runs.TIMERS}.",
+    )
+    command_line.check_choice(
+        behaviour.timer is None or options["separation"] is not None,
+        "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
+        "simulate-participation finds what the timers give.",
+    )
+
+
+def _with_noise_of(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the noise that a run began with, if it is for the same target.
+
+    What a target needs may be computed anew, in the last digits, by another version.
+    """
+    target, begun_with = options["target_epsilon"], old.get("noise_multiplier")
+    if target is None or begun_with is None or old.get("target_epsilon") != target:
+        return options
+    return {**options, "noise_multiplier": begun_with}
+
+
+def _check_same_run(
+    old: dict[str, Any], options: dict[str, Any], directory: RunDirectory, command: TaskCommand
+) -> None:
+    if old.get("command", command.name) != command.name:
+        raise CommandError(
+            f"{directory.path} holds a run of {old['command']}: resume it with that command, or "
+            "choose another --output_dir."
+        )
+    if old.get("versions") != versions():
+        raise CommandError(
+            f"{directory.path} holds a run of other versions of its packages (see "
+            f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
+        )
+    run_directory.check_same_flags(old.get("flags", {}), _of_the_run(options), directory.path)
+
+
+def _of_the_run(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in run_flags.NOT_OF_THE_RUN}
+
+
+def _fix_factorization(
+    plan: Plan,
+    directory: RunDirectory,
+    old: dict[str, Any] | None,
+    own: pathlib.Path | None,
+) -> None:
+    """Keeps the matrix of a new run, and checks that of an old one."""
+    if own is None:
+        if directory.states.exists():
+            raise CommandError(
+                f"{directory.factorization} is missing: without its matrix no round can follow "
+                "those of this run. Restore it, or start a new run."
+            )
+        checkpoints.save(
+            plan.factorization, directory.factorization, participation=plan.participation
+        )
+    matrix = directory.factorization_sha256()
+    if old is None or "factorization_sha256" not in old:
+        config = directory.read_config() or {}
+        directory.write_json(run_directory.CONFIG_FILE, {**config, "factorization_sha256": matrix})
+    elif old["factorization_sha256"] != matrix:
+        raise CommandError(
+            f"{directory.factorization} is not the matrix that the run in {directory.path} began "
+            "with: restore it, or start a new run."
+        )
+    if old is None or directory.ledger.exists():
+        return
+    if directory.has_states():
+        raise CommandError(
+            f"{directory.path} has states and no {run_directory.LEDGER_FILE}: without it nobody "
+            "knows who took part, and no further round is safe. Restore it from a copy, or start a "
+            "new run and account for both."
+        )
+    if directory.has_begun():
+        raise CommandError(
+            f"{directory.path} is of a run that began, and has no {run_directory.LEDGER_FILE} nor "
+            "states to go on from: other noise for these rounds would be a second release. Restore "
+            "both, or start a new run and account for both."
+        )
+
+
+def _config(command: TaskCommand, plan: Plan, cohort_seed: int) -> dict[str, Any]:
+    kept = _of_the_run(plan.options)
+    noise = (
+        "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
+        "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
+    )
+    clients = "cohorts, devices, data order and initial weights: cohort_seed"
+    config: dict[str, Any] = {
+        "command": command.name,
+        "flags": kept,
+        "cohort_seed": cohort_seed,
+    }
+    if plan.scheme is not None:
+        config["sampling"] = plan.scheme.to_dict()
+        config["noise_multiplier"] = plan.noise_multiplier
+        clients = (
+            "clients of each round: 128 other secret bits in checkpoints/ alone, and "
+            "participation.npz, which lists these clients, is as secret; data order and initial "
+            "weights: cohort_seed"
+        )
+    if kept["seed"] is not None:
+        noise, clients = "", "everything, noise included, follows from --seed: for tests only"
+    return {**config, "seeds_policy": noise + clients, "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what a run depends on, by package: part of its configuration."""
+    found = {"mf-aggregators": version.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _print_outcome(
+    values: flags.FlagValues,
+    command: TaskCommand,
+    directory: RunDirectory,
+    statement: PrivacyStatement,
+    outcome: Any,
+) -> None:
+    rounds = outcome.num_rounds
+    guarantee = statement.earned
+    fields = {
+        "output_dir": str(directory.path),
+        "rounds": rounds,
+        "test_accuracy": outcome.test_accuracy,
+        "untrained_accuracy": outcome.untrained_accuracy,
+        **outcome.facts,
+        "num_parameters": outcome.num_parameters,
+        "privacy": statement.to_dict(),
+    }
+    lines = [
+        ("rounds", f"{rounds} of {statement.plan.num_rounds}"),
+        ("test accuracy", percent(outcome.test_accuracy)),
+        ("untrained model", percent(outcome.untrained_accuracy)),
+        *command.outcome_lines(outcome.facts),
+        ("privacy earned", privacy_earned(guarantee)),
+        ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
+        ("figure", str(directory.path / run_directory.FIGURE_FILE)),
+    ]
+    text = "\n" + command_line.table(lines)
+    for warning in statement.warnings:
+        text += f"\nwarning: {warning}"
+    command_line.print_result(values, fields, text)
+
+
+def privacy_earned(guarantee: Guarantee) -> str:
+    """Returns a run's guarantee for a person to read, rounded up."""
+    if not math.isfinite(guarantee.epsilon):
+        return "none: this run is not private"
+    numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
+    return f"{numbers}-DP for each client"
+
+
+def percent(accuracy: float | None) -> str | None:
+    """Returns an accuracy for a person to read; None for None."""
+    return None if accuracy is None else f"{100 * accuracy:.2f} %"
+
+
+def _say(command: TaskCommand, message: str) -> None:
+    tqdm.tqdm.write(f"{command.name}: {message}", file=sys.stderr)

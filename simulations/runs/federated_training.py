@@ -1,0 +1,376 @@
+"""The training of a federated run of any task: process, rounds, metrics and evaluations."""
+
+import csv
+import dataclasses
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tqdm
+
+from mf_aggregators.noise import costs
+from mf_aggregators.tff.dp_query import FixedSeedWarning
+from mf_aggregators.noise.costs import NoiseStorage
+from simulations.training import (learning_rate_schedules, private_aggregation)
+from simulations.runs import (run_directory, run_figures, run_plans, training_loop)
+from simulations.sampling.cohorts import TooFewEligibleClientsError
+from simulations.sampling.data_samplers import DataSampler
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.training.federated_task import (HELDOUT, TEST, FederatedTask)
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.privacy_budget import PrivacyBudget
+from simulations.workers.quiet import StopRequest
+from simulations.runs.run_directory import (MetricsLog, RunDirectory)
+from simulations.runs.run_plans import Plan
+from simulations.runs.run_statements import RunStatements
+from simulations.runs.state_store import StateStore
+from simulations.runs.training_loop import (FederatedRun, Round)
+from simulations.workers.worker_addresses import WorkerLostError
+
+_MEASURED = (
+    "update_norm",
+    "max_update_norm",
+    "clipped_fraction",
+    "zeroed_fraction",
+    "non_finite_updates",
+    "released_norm",
+)
+_COLUMNS = (
+    "train_loss",
+    "train_accuracy",
+    "heldout_loss",
+    "heldout_accuracy",
+    *_MEASURED,
+    "noise_norm",
+    "num_updates",
+    "clients_per_round",
+    "eligible_clients",
+    "available_clients",
+    "epsilon_spent",
+    "epsilon_planned",
+    "seconds",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run ended with.
+
+    Attributes:
+      ledger: Of all released rounds.
+      num_rounds: The rounds that the final model comes after; fewer than those of the
+        ledger if the run went back to an older state and was interrupted before it caught up.
+      interrupted: Whether it stopped before its last round.
+      message: Why, if not on request.
+      test_accuracy: Of the final model, on test clients; None if interrupted.
+      untrained_accuracy: Of the initial model.
+      num_parameters: Of the model.
+      facts: What the task says besides.
+    """
+
+    ledger: ParticipationLedger
+    num_rounds: int
+    interrupted: bool
+    message: str
+    test_accuracy: float | None
+    untrained_accuracy: float
+    num_parameters: int
+    facts: Mapping[str, Any]
+
+
+def train(
+    plan: Plan,
+    task: FederatedTask,
+    seed: int,
+    directory: RunDirectory,
+    noise_directory: str | os.PathLike[str],
+    stop: StopRequest,
+    behaviour: DeviceBehaviour,
+    statements: RunStatements,
+    sampler: DataSampler | None = None,
+) -> Outcome:
+    """Runs the rounds that are left of a run, and evaluates the model.
+
+    Args:
+      plan: What the run does.
+      task: Its clients and model.
+      seed: Of cohorts under timers.
+      directory: Where states, ledger and metrics go.
+      noise_directory: Where noise rows go, if they go to disk.
+      stop: Checked between rounds.
+      behaviour: Of the clients' devices.
+      statements: Written as the run begins, and after a round that broke the plan.
+      sampler: What draws the clients of each round in place of timers.
+
+    Returns:
+      What the run ended with.
+
+    Raises:
+      ValueError: If what is saved cannot be resumed, or a worker is lost.
+      OSError: If a state cannot be saved.
+    """
+    options = plan.options
+    num_rounds = options["num_rounds"]
+    if len(task.client_ids) != plan.data.num_clients:
+        raise ValueError(
+            f"the task has {len(task.client_ids)} clients, and its data said that there are "
+            f"{plan.data.num_clients}, with which separation and delta were planned: make "
+            "num_clients the number of training clients."
+        )
+    num_parameters = sum(int(weight.size) for weight in task.initial_weights)
+    untrained = task.evaluate(task.initial_weights, TEST)
+    if missing := {"loss", "accuracy"} - set(untrained):
+        raise ValueError(
+            f"the task's evaluate must return loss and accuracy: {', '.join(sorted(missing))} is "
+            "missing."
+        )
+    storage = noise_storage_of(plan, directory, task.initial_weights)
+    process = learning_process(plan, task, noise_directory, storage)
+    _check_metrics(process, task.accuracy)
+    weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
+    run = FederatedRun(
+        process=process,
+        initial_state=process.set_model_weights(process.initialize(), weights),
+        participation=plan.participation,
+        num_rounds=num_rounds,
+        clients_per_round=plan.cohort_size,
+        client_ids=task.client_ids,
+        client_dataset=task.client_dataset,
+        seed=seed,
+        sampler=sampler,
+        behaviour=behaviour,
+    )
+    store = StateStore(directory.states, directory.ledger)
+    progress = training_loop.start(run, store)
+    statements.before(progress.ledger)
+    state, number, ledger = progress.state, progress.num_rounds, progress.ledger
+    describe = _row_of(plan, task, num_parameters)
+    log = MetricsLog(directory, _COLUMNS, number)
+    writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
+    message, interrupted = "", False
+    bar = tqdm.tqdm(
+        total=num_rounds, initial=number, desc="training", unit="round", file=sys.stderr
+    )
+    try:
+        for finished in training_loop.rounds(run, store, progress, stop):
+            state, number, ledger = finished.state, finished.index + 1, finished.ledger
+            row = describe(finished)
+            broken = statements.after_round(ledger)
+            if broken is not None:
+                row["epsilon_spent"] = broken.earned.epsilon
+            if number % options["evaluate_every"] == 0 or number == num_rounds:
+                values = task.evaluate(process.get_model_weights(state).trainable, HELDOUT)
+                row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
+                bar.set_postfix_str(f"accuracy {100 * values['accuracy']:.2f} %", refresh=False)
+            log.append(number, row)
+            with writer.as_default(step=number):
+                for name, value in row.items():
+                    if math.isfinite(value):
+                        tf.summary.scalar(name, value)
+            bar.update()
+    except (TooFewEligibleClientsError, WorkerLostError) as error:
+        message = f"stopped: {error}"
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        bar.close()
+        writer.close()
+    interrupted = interrupted or (stop.is_set and number < num_rounds)
+    accuracy = None
+    if not interrupted:
+        accuracy = task.evaluate(process.get_model_weights(state).trainable, TEST)["accuracy"]
+    return Outcome(
+        ledger=ledger,
+        num_rounds=number,
+        interrupted=interrupted,
+        message=message,
+        test_accuracy=accuracy,
+        untrained_accuracy=untrained["accuracy"],
+        num_parameters=num_parameters,
+        facts=task.facts,
+    )
+
+
+def noise_storage_of(
+    plan: Plan, directory: RunDirectory, initial_weights: Sequence[np.ndarray]
+) -> str:
+    """Returns where a run keeps its noise: for all its rounds where its first one kept it.
+
+    What ``auto`` chooses may change from version to version, and a saved state can only be
+    read by a run with the same storage, so that the choice is written to ``config.json``.
+
+    Args:
+      plan: What the run does.
+      directory: Of the run, new or begun.
+      initial_weights: Of the model; noise is of their type, and at least float32.
+
+    Returns:
+      ``state`` or ``disk``; ``auto`` where there is no noise to keep.
+    """
+    asked: str = plan.options["noise_storage"]
+    if asked != NoiseStorage.AUTO.value or plan.released_noise_multiplier == 0.0:
+        return asked
+    config = directory.read_config() or {}
+    chosen: str | None = config.get("noise_storage")
+    if chosen is None:
+        recursion = plan.factorization.noise_recursion()
+        size = sum(int(weight.size) for weight in initial_weights)
+        bytes_of_floats = sum(weight.size * max(4, weight.itemsize) for weight in initial_weights)
+        row = (size, math.ceil(bytes_of_floats / size))
+        # Version 0.5.0 did not write it down.
+        if any(directory.states.glob("round_*")):
+            storage = costs.choose_of_version_0_5(recursion, *row)
+        else:
+            storage = costs.choose(recursion, *row).storage
+        chosen = storage.value
+        directory.write_json(run_directory.CONFIG_FILE, {**config, "noise_storage": chosen})
+    return chosen
+
+
+def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: str) -> None:
+    metrics = process.next.type_signature.result["metrics"].member["client_work"]["train"]
+    names = tff.structure.name_list(metrics)
+    if missing := {"loss", accuracy} - set(names):
+        raise ValueError(
+            f"the model's metrics of a round are {', '.join(names)}, without "
+            f"{' and '.join(sorted(missing))}: model_fn must have a loss, and a metric by the name "
+            "that the task calls its accuracy."
+        )
+
+
+def learning_process(
+    plan: Plan,
+    task: FederatedTask,
+    noise_directory: str | os.PathLike[str],
+    storage: str,
+) -> tff.learning.templates.LearningProcess:
+    """Returns federated averaging with the plan's optimizers, clipping and noise.
+
+    The clients take local steps and the server is SGD with momentum on their noisy mean
+    (FedAvgM; BandMF App. I), at a rate that follows a schedule. Whether momentum and schedule
+    are inside the mechanism is a matter of its matrix alone.
+
+    Args:
+      plan: What the run does.
+      task: Its model.
+      noise_directory: Where noise rows go, if they go to disk.
+      storage: Whether they do: ``state``, ``disk`` or ``auto``.
+
+    Raises:
+      ValueError: If the noise's state is too large for where it is to be kept.
+    """
+    options = plan.options
+    build_client: Any = {
+        "adam": tff.learning.optimizers.build_adam,
+        "sgd": tff.learning.optimizers.build_sgdm,
+    }[options["client_optimizer"]]
+    aggregator = private_aggregation.aggregator(
+        plan.factorization,
+        participation=plan.participation,
+        noise_multiplier=plan.released_noise_multiplier,
+        clip_norm=options["clip_norm"],
+        clients_per_round=plan.cohort_size,
+        zeroing_norm=options["zeroing_norm"],
+        seed=options["seed"],
+        noise_storage=storage,
+        noise_directory=noise_directory,
+        noise_source=options["noise_source"],
+    )
+    rate, momentum = options["server_learning_rate"], options["server_momentum"]
+    rates = run_plans.server_schedule(options).rates(options["num_rounds"], rate)
+    server_optimizer = tff.learning.optimizers.schedule_learning_rate(
+        tff.learning.optimizers.build_sgdm(rate, momentum),
+        learning_rate_schedules.rate_of_round(rates),
+    )
+    with warnings.catch_warnings():
+        # A fixed seed is the user's choice, and the privacy statement says so.
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return tff.learning.algorithms.build_unweighted_fed_avg(
+            task.model_fn,
+            client_optimizer_fn=build_client(options["client_learning_rate"]),
+            server_optimizer_fn=server_optimizer,
+            model_aggregator=aggregator,
+            # The default loop is a dataset.reduce, which TFF's worker optimises anew for every
+            # client of every round: several times the seconds per round for a small model
+            # (benchmarks/client_loop.py).
+            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        )
+
+
+def draw_figure(plan: Plan, directory: RunDirectory, planned_epsilon: float) -> None:
+    """Draws the figure of a run from its metrics.
+
+    Args:
+      plan: What the run does.
+      directory: Where its metrics are and the figure goes.
+      planned_epsilon: Of what the run releases.
+
+    Raises:
+      OSError: If a file cannot be read or written.
+    """
+    with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    options = plan.options
+    run_figures.draw(
+        rows,
+        directory.path / run_directory.FIGURE_FILE,
+        f"{plan.factorization.mechanism if plan.noise_multiplier else 'no noise'}, "
+        f"{options['num_rounds']} rounds of {plan.cohort_size} clients",
+        clip_norm=options["clip_norm"],
+        planned_epsilon=planned_epsilon,
+        delta=options["delta"],
+        clients_per_round=plan.cohort_size,
+    )
+
+
+def _row_of(
+    plan: Plan, task: FederatedTask, num_parameters: int
+) -> Callable[[Round], dict[str, float | int]]:
+    """Returns the function from a finished round to its metrics."""
+    noise_norms = private_aggregation.expected_noise_norm(
+        plan.factorization,
+        plan.participation,
+        plan.released_noise_multiplier,
+        plan.options["clip_norm"],
+        plan.cohort_size,
+        num_parameters,
+    )
+    budget = PrivacyBudget(
+        plan.factorization,
+        plan.scheme or plan.participation,
+        plan.released_noise_multiplier,
+        plan.options["delta"],
+    )
+
+    def row_of(finished: Round) -> dict[str, float | int]:
+        row: dict[str, float | int] = {
+            "eligible_clients": finished.num_eligible,
+            "noise_norm": float(noise_norms[finished.index]),
+            # Of all rounds that were released, should the run have gone back to an older state.
+            "epsilon_spent": budget.spent(finished.ledger.num_rounds),
+            "epsilon_planned": budget.planned.epsilon,
+            "seconds": finished.seconds,
+        }
+        if finished.devices is not None:
+            row["available_clients"] = finished.devices.num_available
+        measured = finished.metrics["aggregator"]
+        row["released_norm"] = float(measured["released_norm"])
+        # What was summed, beside what the sum was divided by.
+        row["num_updates"] = int(measured["num_updates"])
+        row["clients_per_round"] = plan.cohort_size
+        # Of a round without clients TFF's metrics are 0, and mean nothing.
+        if len(finished.ledger.cohorts[finished.index]):
+            trained = finished.metrics["client_work"]["train"]
+            row.update(
+                train_loss=float(trained["loss"]), train_accuracy=float(trained[task.accuracy])
+            )
+            row.update({name: float(measured[name]) for name in _MEASURED})
+        return row
+
+    return row_of

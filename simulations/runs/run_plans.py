@@ -1,0 +1,193 @@
+"""What a run does: its mechanism, participation and noise, before TensorFlow is loaded."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from mf_aggregators import checkpoints, factorizations, workloads
+from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from simulations.sampling import cohorts
+from simulations.training import learning_rate_schedules
+from simulations.runs import (run_flags, sampled_runs)
+from simulations.training.federated_task import TaskData
+from simulations.training.learning_rate_schedules import Schedule
+
+# Without --num_buffers and --num_bands.
+_BUFFERS, _BANDS_OF_INVERSE = 4, 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run does, all defaults filled in and checked, before TensorFlow is loaded.
+
+    Attributes:
+      options: Every flag by name, with its default for the task.
+      data: The task's data.
+      participation: The schema that the timers enforce; single participation, whose
+        sensitivity is the largest column norm of C, if a data sampler draws the clients.
+      factorization: What makes the noise.
+      noise_multiplier: Of a cohort of ``clients_per_round``, relative to the sensitivity
+        under the schema; 0 for none.
+      scheme: By which a data sampler draws the clients of each round; None for timers.
+    """
+
+    options: dict[str, Any]
+    data: TaskData
+    participation: Participation
+    factorization: Factorization
+    noise_multiplier: float
+    scheme: SamplingScheme | None = None
+
+    @property
+    def cohort_size(self) -> int:
+        """The clients that take part in a round: fewer than they stand for, in an estimate."""
+        return int(self.options["simulated_clients"] or self.options["clients_per_round"])
+
+    @property
+    def released_noise_multiplier(self) -> float:
+        """Of what the run itself releases: smaller if few clients stand for a larger cohort."""
+        return self.noise_multiplier * self.cohort_size / int(self.options["clients_per_round"])
+
+
+def make(
+    options: dict[str, Any],
+    data: TaskData,
+    max_bands: int,
+    own: pathlib.Path | None,
+    own_noise_multiplier: float | None,
+) -> Plan:
+    """Plans a run: computes or loads its factorization.
+
+    Args:
+      options: Every flag by name, checked one by one.
+      data: The task's data.
+      max_bands: The most bands that a mechanism gets without ``--num_bands``.
+      own: The checkpoint of the run, if it has one already.
+      own_noise_multiplier: The one that the run was found to need when it began, if it did.
+
+    Returns:
+      The plan.
+
+    Raises:
+      CommandError: If flags do not fit the data or one another.
+      ValueError: As the library says it.
+    """
+    check_choice(
+        options["delta"] < 1.0 / data.num_clients,
+        f"--delta={options['delta']:g} is not below 1 / {data.num_clients} clients: a mechanism "
+        "that publishes one client's data outright would satisfy it.",
+    )
+    if options["sampling"] == sampled_runs.TIMERS:
+        return _under_timers(options, data, max_bands, own)
+    return _sampled(options, data, own, own_noise_multiplier)
+
+
+def server_schedule(options: dict[str, Any]) -> Schedule:
+    """Returns the schedule of the server's learning rate.
+
+    Args:
+      options: Every flag by name, checked.
+    """
+    name = "decay" if options["cooldown"] == learning_rate_schedules.DROP else "cooldown"
+    return dataclasses.replace(
+        learning_rate_schedules.by_name(name),
+        warmup_share=options["server_warmup"],
+        cooldown_share=options["server_cooldown"],
+    )
+
+
+def _under_timers(
+    options: dict[str, Any], data: TaskData, max_bands: int, own: pathlib.Path | None
+) -> Plan:
+    cohort, num_rounds = options["clients_per_round"], options["num_rounds"]
+    separation = options["separation"] or min(num_rounds, data.num_clients // cohort)
+    check_choice(
+        separation > 0,
+        f"{data.name} has {data.num_clients} training clients, fewer than "
+        f"--clients_per_round={cohort}: a population that small cannot be what "
+        "--simulated_clients stand for. Use fewer clients per round.",
+    )
+    participation = MinSeparation(separation, options["max_participations"])
+    cohorts.check_feasible(
+        data.num_clients,
+        options["simulated_clients"] or cohort,
+        separation,
+        participation.most_participations(num_rounds),
+        num_rounds,
+    )
+    factorization = (
+        _factorization(options, participation, min(separation, num_rounds, max_bands))
+        if own is None
+        else checkpoints.load(own)
+    )
+    return Plan(options, data, participation, factorization, options["noise_multiplier"])
+
+
+def _sampled(
+    options: dict[str, Any],
+    data: TaskData,
+    own: pathlib.Path | None,
+    own_noise_multiplier: float | None,
+) -> Plan:
+    participation = SingleParticipation()
+    factorization = None
+    if own is not None:
+        factorization = checkpoints.load(own)
+    elif options["checkpoint"] is not None:
+        factorization = _loaded(options)
+    # The scheme and the noise are found, or found impossible, before a matrix is computed.
+    scheme = sampled_runs.scheme_of(options, data.num_clients, factorization)
+    noise_multiplier = own_noise_multiplier
+    if noise_multiplier is None:
+        noise_multiplier = sampled_runs.noise_multiplier(options, scheme)
+    if factorization is None:
+        factorization = _factorization(options, participation, scheme.num_bands)
+    return Plan(options, data, participation, factorization, noise_multiplier, scheme)
+
+
+def _loaded(options: dict[str, Any]) -> Factorization:
+    factorization = checkpoints.load(options["checkpoint"])
+    check_choice(
+        factorization.num_rounds == options["num_rounds"],
+        f"--checkpoint={options['checkpoint']} is for {factorization.num_rounds} rounds, and "
+        f"--num_rounds is {options['num_rounds']}: noise for other rounds than those of the run "
+        "would be too much or too little. Make the two equal.",
+    )
+    return factorization
+
+
+def _factorization(
+    options: dict[str, Any], participation: Participation, default_bands: int
+) -> Factorization:
+    num_rounds, mechanism = options["num_rounds"], options["mechanism"]
+    if options["checkpoint"] is not None:
+        return _loaded(options)
+    if mechanism in ("identity", "none"):
+        return factorizations.identity(num_rounds)
+    if options["workload"] == run_flags.TRAINING:
+        rates = server_schedule(options).rates(num_rounds, options["server_learning_rate"])
+        workload = workloads.momentum_sgd(num_rounds, options["server_momentum"], rates)
+    else:
+        workload = workloads.prefix_sum(num_rounds)
+    if mechanism == "optimal":
+        return factorizations.optimal(workload, show_progress=True)
+    if mechanism == "tree":
+        return factorizations.tree_aggregation(num_rounds)
+    if mechanism == "blt":
+        return factorizations.blt(
+            num_rounds, options["num_buffers"] or _BUFFERS, participation, show_progress=True
+        )
+    if mechanism == "banded_inverse":
+        num_bands = options["num_bands"] or min(_BANDS_OF_INVERSE, num_rounds)
+        return factorizations.banded_inverse(
+            num_rounds, num_bands, participation, show_progress=True
+        )
+    num_bands = options["num_bands"] or default_bands
+    if mechanism == "toeplitz":
+        return factorizations.toeplitz(num_rounds, num_bands, participation, show_progress=True)
+    return factorizations.banded(
+        workload, num_bands, participation=participation, show_progress=True
+    )

@@ -1,0 +1,232 @@
+"""The privacy statement of a run: what it planned, and what it earned."""
+
+import contextlib
+import dataclasses
+
+from mf_aggregators.privacy import guarantees
+from mf_aggregators import participation
+from mf_aggregators.privacy.participation_records import ParticipationRecord
+from mf_aggregators.privacy.statement import (TIMERS_BY_ROUNDS, PrivacyStatement, Represented, RunFacts)
+from simulations.devices import device_populations
+from simulations.runs import (run_directory, sampled_runs)
+from simulations.sampling.data_samplers import DataSampler
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_plans import Plan
+
+_DRAWN_BATCHES = (
+    "The server draws every batch itself and keeps secret who was drawn; there are no timers."
+)
+
+
+class RunStatements:
+    """The statements of one run, written as it begins, breaks its plan, fails or ends.
+
+    ``privacy.json`` never says more than the rounds that were released allow, whatever ends
+    the process: a run that goes on begins with the statement of its earlier rounds, and a run
+    that breaks its plan says so after the round in which it did.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        behaviour: DeviceBehaviour,
+        directory: RunDirectory,
+        sampler: DataSampler | None,
+    ) -> None:
+        """Prepares them; nothing is written yet.
+
+        Args:
+          plan: What the run does.
+          behaviour: Of the clients' devices.
+          directory: Where they go.
+          sampler: What draws the clients; None for timers.
+        """
+        self._plan = plan
+        self._directory = directory
+        self._sampler = sampler
+        self._planned = planned(plan, behaviour)
+        self._can_break = behaviour.timer is not None or (
+            behaviour.history_loss_probability > 0.0
+            and behaviour.after_history_loss == device_populations.REJOIN
+        )
+        self._broken: PrivacyStatement | None = None
+        self._has_begun = False
+
+    def before(self, ledger: ParticipationLedger) -> None:
+        """Writes the statement of a run that is about to train, once its ledger was found right.
+
+        Args:
+          ledger: Of the rounds that were released already.
+        """
+        self._has_begun = True
+        if ledger.num_rounds:
+            self.after(ledger)
+        else:
+            write(self._directory, self._planned)
+
+    def after_round(self, ledger: ParticipationLedger) -> PrivacyStatement | None:
+        """Returns the statement of a run whose plan is broken, written if it is another one.
+
+        Args:
+          ledger: Of all released rounds.
+
+        Returns:
+          None if the plan is kept.
+        """
+        if not self._can_break:
+            return None
+        took_place = guarantees.realised_participation(
+            ledger.rounds_of_clients(), ledger.num_rounds
+        )
+        if guarantees.keeps_plan(self._planned.plan.participation, took_place):
+            return None
+        before = None if self._broken is None else self._broken.took_place
+        if self._broken is None or before is None or before.schema() != took_place.schema():
+            self._broken = self.after(ledger)
+        return self._broken
+
+    def after(self, ledger: ParticipationLedger) -> PrivacyStatement:
+        """Writes and returns the statement of a run that ended.
+
+        Args:
+          ledger: Of all released rounds.
+        """
+        statement = realised(self._plan, self._planned, ledger, self._sampler)
+        write(self._directory, statement)
+        return statement
+
+    def after_failure(self) -> None:
+        """Writes the statement of a run that an error ended, out of the ledger on disk.
+
+        That of a run that was refused before it began stays as it is. Where nothing can be
+        written or read, the one on disk stays, too: the error that ended the run is what
+        has to be seen.
+        """
+        if not self._has_begun:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            ledger = ParticipationLedger.load(self._directory.ledger)
+            if ledger.num_rounds:
+                self.after(ledger)
+
+
+def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
+    """Returns the statement of a run that is under way.
+
+    Args:
+      plan: What the run does.
+      behaviour: Of the clients' devices.
+    """
+    options = plan.options
+    factorization, delta = plan.factorization, options["delta"]
+    represented = None
+    if plan.scheme is None:
+        guarantee = guarantees.planned(
+            factorization, plan.participation, plan.released_noise_multiplier, delta
+        )
+        if plan.cohort_size != options["clients_per_round"]:
+            represented = Represented(
+                clients_per_round=options["clients_per_round"],
+                num_clients=participation.smallest_population(
+                    plan.participation, options["num_rounds"], options["clients_per_round"]
+                ),
+                guarantee=guarantees.planned(
+                    factorization, plan.participation, plan.noise_multiplier, delta
+                ),
+            )
+    else:
+        guarantee = guarantees.sampled(factorization, plan.scheme, plan.noise_multiplier, delta)
+    return PrivacyStatement(
+        facts=RunFacts(
+            mechanism=(
+                "None: clipping without noise"
+                if plan.noise_multiplier == 0.0
+                else f"{factorization.mechanism.capitalize()} matrix factorization for "
+                f"{factorization.num_rounds} rounds"
+            ),
+            num_clients=plan.data.num_clients,
+            clients_per_round=plan.cohort_size,
+            clip_norm=options["clip_norm"],
+            noise_seed_is_fixed=options["seed"] is not None,
+            enforcement=_enforcement(behaviour) if plan.scheme is None else _DRAWN_BATCHES,
+        ),
+        plan=dataclasses.replace(guarantee, num_rounds=options["num_rounds"]),
+        represented=represented,
+    )
+
+
+def realised(
+    plan: Plan,
+    statement: PrivacyStatement,
+    ledger: ParticipationLedger,
+    sampler: DataSampler | None,
+) -> PrivacyStatement:
+    """Returns the statement of a run that ended, with what really took place.
+
+    Args:
+      plan: What the run did.
+      statement: What :func:`planned` returned.
+      ledger: Of all released rounds.
+      sampler: What drew the clients; None for timers.
+    """
+    rounds_of_clients = ledger.rounds_of_clients()
+    took_place = (
+        guarantees.realised_participation(rounds_of_clients, ledger.num_rounds)
+        if sampler is None
+        else sampled_runs.took_place(sampler, ledger)
+    )
+    record = ParticipationRecord(ledger.client_ids, tuple(rounds_of_clients), ledger.num_rounds)
+    plan_of_run = statement.plan
+    keeps_plan = guarantees.keeps_plan(
+        plan_of_run.sampling or plan_of_run.participation, took_place
+    )
+    return dataclasses.replace(
+        statement,
+        took_place=took_place,
+        widened=(
+            None if keeps_plan else guarantees.widened(plan_of_run, plan.factorization, took_place)
+        ),
+        realised=guarantees.realised(plan_of_run, plan.factorization, took_place),
+        # Of a sampled run, who was drawn is a secret that the statement must not tell, not even
+        # of one that left its scheme: its other batches were drawn.
+        worst_client=(
+            None
+            if plan_of_run.sampling is not None
+            else guarantees.worst_client(plan_of_run, plan.factorization, record)
+        ),
+    )
+
+
+def write(directory: RunDirectory, statement: PrivacyStatement) -> None:
+    """Writes ``privacy.json`` and ``PRIVACY.md``.
+
+    Args:
+      directory: Of the run.
+      statement: The statement.
+
+    Raises:
+      OSError: If a file cannot be written.
+    """
+    directory.write_json(run_directory.PRIVACY_FILE, statement.to_dict())
+    directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
+
+
+def _enforcement(behaviour: DeviceBehaviour) -> str:
+    if behaviour.timer is not None:
+        hours = behaviour.timer.seconds / 3600.0
+        text = (
+            f"A timer on each client lets {hours:g} hours pass between two participations;\n"
+            "     that these are as many rounds apart is assumed, not enforced. What took place\n"
+            "     is said below."
+        )
+    else:
+        text = TIMERS_BY_ROUNDS
+    loses = behaviour.history_loss_probability > 0.0
+    if loses and behaviour.after_history_loss == device_populations.REJOIN:
+        text += (
+            " Clients that lost the\n     history of their participations joined again as new ones,"
+            " which breaks the schema."
+        )
+    return text

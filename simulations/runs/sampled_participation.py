@@ -1,0 +1,48 @@
+"""Checks of a ledger against the sampling scheme that is said to have made it.
+
+What the cohorts alone can show is the library's to check
+(:mod:`mf_aggregators.privacy.sampled_cohorts`). That they are the very batches of a secret seed, and
+not chosen to look like such, only the holder of the seed can (:func:`deviation_from_draws`).
+"""
+
+import numpy as np
+
+from mf_aggregators.privacy import sampled_cohorts
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from simulations.sampling.data_samplers import DataSampler
+from simulations.runs.participation_ledger import ParticipationLedger
+
+
+def deviation(scheme: SamplingScheme, ledger: ParticipationLedger) -> str | None:
+    """Returns what of a ledger no data sampler of a scheme can have drawn.
+
+    Args:
+      scheme: The scheme.
+      ledger: Of a run, finished or not.
+
+    Returns:
+      Another scheme in the ledger, or what ``sampled_cohorts.deviation`` finds in its cohorts,
+      as the end of a sentence; None if there is neither.
+    """
+    if ledger.sampling != scheme:
+        return "the ledger records another way of drawing clients"
+    return sampled_cohorts.deviation(scheme, len(ledger.client_ids), ledger.cohorts)
+
+
+def deviation_from_draws(sampler: DataSampler, ledger: ParticipationLedger) -> str | None:
+    """Returns how a ledger differs from the batches that a sampler draws.
+
+    Args:
+      sampler: The sampler of the run, with its secret seed.
+      ledger: Of the run, finished or not.
+
+    Returns:
+      The first difference, as the end of a sentence; None if there is none.
+    """
+    found = deviation(sampler.scheme, ledger)
+    if found is not None:
+        return found
+    for index, cohort in enumerate(ledger.cohorts):
+        if not np.array_equal(cohort, sampler.draw(index)):
+            return f"the clients of round {index + 1} are not those that the sampler draws"
+    return None

@@ -1,0 +1,211 @@
+"""Runs whose clients a data sampler draws: flags, noise, seed and statement.
+
+They simulate the papers' centralised setting, in which a data centre holds all data and
+draws every batch itself. A banded mechanism then needs less noise for the same guarantee
+(BandMF Thm 4). Clients that take part whenever their timers allow it are never amplified.
+"""
+
+import dataclasses
+import json
+import logging
+from typing import Any
+
+from mf_aggregators import accounting
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from simulations.runs import (atomic_files, sampled_participation)
+from simulations.sampling import data_samplers
+from simulations.sampling.data_samplers import DataSampler
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+
+_LOGGER = logging.getLogger(__name__)
+
+# Of --sampling: clients take part whenever their participation timers allow it.
+TIMERS = "timers"
+# Whose matrices C have bands; a banded inverse has a full C.
+_BANDED_MECHANISMS = ("banded", "toeplitz", "identity")
+
+HELP = (
+    "How the clients of a round are found. timers: any that their participation timers allow, as "
+    "in cross-device training. poisson, fixed_size, shuffling: a data sampler splits the "
+    "population into as many parts as C has bands, goes through them in turn, and draws within a "
+    "part, which amplifies the guarantee (BandMF Thm 4). They simulate the papers' centralised "
+    "setting, a data centre that draws every batch itself and keeps secret who was drawn; no "
+    "population of devices that decide themselves when to take part may use them. They need "
+    "--mechanism=banded or toeplitz with --num_bands (the fewer bands, the more amplification), or "
+    "identity."
+)
+
+
+def names() -> tuple[str, ...]:
+    """Returns the values of --sampling."""
+    return (TIMERS, *sampling_schemes.names())
+
+
+def check_flags(options: dict[str, Any]) -> None:
+    """Checks the flags that a data sampler excludes or needs.
+
+    Args:
+      options: Every flag by name.
+
+    Raises:
+      CommandError: If they do not fit together.
+    """
+    sampling, mechanism = options["sampling"], options["mechanism"]
+    if sampling == TIMERS:
+        return
+    for name in ("separation", "max_participations"):
+        check_choice(
+            options[name] is None,
+            f"--{name} belongs to --sampling={TIMERS}: with --sampling={sampling} the number of "
+            "bands decides when a client may take part.",
+        )
+    if options["checkpoint"] is not None:
+        return
+    check_choice(
+        mechanism in _BANDED_MECHANISMS,
+        f"--sampling={sampling} needs a banded mechanism ({', '.join(_BANDED_MECHANISMS)}): "
+        f"nothing is amplified with --mechanism={mechanism}. Use --sampling={TIMERS} with it.",
+    )
+    if mechanism == "identity":
+        check_choice(
+            options["num_bands"] in (None, 1),
+            "--mechanism=identity has 1 band: leave --num_bands out, or use --mechanism=banded.",
+        )
+    else:
+        check_choice(
+            options["num_bands"] is not None,
+            f"--sampling={sampling} needs --num_bands: fewer bands amplify the guarantee more, and "
+            "more bands cancel more noise. The papers use 9 to 64 for 2052 rounds.",
+        )
+
+
+def scheme_of(
+    options: dict[str, Any], num_clients: int, checkpoint: Factorization | None
+) -> SamplingScheme:
+    """Returns the scheme of a run.
+
+    Args:
+      options: Every flag by name, checked.
+      num_clients: The population.
+      checkpoint: The factorization, where it is there already.
+
+    Returns:
+      The scheme.
+
+    Raises:
+      CommandError: If the factorization is not banded.
+      ValueError: If the sizes do not fit one another.
+    """
+    if checkpoint is None:
+        num_bands = 1 if options["mechanism"] == "identity" else options["num_bands"]
+    else:
+        num_bands = checkpoint.strategy_bands()
+        is_banded = num_bands is not None and num_bands < max(2, checkpoint.num_rounds)
+        check_choice(
+            is_banded or checkpoint.mechanism in _BANDED_MECHANISMS,
+            f"--sampling={options['sampling']} needs a banded matrix, and that of the checkpoint, "
+            f"of the mechanism {checkpoint.mechanism}, has no zeros below a band. Use "
+            f"--sampling={TIMERS} with it.",
+        )
+    return sampling_schemes.create(
+        options["sampling"],
+        num_rounds=options["num_rounds"],
+        num_bands=num_bands,
+        population=num_clients,
+        clients_per_round=options["clients_per_round"],
+    )
+
+
+def noise_multiplier(options: dict[str, Any], scheme: SamplingScheme) -> float:
+    """Returns the noise multiplier of a run, relative to the largest column norm of C.
+
+    Args:
+      options: Every flag by name: a noise multiplier, or a target epsilon.
+      scheme: How clients are drawn.
+
+    Returns:
+      The noise multiplier that was given, or the least that gives the target.
+
+    Raises:
+      ValueError: If no noise multiplier gives the target.
+    """
+    if options["noise_multiplier"] is not None:
+        return float(options["noise_multiplier"])
+    return accounting.amplified_noise_multiplier(
+        options["target_epsilon"],
+        options["delta"],
+        num_rounds=scheme.num_rounds,
+        num_bands=scheme.num_bands,
+        population=scheme.population,
+        clients_per_round=scheme.clients_per_round,
+        sampling=scheme.name,
+    )
+
+
+def sampler_of(
+    scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None
+) -> DataSampler:
+    """Returns the sampler of a run, with the secret seed in its directory.
+
+    The seed is not that of data order and initial weights: whoever gets the initial model
+    could find 32 bits of that one by trial. It is with the states, which are as secret.
+
+    Args:
+      scheme: How clients are drawn.
+      directory: The run's directory; the seed of a new run is made and saved there.
+      fixed_seed: In place of a secret one, for tests.
+
+    Returns:
+      The sampler.
+
+    Raises:
+      CommandError: If the seed of rounds that were released is lost or damaged: other draws
+        would not be of the same partition.
+      OSError: If it cannot be saved.
+    """
+    if fixed_seed is not None:
+        return data_samplers.create(scheme, fixed_seed)
+    path = directory.sampling_seed
+    if path.exists():
+        try:
+            seed = int(json.loads(path.read_text(encoding="utf-8"))["seed"], 16)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CommandError(
+                f"{path} cannot be read: restore it, or start a new run and account for both."
+            ) from error
+        return data_samplers.create(scheme, seed)
+    if directory.ledger.exists():
+        raise CommandError(
+            f"{path} is missing: without it nobody knows whom the next round would have drawn. "
+            "Restore it, or start a new run and account for both."
+        )
+    seed = data_samplers.secret_seed()
+    directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
+    atomic_files.write_text(path, json.dumps({"seed": f"{seed:#x}"}) + "\n")
+    return data_samplers.create(scheme, seed)
+
+
+def took_place(sampler: DataSampler, ledger: ParticipationLedger) -> RealisedParticipation:
+    """Returns what happened in a run whose clients a sampler was to draw.
+
+    Args:
+      sampler: The sampler of the run.
+      ledger: Of its released rounds.
+
+    Returns:
+      The participations, and whether they are those that the sampler draws; if not, the
+      reason goes to the log.
+    """
+    found = sampled_participation.deviation_from_draws(sampler, ledger)
+    if found is not None:
+        _LOGGER.warning("the run has no amplified guarantee: %s.", found)
+    return dataclasses.replace(
+        guarantees.realised_participation(ledger.rounds_of_clients(), ledger.num_rounds),
+        keeps_sampling=found is None,
+    )

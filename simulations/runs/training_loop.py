@@ -1,0 +1,317 @@
+"""The rounds of a federated run: cohorts, one process, resumable state.
+
+Cohorts are those of a population of devices, whose participation timers allow it, or, in a
+simulation of a data centre, drawn by a data sampler. A Poisson sample may be empty. Such a
+round is run as any other, with no client: the sum is zero, and its noise is added and its
+model released.
+
+What makes a run resumable without a second use of any noise row: a round is a function
+of the saved state before it, the run's seed and the ledger of the rounds before it, all of
+which are on disk before the round's result is shown to anyone. A round that is cut off is
+run again with the same cohort, the same data and the same noise, and so releases the same
+aggregate. What devices remember is not saved: the rounds before are drawn again, and must give
+the cohorts of the ledger.
+
+The ledger is never shortened, whatever becomes of the states. A run may go on from an
+older state, because the newest is damaged or a copy was restored; the rounds between that
+state and the ledger's end were released already, and each of them is run again only if the
+cohort that is drawn for it is the one in the ledger. Other clients under the noise of a
+released round would reveal their difference from the first ones: such a run is refused.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+
+from mf_aggregators.tff import (declared_participation, processes)
+from mf_aggregators import participation as participations
+from mf_aggregators.participation import Participation
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from simulations.sampling.cohorts import TooFewEligibleClientsError
+from simulations.sampling.data_samplers import DataSampler
+from simulations.devices.device_populations import (DeviceBehaviour, DevicePopulation, DeviceRound)
+from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
+from simulations.workers.quiet import StopRequest
+from simulations.runs.state_store import (Progress, StateStore)
+
+# What an operating system says of a full disk, in an error of TFF's worker.
+_FULL = "No space left on device"
+
+
+class RoundRefusedError(ValueError):
+    """The process refused to run a round; the message is its reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedRun:
+    """What defines the rounds of a run.
+
+    Attributes:
+      process: The learning process.
+      initial_state: Its state before the first round.
+      participation: The schema that the timers enforce, if they count rounds. The schema
+        that the process scales its noise to, which its state tells, must allow all that this
+        one does; they need not be equal.
+      num_rounds: The number of rounds.
+      clients_per_round: The cohort size.
+      client_ids: The population.
+      client_dataset: From a client's id and a round, from 0, to its data set in that
+        round; a function of the two alone.
+      seed: Of the cohorts.
+      sampler: What draws the cohorts in place of timers, which are not asked then, and
+        ``seed``. For the simulation of a data centre, never for devices that decide
+        themselves when to take part.
+      behaviour: What the clients' devices do. By default they are always available and
+        lose nothing.
+
+    Raises:
+      ValueError: If two clients have the same name; if the timers allow participations that the
+        noise of the process is not scaled to; or if the sampler is for another population or
+        other rounds, or is asked for together with a behaviour of devices.
+    """
+
+    process: tff.learning.templates.LearningProcess
+    initial_state: Any
+    participation: Participation
+    num_rounds: int
+    clients_per_round: int
+    client_ids: tuple[str, ...]
+    client_dataset: Callable[[str, int], Any]
+    seed: int
+    sampler: DataSampler | None = None
+    behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
+
+    def __post_init__(self) -> None:
+        # NumPy's texts, and so the ledger's, end at the first of the zeros that end a name.
+        if len({name.rstrip("\0") for name in self.client_ids}) != len(self.client_ids):
+            raise ValueError(
+                "two of client_ids are the same, and participations are counted by name: give "
+                "each client one of its own."
+            )
+        if self.sampler is None:
+            self._check_participation()
+            return
+        if self.behaviour != DeviceBehaviour():
+            raise ValueError(
+                "a data sampler draws the clients of a data centre, where no device has a "
+                "behaviour: give the run one of the two."
+            )
+        scheme = self.sampler.scheme
+        sizes = (scheme.population, scheme.num_rounds, scheme.clients_per_round)
+        if sizes != (len(self.client_ids), self.num_rounds, self.clients_per_round):
+            raise ValueError(
+                f"the sampler draws {scheme.clients_per_round} of {scheme.population} clients in "
+                f"{scheme.num_rounds} rounds, and the run has {self.clients_per_round} of "
+                f"{len(self.client_ids)} in {self.num_rounds}."
+            )
+
+    def _check_participation(self) -> None:
+        for declared in declared_participation.in_state(self.initial_state):
+            if not participations.allows(declared, self.participation, self.num_rounds):
+                raise ValueError(
+                    f"the process scales its noise to another participation schema ({declared}) "
+                    f"than the timers of the run enforce ({self.participation}), which allows "
+                    "more: the guarantee of the process would not hold. Build its aggregator and "
+                    "the run with the same participation."
+                )
+
+    @property
+    def sampling(self) -> SamplingScheme | None:
+        """The scheme of the sampler; None for timers."""
+        return None if self.sampler is None else self.sampler.scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """A finished round, saved already.
+
+    Attributes:
+      index: The round, from 0.
+      state: The process's state after it.
+      metrics: The process's metrics.
+      ledger: The ledger with this round, and with any later ones that were released before.
+      num_eligible: How many clients might have joined: those whose timers allowed it, or
+        the part of the population that the round's sample was drawn from.
+      seconds: How long the round took.
+      devices: What the devices did; None if a data sampler drew the cohort.
+    """
+
+    index: int
+    state: Any
+    metrics: Mapping[str, Any]
+    ledger: ParticipationLedger
+    num_eligible: int
+    seconds: float
+    devices: DeviceRound | None = None
+
+
+def start(run: FederatedRun, store: StateStore) -> Progress:
+    """Returns what to go on from: what is saved, or the first state of a new run.
+
+    The first state is saved before any round, because it holds the seed of the noise: a
+    run that is cut off in its first round must not draw other noise for it.
+
+    Args:
+      run: The run.
+      store: Its states.
+
+    Returns:
+      Where the run stands.
+
+    Raises:
+      LedgerError: If what is saved cannot be gone on from.
+    """
+    saved = store.load(run.initial_state, run.client_ids)
+    if saved is not None:
+        if saved.ledger.sampling != run.sampling:
+            raise LedgerError(
+                "the clients of the saved rounds were drawn in another way than those of later "
+                "rounds would be: no guarantee covers both. Start a new run."
+            )
+        _check_same_schema(run.initial_state, saved.state)
+        return saved
+    ledger = ParticipationLedger(run.client_ids, sampling=run.sampling)
+    progress = Progress(run.initial_state, 0, ledger)
+    store.save(progress)
+    return progress
+
+
+def _check_same_schema(first: Any, saved: Any) -> None:
+    """Checks that the noise of saved rounds is scaled as that of later ones will be."""
+    ours, theirs = (declared_participation.in_state(state) for state in (first, saved))
+    if ours != theirs:
+        raise LedgerError(
+            "the noise of the saved rounds was scaled to another participation schema "
+            f"({_listed(theirs)}) than that of later rounds would be ({_listed(ours)}): no "
+            "guarantee covers both. Build the process as it was, or start a new run and account "
+            "for both."
+        )
+
+
+def _listed(schemas: tuple[Participation, ...]) -> str:
+    return "; ".join(map(str, schemas)) or "none"
+
+
+def rounds(
+    run: FederatedRun, store: StateStore, progress: Progress, stop: StopRequest
+) -> Iterator[Round]:
+    """Runs and saves the rounds that are left.
+
+    Args:
+      run: The run.
+      store: Where states go.
+      progress: What :func:`start` returned.
+      stop: Checked between rounds.
+
+    Yields:
+      Each round, once its state and the ledger are on disk.
+
+    Raises:
+      LedgerError: If a round of the ledger would be run again with other clients, or
+        what the devices remember of the rounds before cannot be known.
+      TooFewEligibleClientsError: If the timers leave too few clients for a cohort, or too
+        few are available or upload. The rounds before it stand.
+      RoundRefusedError: If the process itself refused a round, with its reason, or found
+        no space on the disk for its noise. Nothing of the round was released.
+      StateNotSavedError: If a state cannot be written. The one before is there.
+      WorkerLostError: If a remote worker is lost. The rounds before stand.
+      KeyboardInterrupt: If a round failed because a stop was requested: the signal may
+        have reached TFF's worker as well.
+    """
+    state, ledger = progress.state, progress.ledger
+    population = _population(run, ledger, progress.num_rounds)
+    for index in range(progress.num_rounds, run.num_rounds):
+        if stop.is_set:
+            return
+        begin = time.monotonic()
+        cohort, num_eligible, devices = _cohort(run, population, ledger, index)
+        data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
+        try:
+            output = run.process.next(state, data)
+        except Exception as error:
+            if stop.is_set:
+                raise KeyboardInterrupt from None
+            refusal = processes.refusal_of(error)
+            if refusal is not None:
+                raise RoundRefusedError(f"round {index + 1}: {refusal}") from error
+            if _FULL in str(error):
+                raise RoundRefusedError(
+                    f"round {index + 1} could not write its noise, because the disk of the noise "
+                    "directory is full. Free space and run the same command again: it goes on as "
+                    "if nothing had happened."
+                ) from error
+            raise
+        state = output.state
+        if index == ledger.num_rounds:
+            ledger = ledger.with_round(cohort)
+        store.save(Progress(state, index + 1, ledger))
+        yield Round(
+            index=index,
+            state=state,
+            metrics=output.metrics,
+            ledger=ledger,
+            num_eligible=num_eligible,
+            seconds=time.monotonic() - begin,
+            devices=devices,
+        )
+
+
+def _population(
+    run: FederatedRun, ledger: ParticipationLedger, num_rounds: int
+) -> DevicePopulation | None:
+    """Returns the devices after the first rounds of the ledger; None for a sampled run."""
+    if run.sampler is not None:
+        return None
+    population = DevicePopulation(
+        len(run.client_ids), run.participation, run.clients_per_round, run.behaviour, run.seed
+    )
+    for index, cohort in enumerate(ledger.cohorts[:num_rounds]):
+        if not population.follow(cohort):
+            raise LedgerError(
+                f"round {index + 1} took place with other clients than are drawn for it now, so "
+                "that nobody knows what the devices remember of it: the run cannot go on without "
+                "breaking its participation schema. Use the flags, the seed and, if there is one, "
+                "the trace of its first rounds, or start a new run and account for both."
+            )
+    return population
+
+
+def _cohort(
+    run: FederatedRun,
+    population: DevicePopulation | None,
+    ledger: ParticipationLedger,
+    index: int,
+) -> tuple[np.ndarray, int, DeviceRound | None]:
+    """Draws a round's cohort; of a round in the ledger, it must be the one of the ledger.
+
+    Returns:
+      The cohort, how many clients might have joined, and what the devices did.
+    """
+    if index >= ledger.num_rounds:
+        return _drawn(run, population, index)
+    try:
+        cohort, num_eligible, devices = _drawn(run, population, index)
+    except TooFewEligibleClientsError:
+        cohort, num_eligible, devices = None, 0, None
+    if cohort is None or not np.array_equal(cohort, ledger.cohorts[index]):
+        raise LedgerError(
+            f"round {index + 1} was released with other clients than are drawn for it now, and the "
+            "same noise on both would reveal their difference: the run cannot go on from this "
+            "state. Restore its newest state and its own ledger, or start a new run and account "
+            "for both."
+        )
+    return cohort, num_eligible, devices
+
+
+def _drawn(
+    run: FederatedRun, population: DevicePopulation | None, index: int
+) -> tuple[np.ndarray, int, DeviceRound | None]:
+    if run.sampler is not None:
+        return run.sampler.draw(index), len(run.sampler.part_of_round(index)), None
+    assert population is not None
+    devices = population.next_round()
+    return devices.cohort, devices.num_eligible, devices

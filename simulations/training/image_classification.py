@@ -1,0 +1,93 @@
+"""Tasks that classify images with a Keras model."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
+from simulations.training.labelled_images import Images
+
+ACCURACY = "accuracy"
+
+
+def image_task(
+    client_ids: Sequence[str],
+    client_dataset: Callable[[str, int], tf.data.Dataset],
+    keras_model: Callable[[], tf.keras.Model],
+    initial_weights: Sequence[np.ndarray],
+    train_labels: np.ndarray,
+    heldout: Images,
+    test: Images,
+    facts: Mapping[str, Any],
+) -> FederatedTask:
+    """Returns the task of a classifier.
+
+    Args:
+      client_ids: The population.
+      client_dataset: From a client's id and a round to its batches of (pixels, labels): float32
+        pixels of the shape that the model takes, and int32 labels.
+      keras_model: Makes the untrained model, from pixels to logits; its weights are all
+        trainable.
+      initial_weights: The weights that training begins with.
+      train_labels: All labels that clients have, from 0.
+      heldout: What is evaluated as the model is trained; pixels as clients have them.
+      test: What the final model is evaluated on.
+      facts: What the result says besides; the number of examples and the class that most
+        examples have, with its test accuracy, are added.
+    """
+    most_frequent = int(np.argmax(np.bincount(train_labels)))
+    return FederatedTask(
+        client_ids=tuple(client_ids),
+        client_dataset=client_dataset,
+        model_fn=functools.partial(_model, keras_model),
+        initial_weights=tuple(initial_weights),
+        evaluate=functools.partial(_evaluate, keras_model, {HELDOUT: heldout, TEST: test}),
+        accuracy=ACCURACY,
+        facts={
+            "num_examples": len(train_labels),
+            "most_frequent_class": most_frequent,
+            "most_frequent_class_accuracy": float(np.mean(test.labels == most_frequent)),
+            **facts,
+        },
+    )
+
+
+def _model(keras_model: Callable[[], tf.keras.Model]) -> tff.learning.models.VariableModel:
+    model = keras_model()
+    return tff.learning.models.from_keras_model(
+        model,
+        loss=_loss(),
+        input_spec=(
+            tf.TensorSpec(model.input_shape, tf.float32),
+            tf.TensorSpec((None,), tf.int32),
+        ),
+        metrics=[_accuracy()],
+    )
+
+
+def _evaluate(
+    keras_model: Callable[[], tf.keras.Model],
+    splits: Mapping[str, Images],
+    weights: Sequence[np.ndarray],
+    split: str,
+) -> Mapping[str, float]:
+    # A Keras model does not survive that tff.learning builds others inside its graphs,
+    # so each evaluation makes its own.
+    model = keras_model()
+    model.set_weights(list(weights))
+    model.compile(loss=_loss(), metrics=[_accuracy()])
+    images = splits[split]
+    values = model.evaluate(images.pixels, images.labels, verbose=0, return_dict=True)
+    return {name: float(value) for name, value in values.items()}
+
+
+def _loss() -> tf.keras.losses.Loss:
+    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _accuracy() -> tf.keras.metrics.Metric:
+    return tf.keras.metrics.SparseCategoricalAccuracy(name=ACCURACY)

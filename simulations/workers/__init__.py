@@ -1,0 +1,1 @@
+"""Worker processes of TensorFlow Federated, on this machine and on others."""

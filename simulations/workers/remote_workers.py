@@ -1,0 +1,277 @@
+"""Federated rounds whose clients are computed by TFF workers on other machines.
+
+``start-tff-worker`` starts a worker; :func:`use` makes rounds use some of them. The server's
+part of a round stays on this machine, with the noise and its seed (``divided_rounds`` says
+how). TFF itself would wait for a lost worker for ever, trying again and again; here a worker
+that is killed, restarted, frozen or cut off ends the round by :class:`WorkerLostError`, within
+a time that has a bound. Nothing was released then, and nothing is lost: the state before
+the round is on disk, and a round that is run again gives the same result.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import tensorflow_federated as tff
+from tensorflow_federated.proto.v0 import computation_pb2, executor_pb2, executor_pb2_grpc
+
+from simulations.workers.divided_rounds import DividedContext
+from simulations.workers.worker_addresses import WorkerLostError, parse, port_of
+
+__all__ = ["Patience", "WorkerLostError", "connect", "parse", "use"]
+
+# As TFF sets for the worker that it starts itself: below what a protocol buffer can hold.
+_LARGEST_MESSAGE_IN_BYTES = 2 * 1000 * 1000 * 1000
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _LARGEST_MESSAGE_IN_BYTES),
+    ("grpc.max_send_message_length", _LARGEST_MESSAGE_IN_BYTES),
+    # Clients' data goes to the worker that was named, and past no proxy of the environment.
+    ("grpc.enable_http_proxy", 0),
+    # A worker that was lost once is not looked for by the rules of an older channel.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_SECONDS_FOR_CLEANING_UP = 5.0
+# An error or a stop elsewhere is noticed this soon; a result at once.
+_SECONDS_BETWEEN_LOOKS = 0.2
+# What a worker says that has never seen the executor: it is not the one that made it.
+_NO_EXECUTOR = "No executor found for ID"
+_GREETING = executor_pb2.GetExecutorRequest(
+    cardinalities=[
+        executor_pb2.Cardinality(placement=computation_pb2.Placement(uri=tff.CLIENTS.uri))
+    ]
+)
+# Answered at once, without effect.
+_QUESTION = executor_pb2.DisposeRequest(executor=executor_pb2.ExecutorId(id="nobody's"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a worker may be silent.
+
+    Attributes:
+      seconds_to_connect: A worker has to answer within this time at the beginning.
+      seconds_between_questions: During a long computation, a worker is asked this often
+        whether it is there.
+      seconds_to_answer: It is lost if it does not answer such a question in this time,
+        generous because a machine may be busy.
+    """
+
+    seconds_to_connect: float = 20.0
+    seconds_between_questions: float = 10.0
+    seconds_to_answer: float = 60.0
+
+
+def use(addresses: Sequence[str], patience: Patience | None = None) -> DividedContext:
+    """Makes all rounds from now on use remote workers: sets TFF's default context.
+
+    Args:
+      addresses: Of the workers, from :func:`parse`.
+      patience: How long a worker may be silent.
+
+    Returns:
+      The context.
+
+    Raises:
+      ValueError: If there is no address.
+      WorkerLostError: If a worker does not answer, or is none.
+    """
+    context = connect(addresses, patience)
+    tff.framework.set_default_context(context)
+    return context
+
+
+def connect(addresses: Sequence[str], patience: Patience | None = None) -> DividedContext:
+    """Returns a context that runs the clients' part of rounds on remote workers.
+
+    What is not a client's part is run in the context that is TFF's current one now.
+
+    Args:
+      addresses: Of the workers, from :func:`parse`.
+      patience: How long a worker may be silent.
+
+    Returns:
+      A context to be installed, or set as TFF's default; :func:`use` does the latter.
+
+    Raises:
+      ValueError: If there is no address.
+      WorkerLostError: If a worker does not answer, or is none.
+    """
+    if not addresses:
+        raise ValueError("no worker was named: give the address of at least one.")
+    patience = patience or Patience()
+    local = tff.framework.get_context_stack().current
+    if isinstance(local, DividedContext):
+        local = local.local
+    workers = [_Worker(address, patience) for address in addresses]
+    for worker in workers:
+        worker.check()
+    return DividedContext(local, workers)
+
+
+class _Worker:
+    """A place for clients: a worker on another machine."""
+
+    def __init__(self, address: str, patience: Patience) -> None:
+        self._stub = _Stub(address, patience)
+
+        def executor(cardinalities: Any) -> Any:
+            remote = tff.framework.RemoteExecutor(self._stub)
+            remote.set_cardinalities(cardinalities)
+            return remote
+
+        self._context = tff.framework.AsyncExecutionContext(
+            executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
+            compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+            transform_args=tff.tensorflow.transform_args,
+            transform_result=tff.tensorflow.transform_result,
+        )
+
+    def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
+        """Returns the result of a computation; see ``divided_rounds.Place``.
+
+        Raises:
+          WorkerLostError: If the worker is lost.
+        """
+        self._stub.abandoned = abandoned
+        # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
+        # blocks the thread that it runs in, whatever it promises by being asynchronous.
+        with tff.framework.get_context_stack().install(self._context):
+            return asyncio.run(_awaited(computation(*arguments)))
+
+    def check(self) -> None:
+        """Raises WorkerLostError unless the worker answers as one."""
+        self._stub.check()
+
+
+async def _awaited(coroutine: Any) -> Any:
+    return await coroutine
+
+
+class _AbandonedError(Exception):
+    """The result is not wanted any more."""
+
+
+class _Stub(tff.framework.RemoteExecutorStub):
+    """Calls of a worker, each of which ends: by its result or by an error that says why.
+
+    Attributes:
+      abandoned: Set if results are not wanted any more.
+    """
+
+    def __init__(self, address: str, patience: Patience) -> None:
+        self.abandoned = threading.Event()
+        self._address = address
+        self._patience = patience
+        # With its scheme, because a host may have a scheme's name.
+        self._channel = grpc.insecure_channel(f"dns:///{address}", _CHANNEL_OPTIONS)
+        self._calls = executor_pb2_grpc.ExecutorGroupStub(self._channel)
+
+    def check(self) -> None:
+        """Raises WorkerLostError unless the worker answers as one."""
+        seconds = self._patience.seconds_to_connect
+        start = (
+            f"start one there by start-tff-worker --port={port_of(self._address)}, or correct the "
+            "address"
+        )
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            raise WorkerLostError(
+                f"no TFF worker answers at {self._address} within {seconds:g} seconds: {start}."
+            ) from None
+        try:
+            answer = self._calls.GetExecutor(_GREETING, timeout=seconds)
+        except grpc.RpcError as error:
+            raise WorkerLostError(
+                f"what answers at {self._address} is no TFF worker ({_what(error)}): {start}."
+            ) from error
+        self.dispose_executor(executor_pb2.DisposeExecutorRequest(executor=answer.executor))
+
+    def get_executor(self, request: Any) -> Any:
+        """See the base class."""
+        return self._call(self._calls.GetExecutor, request)
+
+    def create_value(self, request: Any) -> Any:
+        """See the base class."""
+        return self._call(self._calls.CreateValue, request)
+
+    def create_call(self, request: Any) -> Any:
+        """See the base class."""
+        return self._call(self._calls.CreateCall, request)
+
+    def create_struct(self, request: Any) -> Any:
+        """See the base class."""
+        return self._call(self._calls.CreateStruct, request)
+
+    def create_selection(self, request: Any) -> Any:
+        """See the base class."""
+        return self._call(self._calls.CreateSelection, request)
+
+    def compute(self, request: Any) -> Any:
+        """See the base class."""
+        return self._call(self._calls.Compute, request)
+
+    def dispose(self, request: Any) -> None:
+        """Frees values if the worker is there; see the base class."""
+        self._clean_up(self._calls.Dispose, request)
+
+    def dispose_executor(self, request: Any) -> None:
+        """Frees an executor if the worker is there; see the base class."""
+        self._clean_up(self._calls.DisposeExecutor, request)
+
+    def _clean_up(self, method: Callable[..., Any], request: Any) -> None:
+        # Also called from finalisers, where nobody could handle an error.
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            method(request, timeout=_SECONDS_FOR_CLEANING_UP)
+
+    def _call(self, method: Any, request: Any) -> Any:
+        """The answer to a request, however long it takes while the worker is there."""
+        call = method.future(request)
+        answered = threading.Event()
+        call.add_done_callback(lambda _: answered.set())
+        question: Any = None
+        asked_at = time.monotonic()
+        try:
+            while not answered.wait(_SECONDS_BETWEEN_LOOKS):
+                if self.abandoned.is_set():
+                    raise _AbandonedError
+                if question is not None and question.done():
+                    self._check_answer(question)
+                    question = None
+                waited = time.monotonic() - asked_at
+                if question is None and waited >= self._patience.seconds_between_questions:
+                    question = self._calls.Dispose.future(
+                        _QUESTION, timeout=self._patience.seconds_to_answer
+                    )
+                    asked_at = time.monotonic()
+            return call.result()
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE or _NO_EXECUTOR in _what(error):
+                raise self._lost() from error
+            # Never one of TFF's own errors, at which TFF would try again for ever.
+            raise
+        finally:
+            call.cancel()
+
+    def _check_answer(self, question: Any) -> None:
+        error = question.exception()
+        # Any other error is an answer.
+        silent = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        if error is not None and error.code() in silent:
+            raise self._lost() from error
+
+    def _lost(self) -> WorkerLostError:
+        return WorkerLostError(
+            f"the TFF worker at {self._address} was lost during the run: start it again "
+            f"(start-tff-worker --port={port_of(self._address)}) and run the same command to "
+            "resume."
+        )
+
+
+def _what(error: Any) -> str:
+    return str(error.details() or error.code())

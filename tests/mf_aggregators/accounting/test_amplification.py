@@ -1,0 +1,368 @@
+"""Amplified accounting against printed values, closed forms and direct integration."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import accounting
+from mf_aggregators.accounting import amplification, sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import FixedSizeSampling, PoissonSampling, Shuffling
+
+_DELTA = 1e-6
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "num_bands", "printed"),
+    [
+        (1.0, 1, 0.37313),
+        (1.0, 9, 0.79118),
+        (2.0, 1, 0.30481),
+        (2.0, 18, 0.64708),
+        (4.0, 1, 0.25136),
+        (4.0, 32, 0.52224),
+        (8.0, 1, 0.20567),
+        (8.0, 64, 0.43490),
+        (16.0, 1, 0.16876),
+    ],
+)
+def test_amplified_noise_multipliers_of_the_papers(
+    epsilon: float, num_bands: int, printed: float
+) -> None:
+    """BandMF Table 5: 2052 rounds of 1,000 of 342,000 users.
+
+    Printed noise multipliers are for matrices of sensitivity 1 under six participations of
+    equal column norms, which is sqrt(6) times the norm of one. A little less noise is too little
+    for the target, a little more is enough.
+    """
+    for factor, is_enough in ((1.0 - 2e-3, False), (1.0 + 2e-3, True)):
+        found = accounting.amplified_epsilon(
+            factor * math.sqrt(6.0) * printed,
+            _DELTA,
+            num_rounds=2052,
+            num_bands=num_bands,
+            population=342_000,
+            clients_per_round=1000,
+        )
+        assert (found <= epsilon) == is_enough
+
+
+def test_one_sampled_query_is_the_mixture_of_two_gaussians() -> None:
+    """The privacy loss of one query by numerical integration of max(0, p - e^eps q)."""
+    sigma, probability, epsilon = 0.8, 0.25, 0.7
+    grid = np.linspace(-12.0, 14.0, 400_001)
+    without = scipy.stats.norm.pdf(grid, 0.0, sigma)
+    mixed = (1 - probability) * without + probability * scipy.stats.norm.pdf(grid, 1.0, sigma)
+    delta = max(
+        float(scipy.integrate.trapezoid(np.maximum(0.0, upper - math.exp(epsilon) * lower), grid))
+        for upper, lower in itertools.permutations([mixed, without])
+    )
+    found = amplification.epsilon(PoissonSampling(4, 4, 400, 25), sigma, delta)
+    assert found == pytest.approx(epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize(("num_rounds", "num_bands"), [(8, 1), (9, 4), (7, 7), (10, 3)])
+def test_the_sampled_gaussians_of_the_papers_code(num_rounds: int, num_bands: int) -> None:
+    """BandMF App. F.3's event by dp-accounting, with q = B b / m and ceil(n / b) compositions."""
+    population, batch = 700, 10
+    gaussian = dp_accounting.GaussianDpEvent(1.3)
+    sampled = dp_accounting.PoissonSampledDpEvent(batch * num_bands / population, gaussian)
+    event = dp_accounting.SelfComposedDpEvent(sampled, math.ceil(num_rounds / num_bands))
+    accountant = pld_privacy_accountant.PLDAccountant().compose(event)
+    sizes: dict[str, Any] = {
+        "num_rounds": num_rounds,
+        "num_bands": num_bands,
+        "population": population,
+        "clients_per_round": batch,
+    }
+    assert accounting.amplified_event(1.3, **sizes) == event
+    assert accounting.amplified_epsilon(1.3, 1e-5, **sizes) == pytest.approx(
+        accountant.get_epsilon(1e-5), rel=1e-3
+    )
+    # Renyi accounting is another way to a bound, never a tighter one.
+    renyi = rdp_privacy_accountant.RdpAccountant().compose(event)
+    assert accounting.amplified_epsilon(1.3, 1e-5, **sizes) <= renyi.get_epsilon(1e-5)
+
+
+def test_no_sampling_is_no_amplification() -> None:
+    """With as many parts as batches everybody of a part takes part: sigma / sqrt(k)."""
+    for name in sampling_schemes.names():
+        scheme = sampling_schemes.create(
+            name, num_rounds=12, num_bands=4, population=40, clients_per_round=10
+        )
+        assert amplification.epsilon(scheme, 2.0, 1e-5) == pytest.approx(
+            accounting.epsilon(2.0 / math.sqrt(3), 1e-5), rel=1e-5
+        )
+        assert amplification.noise_multiplier(scheme, 1.0, 1e-5) == pytest.approx(
+            accounting.noise_multiplier(1.0, 1e-5) * math.sqrt(3), rel=1e-6
+        )
+
+
+_sizes = st.tuples(
+    st.integers(1, 40), st.integers(1, 40), st.integers(1, 20), st.integers(1, 30)
+).map(
+    lambda drawn: {
+        "num_rounds": max(drawn[0], drawn[1]),
+        "num_bands": drawn[1],
+        "clients_per_round": drawn[2],
+        "population": drawn[1] * drawn[2] * drawn[3],
+    }
+)
+
+
+@given(_sizes, st.floats(0.5, 20.0), st.sampled_from(sampling_schemes.names()))
+@settings(max_examples=25, deadline=None)
+def test_amplification_never_harms(sizes: dict[str, int], sigma: float, name: str) -> None:
+    scheme = sampling_schemes.create(name, **sizes)
+    most = scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations
+    found = amplification.epsilon(scheme, sigma, 1e-5)
+    without = accounting.epsilon(sigma / math.sqrt(most), 1e-5, disjoint_participations=most)
+    assert 0.0 <= found <= without * (1 + 1e-9)
+    more = amplification.epsilon(scheme, 1.2 * sigma, 1e-5)
+    assert more <= found * (1 + 1e-3)
+
+
+@given(_sizes, st.floats(0.2, 10.0), st.sampled_from(["poisson", "fixed_size"]))
+@settings(max_examples=10, deadline=None)
+def test_calibration_meets_its_target(sizes: dict[str, int], target: float, name: str) -> None:
+    scheme = sampling_schemes.create(name, **sizes)
+    sigma = amplification.noise_multiplier(scheme, target, 1e-5)
+    found = amplification.epsilon(scheme, sigma, 1e-5)
+    assert found <= target * (1 + 1e-3)
+    assert amplification.epsilon(scheme, 0.97 * sigma, 1e-5) > target * (1 - 1e-3)
+
+
+def test_fixed_size_subsets_cost_no_less_than_the_truth() -> None:
+    """One query on a subset of one of two clients, whose worst case can be integrated.
+
+    The client sends 1, its counterpart nothing, and the other client -1: the sum is a
+    mixture of two Gaussians in both worlds.
+    """
+    sigma, delta = 1.5, 1e-3
+    grid = np.linspace(-25.0, 25.0, 500_001)
+
+    def density(mean: float) -> np.ndarray:
+        return np.asarray(scipy.stats.norm.pdf(grid, mean, sigma))
+
+    ours = 0.5 * density(-1.0) + 0.5 * density(1.0)
+    zeroed = 0.5 * density(-1.0) + 0.5 * density(0.0)
+    found = amplification.epsilon(FixedSizeSampling(1, 1, 2, 1), sigma, delta)
+    for upper, lower in itertools.permutations([ours, zeroed]):
+        excess = np.maximum(0.0, upper - math.exp(found) * lower)
+        assert float(scipy.integrate.trapezoid(excess, grid)) <= delta
+
+
+def test_shuffling_amplifies_many_small_batches() -> None:
+    """Feldman, McMillan and Talwar Thm 3.8 by hand for one choice of the local delta."""
+    scheme = Shuffling(10**6, 1, 10**6, 1)
+    sigma = 4.0
+    local_delta = 2e-14
+    # Gaussian noise against replacing one client, whose vectors differ by 2 at most.
+    local = accounting.epsilon(sigma / 2.0, local_delta, num_coordinates=1)
+    grown = math.exp(local)
+    amplified = math.log(
+        1
+        + (grown - 1)
+        / (grown + 1)
+        * (8 * math.sqrt(grown * math.log(4 / 5e-7) / 1e6) + 8 * grown / 1e6)
+    )
+    failure = 5e-7 + (math.exp(amplified) + 1) * (1 + 0.5 / grown) * 1e6 * local_delta
+    assert failure < _DELTA
+    found = amplification.epsilon(scheme, sigma, _DELTA)
+    assert found <= amplified
+    assert found == pytest.approx(amplified, rel=0.2)
+    assert found < 0.3 * accounting.epsilon(sigma, _DELTA)
+    # Three passes cost more than one and less than three.
+    three = amplification.epsilon(dataclasses.replace(scheme, num_rounds=3 * 10**6), sigma, _DELTA)
+    assert found < three < 3.5 * found
+
+
+def test_the_failure_of_shuffling_is_within_delta() -> None:
+    """The least bound over shares of delta for the theorem, with those left out that exceed it.
+
+    Without this condition larger local deltas, which fail more often, give smaller epsilons.
+    """
+    scheme, sigma = Shuffling(10**6, 1, 10**6, 1), 4.0
+    bounds: list[float] = []
+    failing: list[float] = []
+    for share in np.geomspace(1e-6, 0.25, 24):
+        local_delta = share * _DELTA / 1e6
+        try:
+            local = accounting.epsilon(sigma / 2.0, local_delta, num_coordinates=2)
+        except accounting.TailError:
+            continue
+        grown = math.exp(local)
+        assert local <= math.log(1e6 / (16 * math.log(2 / (0.5 * _DELTA))))
+        amplified = math.log1p(
+            (grown - 1)
+            / (grown + 1)
+            * (8 * math.sqrt(grown * math.log(4 / (0.5 * _DELTA)) / 1e6) + 8 * grown / 1e6)
+        )
+        failure = 0.5 * _DELTA + (math.exp(amplified) + 1) * (1 + 0.5 / grown) * 1e6 * local_delta
+        (bounds if failure <= _DELTA else failing).append(amplified)
+    assert min(failing) < min(bounds) * (1 - 1e-3)
+    assert amplification.epsilon(scheme, sigma, _DELTA) == pytest.approx(min(bounds), rel=1e-9)
+
+
+def test_the_event_of_fixed_size_subsets_has_half_the_noise() -> None:
+    """Replacing a client moves a sum by twice what zeroing it does."""
+    event = amplification.event(FixedSizeSampling(10, 3, 100, 7), 1.7)
+    # Parts of 33 clients, of which four rounds draw 7 each.
+    assert event == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.SampledWithoutReplacementDpEvent(33, 7, dp_accounting.GaussianDpEvent(0.85)),
+        4,
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.25])
+def test_little_noise_is_little_privacy(sigma: float) -> None:
+    """A client that is drawn shows itself: one query has a delta of about q, whatever epsilon."""
+    scheme = PoissonSampling(16, 2, 1280, 10)
+    found = amplification.epsilon(scheme, sigma, 1e-3)
+    without = accounting.epsilon(sigma / math.sqrt(8), 1e-3, disjoint_participations=8)
+    assert 0.5 / sigma**2 < found <= without
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+@pytest.mark.parametrize("sigma", [0.25, 0.15, 0.1, 0.0617, 0.01])
+def test_noise_whose_tail_is_no_small_part_of_delta_is_refused(sigma: float, name: str) -> None:
+    scheme = sampling_schemes.create(
+        name, num_rounds=16, num_bands=2, population=160, clients_per_round=10
+    )
+    with pytest.raises(ValueError, match="Use more noise"):
+        amplification.epsilon(scheme, sigma, 1e-6)
+
+
+@pytest.mark.parametrize("target", [16.0, 100.0, 1e3, 1e5])
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_large_targets_need_little_noise_and_little_time(target: float, name: str) -> None:
+    scheme = sampling_schemes.create(
+        name, num_rounds=12, num_bands=12, population=12_000, clients_per_round=10
+    )
+    sigma = amplification.noise_multiplier(scheme, target, 1e-6)
+    assert 0.0 < sigma <= accounting.noise_multiplier(target, 1e-6) * (1 + 1e-9)
+    assert amplification.epsilon(scheme, sigma, 1e-6) <= target * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("compositions", [1, 100, 10_000, 100_000])
+@pytest.mark.parametrize("total", [0.3, 1.0, 5.0])
+def test_many_compositions_lose_nothing_to_rounding(compositions: int, total: float) -> None:
+    """Nobody is sampled out, so that the truth is one Gaussian; at the smallest delta allowed."""
+    scheme = PoissonSampling(compositions, 1, 10, 10)
+    delta = max(1e-12, 4.001e-15 * compositions)
+    found = amplification._poisson_epsilon(
+        scheme, total * math.sqrt(compositions), amplification.safe_delta(delta, compositions)
+    )
+    assert found >= accounting.exact_epsilon(total, delta) * (1 - 1e-9)
+
+
+def test_deltas_that_rounding_may_hide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least 4e-11 for a composition of 10000"):
+        amplification.epsilon(PoissonSampling(10_000, 1, 100_000, 300), 0.75, 1e-12)
+    event = dp_accounting.SelfComposedDpEvent(accounting.event(100.0), 20_000)
+    with pytest.raises(ValueError, match="composition of 20001"):
+        accounting.composed_epsilon([event, accounting.event(3.0)], 1e-11)
+
+
+def test_transforms_alone_lose_delta_to_rounding() -> None:
+    """What a part of delta is kept for: at 3e-12, of which 2e-10 would be taken off, too small."""
+    found = amplification._poisson_epsilon(
+        PoissonSampling(100_000, 1, 10, 10), 0.3 * math.sqrt(100_000), 3e-12
+    )
+    assert found < accounting.exact_epsilon(0.3, 3e-12) - 0.04
+
+
+@pytest.mark.parametrize(("delta", "compositions"), [(1e-5, 1), (1e-6, 2052), (3e-10, 40_000)])
+def test_rounding_is_taken_off_delta(delta: float, compositions: int) -> None:
+    """Ten times 2e-16 for each composition."""
+    assert delta - amplification.safe_delta(delta, compositions) == pytest.approx(
+        2e-15 * compositions, rel=1e-6
+    )
+
+
+def test_grids_stay_small() -> None:
+    """One query with hardly any chance of being in it: epsilon is almost nothing."""
+    assert amplification.epsilon(PoissonSampling(1, 1, 2000, 1), 1.0, 1e-6) < 0.2
+    assert amplification.epsilon(PoissonSampling(1, 1, 1000, 1), 0.2, 1e-3) < 1.0
+
+
+def test_runs_are_composed() -> None:
+    """Two unamplified runs are one of both squared sensitivities; sampled runs add to them."""
+    together = accounting.composed_epsilon([accounting.event(3.0), accounting.event(4.0)], 1e-5)
+    assert together == pytest.approx(
+        accounting.epsilon(1.0 / math.sqrt(1 / 9 + 1 / 16), 1e-5), abs=1e-3
+    )
+    sizes: dict[str, Any] = {
+        "num_rounds": 20,
+        "num_bands": 2,
+        "population": 1000,
+        "clients_per_round": 10,
+    }
+    sampled = accounting.amplified_event(1.0, **sizes)
+    both = accounting.composed_epsilon([accounting.event(3.0), sampled], 1e-5)
+    assert both > accounting.epsilon(3.0, 1e-5)
+    assert both > accounting.amplified_epsilon(1.0, 1e-5, **sizes)
+    assert accounting.composed_epsilon([accounting.event(0.0)], 1e-5) == math.inf
+    replaced = accounting.amplified_event(1.0, **sizes, sampling="fixed_size")
+    with pytest.raises(ValueError, match="RdpAccountant"):
+        accounting.composed_epsilon([replaced], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_bands": 11}, "at most num_rounds"),
+        ({"population": 39}, "population of 39 is too small"),
+        ({"population": 0}, "population must be at least 1"),
+        ({"num_rounds": 0}, "num_rounds must be at least 1"),
+        ({"clients_per_round": 2.5}, "clients_per_round must be an integer"),
+        ({"sampling": "cyclic"}, "not one of poisson, fixed_size, shuffling"),
+        ({"delta": 1.0}, "delta must be above 0 and below 1"),
+        ({"delta": 1e-13}, "at least 1e-12"),
+        ({"noise_multiplier": -1.0}, "must not be negative"),
+    ],
+)
+def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "num_rounds": 10,
+        "num_bands": 4,
+        "population": 100,
+        "clients_per_round": 10,
+    }
+    with pytest.raises(ValueError, match=message):
+        accounting.amplified_epsilon(**{**arguments, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_bad_targets_are_refused(epsilon: float) -> None:
+    with pytest.raises(ValueError, match="epsilon"):
+        amplification.noise_multiplier(PoissonSampling(4, 2, 100, 5), epsilon, 1e-5)
+
+
+def test_no_noise_is_no_privacy() -> None:
+    assert amplification.epsilon(PoissonSampling(4, 2, 100, 5), 0.0, 1e-5) == math.inf
+
+
+def test_schemes_describe_themselves() -> None:
+    for name in sampling_schemes.names():
+        scheme = sampling_schemes.create(
+            name, num_rounds=10, num_bands=3, population=100, clients_per_round=7
+        )
+        assert sampling_schemes.from_dict(scheme.to_dict()) == scheme
+    with pytest.raises(ValueError, match="no sampling scheme"):
+        sampling_schemes.from_dict({"name": "poisson"})
+    assert PoissonSampling(10, 3, 100, 7).sampling_probability == pytest.approx(0.21)
+    assert Shuffling(10, 3, 100, 7).part_size == 28
+    assert Shuffling(13, 3, 100, 7).num_passes == 2

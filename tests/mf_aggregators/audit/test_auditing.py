@@ -1,0 +1,478 @@
+"""Empirical audits of the aggregator, intact and broken.
+
+Each audit says "violated" of an intact mechanism with probability at most FALSE_ALARM. Where
+what TensorFlow Federated executes does not matter, an aggregator in NumPy stands for ours; that
+the noise rows of ours are those of every mechanism is tested with the aggregator.
+"""
+
+import dataclasses
+import math
+import os
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statistics
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.recursions import BandedNoise
+from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
+from mf_aggregators.tff import dp_query, processes, tensor_noise
+from mf_aggregators.tff.dp_query import FixedSeedWarning
+
+FALSE_ALARM = 1e-6
+
+_NUM_ROUNDS = 8
+_WORKLOAD = mfa.workloads.prefix_sum(_NUM_ROUNDS)
+_SCHEMAS: dict[str, Participation] = {"single": SingleParticipation(), "min_sep": MinSeparation(3)}
+_MECHANISMS: dict[str, Callable[[Participation], Factorization]] = {
+    "identity": lambda schema: mfa.factorizations.identity(_NUM_ROUNDS),
+    "tree": lambda schema: mfa.factorizations.tree_aggregation(_NUM_ROUNDS),
+    "banded": lambda schema: mfa.factorizations.banded(_WORKLOAD, 2, participation=schema),
+    "blt": lambda schema: mfa.factorizations.blt(_NUM_ROUNDS, 2, schema),
+}
+# mu = 3: epsilon 18.2 at delta 1e-6, and 7.5 at delta 0.1.
+_NOISE_MULTIPLIER = 1.0 / 3.0
+_CLIP_NORM = 2.0
+_CLIENTS_PER_ROUND = 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    processes.end_workers()
+
+
+def _claim(schema: Participation) -> Claim:
+    return Claim(_NUM_ROUNDS, schema, _NOISE_MULTIPLIER, _CLIP_NORM, _CLIENTS_PER_ROUND)
+
+
+def _aggregator(
+    factorization: Factorization,
+    schema: Participation,
+    noise_factor: float = 1.0,
+    seed: int | None = None,
+) -> Any:
+    return mfa.mf_dp_aggregator(
+        factorization,
+        participation=schema,
+        noise_multiplier=noise_factor * _NOISE_MULTIPLIER,
+        clip_norm=_CLIP_NORM,
+        clients_per_round=_CLIENTS_PER_ROUND,
+        seed=seed,
+    )
+
+
+class _NumpyAggregator:
+    """What our aggregator does, in NumPy: clips updates, adds a row of C^-1 Z and divides."""
+
+    def __init__(
+        self, factorization: Factorization, schema: Participation, noise_factor: float = 1.0
+    ) -> None:
+        self._factorization = factorization
+        self._deviation = (
+            noise_factor * _NOISE_MULTIPLIER * _CLIP_NORM * factorization.sensitivity(schema).value
+        )
+        self._dimension = 0
+
+    def create(self, value_type: Any) -> "_NumpyAggregator":
+        (self._dimension,) = value_type.shape
+        return self
+
+    def initialize(self) -> tuple[int, np.ndarray]:
+        z = np.random.default_rng().normal(size=(_NUM_ROUNDS, self._dimension))
+        return 0, self._deviation * self._factorization.noise_rows(z)
+
+    def next(self, state: tuple[int, np.ndarray], clients: list[np.ndarray]) -> Any:
+        index, noise = state
+        total = noise[index].copy()
+        for update in clients:
+            norm = float(np.linalg.norm(update))
+            total += update * min(1.0, _CLIP_NORM / norm)
+        return types.SimpleNamespace(state=(index + 1, noise), result=total / _CLIENTS_PER_ROUND)
+
+
+_INTACT: dict[str, Callable[..., Any]] = {"tff": _aggregator, "numpy": _NumpyAggregator}
+
+
+@pytest.mark.parametrize("schema", _SCHEMAS)
+@pytest.mark.parametrize("mechanism", _MECHANISMS)
+@pytest.mark.parametrize("place", ["numpy", pytest.param("tff", marks=pytest.mark.long)])
+def test_every_intact_mechanism_leaks_what_it_claims_and_no_more(
+    mechanism: str, schema: str, place: str
+) -> None:
+    _check_intact(mechanism, schema, _INTACT[place])
+
+
+def test_the_aggregator_leaks_what_it_claims_and_no_more() -> None:
+    _check_intact("banded", "min_sep", _aggregator)
+
+
+def _check_intact(mechanism: str, schema: str, make: Callable[..., Any]) -> None:
+    """A lower bound of at least 70 % of the claimed epsilon, which it does not exceed.
+
+    "Exceeded" is a false alarm with probability FALSE_ALARM at most. The expected bound is
+    83 % of the claim or more, over ten of its standard deviations above 70 %.
+    """
+    participation = _SCHEMAS[schema]
+    factorization = _MECHANISMS[mechanism](participation)
+    result = audit(
+        lambda: make(factorization, participation),
+        _claim(participation),
+        canaries=2000,
+        false_alarm_rate=FALSE_ALARM,
+    )
+    assert not result.exceeded
+    assert 0.7 * result.epsilon <= result.epsilon_lower_bound <= result.epsilon
+    assert result.epsilon == mfa.accounting.epsilon(_NOISE_MULTIPLIER, 1e-6)
+    # The clients that leak most come as often as the schema allows.
+    expected = participation.most_participations(_NUM_ROUNDS)
+    assert len(result.contribution.rounds) == expected
+    # FALSE_ALARM is shared by all that is looked at: two rates at each of three thresholds.
+    assert len(result.rates) == 3
+    for rates in result.rates:
+        for events, trials, bound in (
+            (rates.false_positives, rates.absences, rates.false_positive_bound),
+            (rates.false_negatives, rates.presences, rates.false_negative_bound),
+        ):
+            exact = statistics.upper_bound_of_rate(events, trials, FALSE_ALARM / 6.0)
+            assert bound == exact
+    assert (rates.absences, rates.presences) == (100_000, 2000)
+
+
+def test_without_the_gaussian_curve_a_large_delta_shows_as_much() -> None:
+    """At delta 0.1, 70 % of the claimed epsilon is refuted for any mechanism whatever.
+
+    By 4000 clients, 80 % is expected, with a standard deviation of 2 %.
+    """
+    schema = SingleParticipation()
+    result = audit(
+        lambda: _NumpyAggregator(mfa.factorizations.identity(_NUM_ROUNDS), schema),
+        _claim(schema),
+        canaries=4000,
+        false_alarm_rate=FALSE_ALARM,
+    )
+    small, large = result.any_mechanism
+    assert (small.delta, large.delta) == (1e-6, LARGE_DELTA)
+    assert large.epsilon == mfa.accounting.epsilon(_NOISE_MULTIPLIER, LARGE_DELTA)
+    assert 0.7 * large.epsilon <= large.epsilon_lower_bound <= large.epsilon
+    assert 0.0 < small.epsilon_lower_bound < small.epsilon
+    assert not result.exceeded
+
+
+class _Transposed(mfa.factorizations.BandedFactorization):
+    """Draws its noise from the transpose of C, turned to be lower triangular: J C^T J.
+
+    Sensitivity and everything else are those of C.
+    """
+
+    def noise_recursion(self) -> BandedNoise:
+        turned = self.strategy_matrix().T[::-1, ::-1]
+        return BandedNoise(recursions.bands_of_matrix(turned, 2))
+
+
+_REPEATED, _REPLACED = 3, 4
+
+
+def _repeat_a_row_of_z(monkeypatch: pytest.MonkeyPatch) -> None:
+    intact = tensor_noise.panel_rows
+
+    def faulty(source: Any, seed: Any, row: tf.Tensor, *rest: Any) -> tf.Tensor:
+        other = tf.constant(_REPEATED, row.dtype)
+        return intact(source, seed, tf.where(tf.equal(row, _REPLACED), other, row), *rest)
+
+    monkeypatch.setattr(tensor_noise, "panel_rows", faulty)
+
+
+def _leave_out_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dp_query, "clip_by_global_norm", lambda record, clip_norm: record)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fault:
+    """What is wrong, in an otherwise intact aggregator; and the clients that show it."""
+
+    canaries: int
+    noise_factor: float = 1.0
+    is_transposed: bool = False
+    patch: Callable[[pytest.MonkeyPatch], None] | None = None
+
+    def aggregator(self, factorization: Factorization, seed: int | None = None) -> Any:
+        """The faulty aggregator; ``patch`` must be in effect."""
+        return _aggregator(
+            self._matrix(factorization), SingleParticipation(), self.noise_factor, seed
+        )
+
+    def numpy_aggregator(self, factorization: Factorization) -> _NumpyAggregator:
+        """The same in NumPy, for a fault that is no patch."""
+        assert self.patch is None
+        return _NumpyAggregator(
+            self._matrix(factorization), SingleParticipation(), self.noise_factor
+        )
+
+    def _matrix(self, factorization: Factorization) -> Factorization:
+        bands = factorization.arrays()["bands"]
+        return _Transposed(bands) if self.is_transposed else factorization
+
+
+_FAULTS = {
+    "noise 10 % too small": _Fault(4000, noise_factor=0.9),
+    "a row of Z used twice": _Fault(500, patch=_repeat_a_row_of_z),
+    "C transposed": _Fault(4000, is_transposed=True),
+    "clipping left out": _Fault(500, patch=_leave_out_clipping),
+    "noise left out": _Fault(500, noise_factor=0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def banded() -> Factorization:
+    """C of two bands and equal column norms: its row norms differ, by up to 10 %."""
+    return _MECHANISMS["banded"](SingleParticipation())
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        *((fault, "tff") for fault, broken in _FAULTS.items() if broken.patch),
+        *((fault, "numpy") for fault, broken in _FAULTS.items() if not broken.patch),
+        *(
+            pytest.param(fault, "tff", marks=pytest.mark.long)
+            for fault, broken in _FAULTS.items()
+            if not broken.patch
+        ),
+    ],
+)
+def test_a_broken_mechanism_is_caught(
+    fault: str, place: str, banded: Factorization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missed with a probability far below 1e-3: by more than five standard deviations.
+
+    Of the intact mechanism, which is audited above as "banded", the same is said with
+    probability FALSE_ALARM at most.
+    """
+    broken = _FAULTS[fault]
+    if broken.patch:
+        broken.patch(monkeypatch)
+    result = audit(
+        lambda: broken.aggregator(banded) if place == "tff" else broken.numpy_aggregator(banded),
+        _claim(SingleParticipation()),
+        canaries=broken.canaries,
+        false_alarm_rate=FALSE_ALARM,
+    )
+    assert result.exceeded
+    assert result.epsilon_lower_bound > result.epsilon
+    if fault == "a row of Z used twice":
+        assert result.contribution.rounds[0] in (_REPEATED, _REPLACED)
+
+
+def _stream(factory: Any, updates: list[np.ndarray]) -> np.ndarray:
+    """The released sums of a run with one client."""
+    process = factory.create(tff.TensorType(np.float32, updates[0].shape))
+    state = process.initialize()
+    rows = []
+    for update in updates:
+        output = process.next(state, [update])
+        rows.append(np.asarray(output.result, np.float64) * _CLIENTS_PER_ROUND)
+        state = output.state
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_a_broken_mechanism_differs_from_the_intact_one_by_its_fault_alone(
+    fault: str, banded: Factorization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one seed for both, so that all noise but the faulty one is the same."""
+    generator = np.random.default_rng(0)
+    within = [generator.normal(size=5).astype(np.float32) for _ in range(_NUM_ROUNDS)]
+    within = [update / np.float32(np.linalg.norm(update)) for update in within]
+    excessive = [np.float32(10.0) * update for update in within]
+    updates = excessive if fault == "clipping left out" else within
+    broken = _FAULTS[fault]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        intact_rows = _stream(_aggregator(banded, SingleParticipation(), seed=3), updates)
+        if broken.patch:
+            broken.patch(monkeypatch)
+        faulty = broken.aggregator(banded, seed=3)
+        broken_rows = _stream(faulty, updates)
+        unclipped = _stream(faulty, within)
+    intact_noise = intact_rows - np.array(within) * (_CLIP_NORM if updates is excessive else 1.0)
+    broken_noise = broken_rows - np.array(updates)
+    strategy = banded.strategy_matrix()
+    deviation = _NOISE_MULTIPLIER * _CLIP_NORM * banded.sensitivity(SingleParticipation())
+    intact_z = strategy @ intact_noise / deviation
+    expected_z = intact_z.copy()
+    if fault == "C transposed":
+        strategy = strategy.T[::-1, ::-1]
+    elif fault == "noise 10 % too small":
+        expected_z *= 0.9
+    elif fault == "noise left out":
+        expected_z *= 0.0
+    elif fault == "a row of Z used twice":
+        expected_z[_REPLACED] = intact_z[_REPEATED]
+    else:
+        np.testing.assert_allclose(unclipped - np.array(within), intact_noise, atol=1e-5)
+    np.testing.assert_allclose(strategy @ broken_noise / deviation, expected_z, atol=2e-5)
+    assert np.max(np.abs(broken_rows - intact_rows)) > 1e-2
+
+
+class _Recorder:
+    """Stands in for an aggregator: keeps what it is sent, and releases what it is told to."""
+
+    def __init__(self, release: Callable[[int, int], np.ndarray]) -> None:
+        self._release = release
+        # For each run and round, the clients' updates and the released sum.
+        self.runs: list[list[tuple[list[np.ndarray], np.ndarray]]] = []
+        self.dimension = 0
+
+    def create(self, value_type: Any) -> "_Recorder":
+        (self.dimension,) = value_type.shape
+        return self
+
+    def initialize(self) -> int:
+        self.runs.append([])
+        return 0
+
+    def next(self, state: int, clients: list[np.ndarray]) -> Any:
+        total = np.sum(clients, axis=0) + self._release(state, self.dimension)
+        self.runs[-1].append((clients, total))
+        return types.SimpleNamespace(state=state + 1, result=total / _CLIENTS_PER_ROUND)
+
+
+def _independent_noise(seed: int) -> Callable[[int, int], np.ndarray]:
+    generator = np.random.default_rng(seed)
+    deviation = _NOISE_MULTIPLIER * _CLIP_NORM * math.sqrt(3.0)
+    return lambda state, dimension: deviation * generator.normal(size=dimension)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[_Recorder, AuditResult]:
+    """An audit of independent noise without clipping, for clients that return."""
+    recorder = _Recorder(_independent_noise(0))
+    result = audit(lambda: recorder, _claim(MinSeparation(3)), canaries=600)
+    return recorder, result
+
+
+def test_audited_clients_exceed_the_clip_norm_in_their_rounds_alone(
+    recorded: tuple[_Recorder, AuditResult],
+) -> None:
+    recorder, result = recorded
+    rounds = result.contribution.rounds
+    pilots = [run for run in recorder.runs if len(run[rounds[0]][0]) == 1]
+    runs = recorder.runs[len(pilots) :]
+    assert recorder.runs[: len(pilots)] == pilots
+    assert all(len(clients) == 1 for pilot in pilots for clients, _ in pilot)
+    assert sum(len(run[rounds[0]][0]) - 1 for run in runs) == 600
+    for run in runs:
+        owners = []
+        for i, ((_, *audited), _) in enumerate(run):
+            assert bool(audited) == (i in rounds)
+            coordinates = []
+            for update in audited:
+                (coordinate,) = np.flatnonzero(update)
+                assert abs(update[coordinate]) == 10.0 * _CLIP_NORM
+                coordinates.append(int(coordinate))
+            if audited:
+                owners.append(coordinates)
+        assert len(set(owners[0])) == len(owners[0])
+        assert owners == [owners[0]] * len(rounds)
+
+
+def test_inputs_are_chosen_from_what_was_released_before(
+    recorded: tuple[_Recorder, AuditResult],
+) -> None:
+    """The other client undoes the model's steps, and the audited ones oppose it, each time."""
+    recorder, result = recorded
+    assert result.contribution.groups == (0, 1, 2)
+    for run in recorder.runs:
+        model = np.zeros(recorder.dimension)
+        for i, ((base, *audited), released) in enumerate(run):
+            assert np.linalg.norm(base) < _CLIP_NORM
+            if i > 0:
+                cosine = base @ model / np.linalg.norm(base) / np.linalg.norm(model)
+                assert cosine == pytest.approx(-1.0, abs=1e-3)
+            for update in audited:
+                (coordinate,) = np.flatnonzero(update)
+                assert np.sign(update[coordinate]) == (-1.0 if model[coordinate] > 0.0 else 1.0)
+            model += released
+
+
+def test_missing_clipping_is_far_above_the_claim(recorded: tuple[_Recorder, AuditResult]) -> None:
+    _, result = recorded
+    assert result.exceeded
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    broken = _Recorder(lambda state, dimension: np.full(dimension, math.nan))
+    with pytest.raises(ValueError, match="not finite"):
+        audit(lambda: broken, _claim(SingleParticipation()), canaries=600)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"num_rounds": 0}, ValueError, "num_rounds"),
+        ({"num_rounds": 5000}, ValueError, "fewer rounds"),
+        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
+        ({"clip_norm": -1.0}, ValueError, "clip_norm"),
+        ({"clients_per_round": math.inf}, ValueError, "clients_per_round"),
+        ({"participation": "once"}, TypeError, "participation"),
+    ],
+)
+def test_bad_claims_are_refused(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        dataclasses.replace(_claim(SingleParticipation()), **changes)
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "options", "message"),
+    [
+        (_NOISE_MULTIPLIER, {"canaries": 0}, "canaries"),
+        (_NOISE_MULTIPLIER, {"false_alarm_rate": 0.0}, "false_alarm_rate"),
+        (_NOISE_MULTIPLIER, {"false_alarm_rate": 1.0}, "false_alarm_rate"),
+        (_NOISE_MULTIPLIER, {"delta": 0.0}, "delta"),
+        (0.05, {}, "cannot refute a noise multiplier below"),
+        (10.0, {"delta": 0.5}, "epsilon 0"),
+    ],
+)
+def test_bad_options_and_audits_that_can_show_nothing_are_refused(
+    noise_multiplier: float, options: dict[str, Any], message: str
+) -> None:
+    def never() -> Any:
+        pytest.fail("no aggregator is needed to see that")
+
+    claim = dataclasses.replace(_claim(SingleParticipation()), noise_multiplier=noise_multiplier)
+    with pytest.raises(ValueError, match=message):
+        audit(never, claim, **options)
+
+
+def test_the_smallest_noise_multiplier_that_is_audited_can_be_refuted() -> None:
+    """The bound of an audit without errors exceeds every claim that is let through.
+
+    With few canaries: the noise that more of them could refute has no epsilon at delta 1e-6.
+    """
+    provable = statistics.largest_provable_mu(1500, 30, 1e-4 / 6.0)
+    schema = SingleParticipation()
+    silent = _Recorder(lambda state, dimension: np.zeros(dimension))
+    claim = dataclasses.replace(_claim(schema), noise_multiplier=1.001 / provable)
+    result = audit(lambda: silent, claim, canaries=30)
+    assert result.exceeded
+    assert result.mu_lower_bound == provable
+    # Nothing is left of a stream without noise once the other client's part is subtracted.
+    assert result.contribution.power > 1e6
+    too_little = dataclasses.replace(claim, noise_multiplier=0.999 / provable)
+    with pytest.raises(ValueError, match="cannot refute"):
+        audit(lambda: silent, too_little, canaries=30)
+    with pytest.raises(ValueError, match="so little noise cannot be accounted for"):
+        audit(lambda: silent, dataclasses.replace(claim, noise_multiplier=0.2))

@@ -1,0 +1,437 @@
+"""Matrices published elsewhere: read, checked, and accounted from C itself."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators import checkpoints, workloads
+from mf_aggregators.checkpoints import CheckpointError, published_matrices
+from mf_aggregators.commands import command_line, report
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    banded,
+    identity,
+    optimal,
+    toeplitz,
+)
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.tff.dp_query import FixedSeedWarning
+from mf_aggregators.workloads import Workload
+from simulations.workers import quiet
+
+_RATES = tuple(float(rate) for rate in np.linspace(1.0, 0.05, 16))
+_SCHEMAS: list[Participation] = [
+    SingleParticipation(),
+    FixedEpochOrder(2, 6),
+    MinSeparation(4, 3),
+    MinSeparation(2),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+def _write(directory: pathlib.Path, name: str, array: Any) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    tensor = tf.constant(array, tf.float64)
+    (directory / name).write_bytes(tf.io.serialize_tensor(tensor).numpy())
+
+
+def _publish(
+    directory: pathlib.Path,
+    workload: np.ndarray,
+    strategy: np.ndarray,
+    learning_rates: Any = None,
+) -> pathlib.Path:
+    """Writes B, C and learning rates as earlier work did: B = A C^-1 from a solver."""
+    decoder = scipy.linalg.solve(strategy.T, workload.T).T
+    _write(directory, published_matrices.DECODER_FILE, decoder)
+    _write(directory, published_matrices.STRATEGY_FILE, strategy)
+    if learning_rates is not None:
+        _write(directory, published_matrices.LEARNING_RATES_FILE, learning_rates)
+    return directory
+
+
+def _examples() -> list[tuple[Factorization, Workload]]:
+    prefix_sum = Workload("prefix_sum", 16)
+    momentum = Workload("momentum_sgd", 16, 0.95)
+    scheduled = Workload("momentum_sgd", 16, 0.9, _RATES)
+    rates_alone = Workload("momentum_sgd", 16, 0.0, _RATES)
+    long = Workload("momentum_sgd", 300, 0.95, tuple(np.geomspace(1.0, 1e-3, 300)))
+    return [
+        (banded(prefix_sum, 4), prefix_sum),
+        (optimal(prefix_sum.matrix()), prefix_sum),
+        (identity(16), prefix_sum),
+        (identity(1), Workload("prefix_sum", 1)),
+        (toeplitz(16), momentum),
+        (banded(scheduled, 2), scheduled),
+        (optimal(scheduled.matrix(), MinSeparation(16)), scheduled),
+        (optimal(rates_alone.matrix()), rates_alone),
+        (toeplitz(300, 20), long),
+    ]
+
+
+@pytest.mark.parametrize(("factorization", "workload"), _examples())
+def test_what_was_published_is_loaded(
+    factorization: Factorization, workload: Workload, tmp_path: pathlib.Path
+) -> None:
+    strategy = factorization.strategy_matrix()
+    _publish(tmp_path, workload.matrix(), strategy, workload.learning_rates)
+    loaded, description = checkpoints.load_with_description(tmp_path)
+    np.testing.assert_array_equal(loaded.strategy_matrix(), strategy)
+    np.testing.assert_allclose(
+        loaded.noising_matrix(), factorization.noising_matrix(), rtol=1e-9, atol=1e-12
+    )
+    num_bands = np.max(np.subtract(*np.nonzero(strategy))) + 1
+    expected = DenseFactorization if 1 < num_bands == len(strategy) else BandedFactorization
+    if len(strategy) > 1:
+        assert type(loaded) is expected
+    assert loaded.parameters["num_bands"] == num_bands
+    assert loaded.participation is None
+    assert loaded.optimality_gap is None
+    for schema in _SCHEMAS:
+        own = mfa.sensitivity.compute(strategy, schema)
+        assert loaded.sensitivity(schema).value == pytest.approx(own.value, rel=1e-12)
+        assert loaded.sensitivity(schema).is_exact == own.is_exact
+        assert loaded.rmse(workload, schema) == pytest.approx(
+            own.value
+            * np.linalg.norm(factorization.decoder_matrix(workload))
+            / len(strategy) ** 0.5
+        )
+    errors = description["errors"]
+    assert workloads.describe(errors["workload"], len(strategy)) == workload
+    assert errors["participation"] == {"schema": "single"}
+    assert errors["sensitivity"] == loaded.sensitivity(SingleParticipation())
+    assert errors["rmse"] == pytest.approx(factorization.rmse(workload, SingleParticipation()))
+    assert description["mechanism"] == loaded.mechanism
+    assert description["optimised_for"] is None
+
+
+def test_a_scaling_of_c_scales_its_sensitivity_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    factorization = banded(workloads.prefix_sum(16), 4)
+    workload = workloads.prefix_sum(16)
+    _publish(tmp_path, workload, 7.5 * factorization.strategy_matrix())
+    loaded, schema = checkpoints.load(tmp_path), MinSeparation(4)
+    assert loaded.sensitivity(schema) == pytest.approx(7.5 * factorization.sensitivity(schema))
+    assert loaded.rmse(workload, schema) == pytest.approx(factorization.rmse(workload, schema))
+
+
+def test_left_overs_of_a_solver_are_zeros_of_the_matrix_that_is_used(
+    tmp_path: pathlib.Path,
+) -> None:
+    strategy = banded(workloads.prefix_sum(16), 4).strategy_matrix()
+    dirty = strategy.copy()
+    dirty[2, 9] = 1e-10
+    dirty[12, 3] = -1e-14
+    _publish(tmp_path, workloads.prefix_sum(16), dirty)
+    loaded = checkpoints.load(tmp_path)
+    np.testing.assert_array_equal(loaded.strategy_matrix(), strategy)
+    assert loaded.sensitivity(MinSeparation(4)).is_exact
+    np.testing.assert_allclose(loaded.noising_matrix() @ strategy, np.eye(16), atol=1e-14)
+
+
+def test_left_overs_above_the_diagonal_of_a_dense_matrix_are_zeros(tmp_path: pathlib.Path) -> None:
+    strategy = toeplitz(16).strategy_matrix()
+    dirty = strategy.copy()
+    dirty[2, 9] = 1e-10
+    _publish(tmp_path, workloads.prefix_sum(16), dirty)
+    loaded = checkpoints.load(tmp_path)
+    np.testing.assert_array_equal(loaded.strategy_matrix(), strategy)
+    own = mfa.sensitivity.compute(strategy, MinSeparation(4))
+    assert loaded.sensitivity(MinSeparation(4)) == own
+
+
+def test_small_entries_below_the_bands_are_kept(tmp_path: pathlib.Path) -> None:
+    strategy = banded(workloads.prefix_sum(16), 4).strategy_matrix().copy()
+    strategy[12, 3] = -1e-9
+    _publish(tmp_path, workloads.prefix_sum(16), strategy)
+    loaded = checkpoints.load(tmp_path)
+    assert loaded.parameters["num_bands"] == 10
+    np.testing.assert_array_equal(loaded.strategy_matrix(), strategy)
+    assert not loaded.sensitivity(MinSeparation(4)).is_exact
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 1.0 / 3.0, 0.9999])
+def test_the_momentum_is_recovered(momentum: float, tmp_path: pathlib.Path) -> None:
+    _publish(tmp_path, workloads.momentum_sgd(16, momentum), toeplitz(16).strategy_matrix())
+    _, workload = published_matrices.load(tmp_path)
+    found = 0.0 if workload.name == "prefix_sum" else workload.momentum
+    assert found == pytest.approx(momentum, rel=1e-9)
+    assert momentum == 1.0 / 3.0 or found == momentum
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [Workload("prefix_sum", 16), Workload("momentum_sgd", 16, 0.9)],
+    ids=lambda workload: workload.name,
+)
+def test_a_decoder_of_single_precision_will_do(workload: Workload, tmp_path: pathlib.Path) -> None:
+    _publish(tmp_path, workload.matrix(), toeplitz(16).strategy_matrix())
+    _with(_B, lambda matrix: matrix.astype(np.float32))(tmp_path)
+    assert published_matrices.load(tmp_path)[1] == workload
+    _with(_B, _entry(5, 1, 0.0))(tmp_path)
+    with pytest.raises(ValueError, match="is neither"):
+        published_matrices.load(tmp_path)
+
+
+def test_a_decoder_may_lack_the_rates_beside_it(tmp_path: pathlib.Path) -> None:
+    strategy = toeplitz(16).strategy_matrix()
+    _publish(tmp_path, workloads.momentum_sgd(16, 0.9), strategy, _RATES)
+    _, workload = published_matrices.load(tmp_path)
+    assert workload == Workload("momentum_sgd", 16, 0.9, _RATES)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (16, 1)])
+def test_rates_may_be_a_row_or_a_column(shape: tuple[int, int], tmp_path: pathlib.Path) -> None:
+    workload = Workload("momentum_sgd", 16, 0.9, _RATES)
+    strategy = toeplitz(16).strategy_matrix()
+    _publish(tmp_path, workload.matrix(), strategy, np.reshape(_RATES, shape))
+    assert published_matrices.load(tmp_path)[1] == workload
+
+
+def _with(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[pathlib.Path], None]:
+    """What replaces a tensor by a changed one."""
+
+    def apply(directory: pathlib.Path) -> None:
+        tensor = tf.io.parse_tensor((directory / name).read_bytes(), tf.float64)
+        _write(directory, name, change(tensor.numpy()))
+
+    return apply
+
+
+def _entry(row: int, column: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(matrix: np.ndarray) -> np.ndarray:
+        changed = matrix.copy()
+        changed[row, column] = value
+        return changed
+
+    return change
+
+
+def _truncate(directory: pathlib.Path) -> None:
+    file = directory / _C
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def _single_precision(directory: pathlib.Path) -> None:
+    tensor = tf.io.parse_tensor((directory / _C).read_bytes(), tf.float64)
+    (directory / _C).write_bytes(tf.io.serialize_tensor(tf.cast(tensor, tf.float32)).numpy())
+
+
+_B = published_matrices.DECODER_FILE
+_C = published_matrices.STRATEGY_FILE
+_LR = published_matrices.LEARNING_RATES_FILE
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: (path / _B).unlink(), f"{_B} is missing: .* only {_C} is there"),
+        (lambda path: (path / _C).unlink(), f"{_C} is missing: .* only {_B} is there"),
+        (lambda path: (path / _B).write_bytes(b""), f"{_B} is no tensor .* empty"),
+        (_truncate, f"{_C} is no tensor .* truncated"),
+        (_single_precision, f"{_C} is no tensor .* data type"),
+        (_with(_C, np.transpose), f"{_C} must be lower triangular, found .* in row 1, column 2"),
+        (_with(_B, np.transpose), f"{_B} must be lower triangular"),
+        (_with(_C, _entry(3, 7, 1e-8)), f"{_C} must be lower triangular, .* in row 4, column 8"),
+        (_with(_C, _entry(5, 2, np.nan)), f"{_C} must be finite"),
+        (_with(_B, _entry(5, 2, np.inf)), f"{_B} must be finite"),
+        (_with(_C, lambda matrix: matrix[:, :-1]), f"{_C} must be a square matrix"),
+        (_with(_C, lambda matrix: matrix[0]), f"{_C} must be a square matrix"),
+        (_with(_B, lambda matrix: matrix[:-1, :-1]), f"{_B} is for 15 rounds, and {_C} for 16"),
+        (_with(_C, np.zeros_like), f"{_C} is singular: its diagonal is zero in row 1"),
+        (_with(_C, _entry(4, 4, 0.0)), f"{_C} is singular: its diagonal is zero in row 5"),
+        (_with(_C, _entry(4, 4, 1e-14)), f"{_C} is close to singular"),
+        (_with(_C, _entry(4, 4, 1e-310)), f"{_C} is close to singular"),
+        (_with(_B, _entry(9, 3, 0.7)), f"{_B} times {_C} is neither .* in row 10"),
+        (_with(_B, lambda matrix: -matrix), "is neither"),
+        (_with(_B, np.zeros_like), "is neither"),
+        (_with(_B, lambda matrix: 1e300 * matrix), "is neither"),
+        (_with(_B, lambda matrix: (1.0 + 1e-5) * matrix), f"{_LR} states a learning rate"),
+        (lambda path: (path / _LR).unlink(), f"{_LR} is missing: .* rates from 0.05 to 1,"),
+        (_with(_LR, lambda rates: rates[:-1]), f"{_LR} must hold one .* 16 rounds, found .*15"),
+        (_with(_LR, lambda rates: rates.reshape(4, 4)), f"{_LR} must hold one learning rate"),
+        (_with(_LR, lambda rates: 0.0 * rates), f"{_LR} .* above zero"),
+        (_with(_LR, lambda rates: -rates), f"{_LR} .* above zero"),
+        (_with(_LR, lambda rates: np.nan * rates), f"{_LR} .* finite"),
+        (
+            _with(_LR, lambda rates: np.where(np.arange(16) == 7, 0.5, rates)),
+            f"{_LR} states a learning rate of 0.5 for round 8, and .* has 0.55666",
+        ),
+    ],
+)
+def test_what_is_no_factorization_of_a_workload_is_refused(
+    damage: Callable[[pathlib.Path], None], reason: str, tmp_path: pathlib.Path
+) -> None:
+    workload = Workload("momentum_sgd", 16, 0.9, _RATES)
+    _publish(tmp_path, workload.matrix(), toeplitz(16).strategy_matrix(), _RATES)
+    assert checkpoints.load(tmp_path).num_rounds == 16
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}/.*{reason}") as caught:
+        checkpoints.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        # Rates that scale columns, and momentum after them.
+        workloads.momentum_sgd(16, 0.9) * np.array(_RATES),
+        np.eye(16),
+        2.0 * np.tri(16) + np.tri(16, k=-1),
+        np.tri(16) * np.linspace(1.0, 2.0, 16)[:, np.newaxis],
+        workloads.momentum_sgd(16, 0.9) + 1e-4 * np.tri(16, k=-4),
+        # Momentum of one, and of less than zero.
+        np.cumsum(np.tri(16), axis=0),
+        np.cumsum(scipy.linalg.toeplitz((-0.5) ** np.arange(16.0), np.zeros(16)), axis=0),
+    ],
+)
+def test_other_workloads_are_refused(workload: np.ndarray, tmp_path: pathlib.Path) -> None:
+    _publish(tmp_path, workload, toeplitz(16).strategy_matrix())
+    with pytest.raises(CheckpointError, match=r"is neither .* the largest deviation is in row"):
+        checkpoints.load(tmp_path)
+
+
+def test_a_checkpoint_beside_the_matrices_comes_first(tmp_path: pathlib.Path) -> None:
+    checkpoints.save(identity(5), tmp_path / "c")
+    _publish(tmp_path / "c", workloads.prefix_sum(16), np.eye(16))
+    assert checkpoints.load(tmp_path / "c").num_rounds == 5
+
+
+def test_a_copy_is_saved_as_a_checkpoint_and_the_original_is_not_replaced(
+    tmp_path: pathlib.Path,
+) -> None:
+    _publish(tmp_path / "p", workloads.prefix_sum(16), np.tri(16, 16))
+    loaded = checkpoints.load(tmp_path / "p")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        checkpoints.save(loaded, tmp_path / "p")
+    checkpoints.save(loaded, tmp_path / "c")
+    again = checkpoints.load(tmp_path / "c")
+    np.testing.assert_array_equal(again.strategy_matrix(), np.tri(16))
+    assert again.parameters == loaded.parameters
+    assert again.parameters["source"] == f"p/{_C}"
+
+
+def test_the_aggregator_adds_the_noise_of_the_published_matrix(tmp_path: pathlib.Path) -> None:
+    factorization = banded(workloads.prefix_sum(4), 2)
+    _publish(tmp_path, workloads.prefix_sum(4), factorization.strategy_matrix())
+    results = []
+    sources: list[str | Factorization] = [str(tmp_path), factorization]
+    for source in sources:
+        factory = mfa.mf_dp_aggregator(
+            source,
+            participation=MinSeparation(2),
+            noise_multiplier=1.0,
+            clip_norm=1.0,
+            clients_per_round=2,
+            seed=5,
+        )
+        with pytest.warns(FixedSeedWarning):
+            process = factory.create(tff.TensorType(np.float32, [3]))
+        state, rows = process.initialize(), []
+        for _ in range(2):
+            output = process.next(state, [np.zeros(3, np.float32)] * 2)
+            state = output.state
+            rows.append(output.result)
+        results.append(np.array(rows))
+    assert np.all(results[0] != 0.0)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+
+
+def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        report.__doc__ or "", report.define_flags, report.main, ["mf-report", *arguments]
+    )
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_mf_report_states_sensitivity_and_errors(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = Workload("momentum_sgd", 16, 0.9, _RATES)
+    factorization = banded(workload, 4)
+    _publish(tmp_path, workload.matrix(), 3.0 * factorization.strategy_matrix(), _RATES)
+    status, out, _ = _report(
+        capsys,
+        f"--checkpoint={tmp_path}",
+        "--separation=4",
+        "--target_epsilon=8",
+        "--format=json",
+    )
+    assert status == 0
+    fields = json.loads(out)
+    # Four participations of columns of norm 3.
+    assert fields["sensitivity"] == pytest.approx(6.0)
+    assert fields["sensitivity_is_exact"] is True
+    assert fields["mechanism"] == "banded"
+    assert fields["workload"] == "momentum_sgd"
+    assert fields["rmse"] == pytest.approx(factorization.rmse(workload, MinSeparation(4)))
+    assert fields["optimality_gap"] is None
+    assert fields["epsilon"] == pytest.approx(8.0)
+    assert fields["noise_state_floats_per_parameter"] == 3
+
+
+def test_mf_report_refuses_a_truncated_matrix_in_one_line(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _publish(tmp_path, workloads.prefix_sum(16), np.eye(16))
+    _truncate(tmp_path)
+    status, out, err = _report(capsys, f"--checkpoint={tmp_path}")
+    assert status == 2
+    assert out == ""
+    assert err.startswith(f"mf-report: {tmp_path / _C} is no tensor that can be read: ")
+    assert err.count("\n") == 1
+
+
+_WITHOUT_TENSORFLOW = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0].startswith("tensorflow"):
+            raise ImportError(name)
+        return None
+
+sys.meta_path.insert(0, Refuse())
+import mf_aggregators as mfa
+factorization = mfa.checkpoints.load(sys.argv[1])
+assert not [name for name in sys.modules if name.startswith("tensorflow")]
+print(factorization.num_bands, factorization.sensitivity(mfa.participation.MinSeparation(4)))
+"""
+
+
+def test_matrices_are_read_without_tensorflow(tmp_path: pathlib.Path) -> None:
+    strategy = np.tri(16) - np.tri(16, k=-4)
+    _publish(tmp_path, workloads.prefix_sum(16), strategy)
+    finished = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TENSORFLOW, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = mfa.sensitivity.compute(strategy, MinSeparation(4))
+    assert finished.stdout == f"4 {own!r}\n"

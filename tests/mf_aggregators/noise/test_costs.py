@@ -1,0 +1,244 @@
+"""What noise costs by its storage: counted against real states and files, and the choice."""
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    StructuredFactorization,
+    banded_inverse,
+    blt,
+    identity,
+    toeplitz,
+    tree_aggregation,
+)
+from mf_aggregators.noise import block_plans, costs
+from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.recursions import (
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+    StateSpaceNoise,
+    ToeplitzNoise,
+    WindowNoise,
+)
+from mf_aggregators.noise.row_layout import PANEL
+from mf_aggregators.tff import tensor_blocks, tensor_noise
+from mf_aggregators.tff.tensor_noise import TensorNoise
+from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords
+
+# So many that all files of a ring are there.
+_NUM_ROUNDS = 300
+_QUICKSTART_ROUNDS = 100
+_LARGE = 4_000_000
+
+
+def _factorizations() -> list[Factorization]:
+    n = _NUM_ROUNDS
+    diagonals = np.where(np.tri(n, 2, dtype=bool), [1.0, 0.5], 0.0)
+    return [
+        identity(n),
+        BandedFactorization(np.tri(n, 4)),
+        toeplitz(n, 24, coefficients="square_root"),
+        tree_aggregation(n),
+        blt(n, 3),
+        banded_inverse(n, 8, coefficients="square_root"),
+        StructuredFactorization(diagonals, np.ones((n, 2)), np.full((n, 2), 1e-3)),
+        DenseFactorization(np.tri(n)),
+    ]
+
+
+_EVERY_MECHANISM = pytest.mark.parametrize(
+    "factorization", _factorizations(), ids=lambda factorization: factorization.mechanism
+)
+
+
+@_EVERY_MECHANISM
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("size", [1, 1000, PANEL, PANEL + 5000, 2 * PANEL])
+def test_the_bytes_of_the_state_are_those_of_its_tensors(
+    factorization: Factorization, dtype: tf.DType, size: int
+) -> None:
+    recursion = factorization.noise_recursion()
+    noise = TensorNoise(recursion, (tf.TensorSpec((size,), dtype),))
+    nothing = tf.zeros([2], tf.int64)
+    state = tensor_noise.initial_state(noise, nothing, nothing)
+    found = sum(tensor.shape.num_elements() * dtype.size for tensor in state.history)
+    cost = costs.cost(recursion, size, NoiseStorage.STATE, dtype.size)
+    assert cost.storage is NoiseStorage.STATE
+    assert cost.state_bytes == found
+    assert cost.disk_bytes == 0
+
+
+def _files_bytes(
+    recursion: NoiseRecursion, size: int, dtype: tf.DType, directory: pathlib.Path
+) -> int:
+    """Of all files that a run has at its end, weights included."""
+    plan = block_plans.plan(recursion)
+    (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), dtype),))
+    files = tensor_blocks.prepare(plan, (segment,), PhiloxWords(), "philox", directory)
+
+    @tf.function(autograph=False)
+    def make(block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
+        nothing = tf.zeros([2], tf.int64)
+        return tensor_blocks._StreamFiles(files, segment, nothing, nothing).make(block, panel)
+
+    for block in range(plan.num_blocks):
+        for panel in range(segment.num_panels):
+            make(tf.constant(block, tf.int64), tf.constant(panel, tf.int64))
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+@_EVERY_MECHANISM
+def test_files_of_small_models_take_no_more_than_said(
+    factorization: Factorization, tmp_path: pathlib.Path
+) -> None:
+    """Their files are small, but for what each begins with."""
+    recursion = factorization.noise_recursion()
+    cost = costs.cost(recursion, 50, NoiseStorage.DISK, 8)
+    assert cost.storage is NoiseStorage.DISK
+    assert cost.state_bytes == 0
+    assert _files_bytes(recursion, 50, tf.float64, tmp_path) <= cost.disk_bytes
+
+
+@pytest.mark.parametrize("size", [PANEL, PANEL + 5000])
+@pytest.mark.parametrize(
+    "recursion",
+    [ToeplitzNoise(200, np.ones(3)), blt(200, 6).noise_recursion()],
+    ids=lambda recursion: type(recursion).__name__,
+)
+def test_files_of_large_models_take_about_what_is_said(
+    recursion: NoiseRecursion, size: int, tmp_path: pathlib.Path
+) -> None:
+    """Rows and state vectors; the last of several panels takes as much as the others."""
+    cost = costs.cost(recursion, size, NoiseStorage.DISK)
+    found = _files_bytes(recursion, size, tf.float32, tmp_path)
+    assert found <= cost.disk_bytes < 1.5 * found
+
+
+def test_kept_rows_are_rings_of_blocks() -> None:
+    """Of 3,000 bands, less than half as much again as the bands themselves."""
+    cost = costs.cost(ToeplitzNoise(10_000, np.ones(3000)), _LARGE, NoiseStorage.DISK)
+    assert 2999 * 4 * _LARGE < cost.disk_bytes < 1.5 * 2999 * 4 * _LARGE
+
+
+def _dense(num_rounds: int) -> DenseNoise:
+    return DenseNoise(np.tri(num_rounds))
+
+
+@pytest.mark.parametrize(
+    ("recursion", "num_parameters", "expected"),
+    [
+        (blt(2000, 2).noise_recursion(), 10_000, NoiseStorage.STATE),
+        (blt(2000, 4).noise_recursion(), _LARGE, NoiseStorage.DISK),
+        # Measured in TFF: 14 and 18 ms a round, 25 and 17 ms, 530 and 25 ms.
+        (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 100, NoiseStorage.STATE),
+        (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 10_000, NoiseStorage.DISK),
+        (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 100_000, NoiseStorage.DISK),
+        (ToeplitzNoise(2000, np.ones(24)), _LARGE, NoiseStorage.DISK),
+        (ToeplitzNoise(2000, np.ones(1)), _LARGE, NoiseStorage.STATE),
+        (tree_aggregation(2048).noise_recursion(), _LARGE, NoiseStorage.DISK),
+        (IndependentNoise(2000), 1, NoiseStorage.STATE),
+        (IndependentNoise(2000), 100_000, NoiseStorage.STATE),
+        (IndependentNoise(2000), _LARGE, NoiseStorage.STATE),
+        (IndependentNoise(2000), 10**9, NoiseStorage.STATE),
+        (_dense(16), 1, NoiseStorage.STATE),
+        (_dense(16), 10_000, NoiseStorage.STATE),
+        (_dense(2052), 1, NoiseStorage.DISK),
+        (_dense(2052), 100_000, NoiseStorage.DISK),
+    ],
+    ids=lambda value: value.name if isinstance(value, NoiseStorage) else None,
+)
+def test_the_storage_is_chosen_by_what_it_costs(
+    recursion: NoiseRecursion, num_parameters: int, expected: NoiseStorage
+) -> None:
+    choice = costs.choose(recursion, num_parameters)
+    assert choice.storage is expected
+    assert choice == costs.cost(recursion, num_parameters, expected)
+
+
+@pytest.mark.parametrize("num_parameters", [1, 1000, 100_000, _LARGE, 10**9])
+@pytest.mark.parametrize("num_rounds", [1, 100, 2000])
+@pytest.mark.parametrize("bytes_of_float", [4, 8])
+def test_a_choice_never_is_a_state_that_does_not_fit(
+    num_parameters: int, num_rounds: int, bytes_of_float: int
+) -> None:
+    recursions: list[NoiseRecursion] = [
+        IndependentNoise(num_rounds),
+        ToeplitzNoise(num_rounds, np.ones(num_rounds // 2 + 1)),
+        banded_inverse(num_rounds, 1, coefficients="square_root").noise_recursion(),
+        tree_aggregation(num_rounds).noise_recursion(),
+        _dense(num_rounds),
+    ]
+    for recursion in recursions:
+        choice = costs.choose(recursion, num_parameters, bytes_of_float)
+        assert choice.state_bytes <= costs.CHEAP_STATE_IN_BYTES
+        assert choice.seconds_per_round > 0.0
+        state, disk = (
+            costs.cost(recursion, num_parameters, storage, bytes_of_float)
+            for storage in (NoiseStorage.STATE, NoiseStorage.DISK)
+        )
+        state_fits = costs.fits_in_graph(recursion) and (
+            state.state_bytes <= costs.CHEAP_STATE_IN_BYTES
+        )
+        # The cheaper of the two, by its time.
+        fitting = [state, disk] if state_fits else [disk]
+        assert choice.seconds_per_round == min(each.seconds_per_round for each in fitting)
+        without_disk = costs.choose(recursion, num_parameters, bytes_of_float, 0.0)
+        assert without_disk == (state if state_fits else disk)
+        enough = float(disk.disk_bytes)
+        assert choice == costs.choose(recursion, num_parameters, bytes_of_float, enough)
+
+
+def test_rows_of_z_that_are_drawn_again_cost_time() -> None:
+    """A dense matrix draws (n + 1) / 2 rows a round on average, of its state's coordinates."""
+    kinds: list[Callable[[int], NoiseRecursion]] = [_dense, _whole_window]
+    for kind in kinds:
+        seconds = {
+            n: costs.cost(kind(n), _LARGE, NoiseStorage.STATE).seconds_per_round
+            for n in (1, 101, 401)
+        }
+        assert seconds[101] == pytest.approx(51 * seconds[1], rel=0.05)
+        assert seconds[401] == pytest.approx(201 * seconds[1], rel=0.05)
+        # Blocks draw each row of Z for many rounds at once.
+        of_files = costs.cost(kind(401), _LARGE, NoiseStorage.DISK)
+        assert of_files.seconds_per_round < seconds[401] / 5
+
+
+def _whole_window(num_rounds: int) -> WindowNoise:
+    none = np.empty((num_rounds, 0))
+    return WindowNoise(num_rounds, np.ones((1, num_rounds)), none, none)
+
+
+def test_large_tables_do_not_fit_in_a_graph() -> None:
+    assert not costs.fits_in_graph(_dense(2052))
+    assert costs.fits_in_graph(_dense(256))
+    assert costs.fits_in_graph(IndependentNoise(10**9))
+    none = np.empty((3000, 0))
+    assert costs.fits_in_graph(WindowNoise(3000, np.ones((1, 3000)), none, none))
+    assert not costs.fits_in_graph(WindowNoise(3000, np.ones((3000, 3000)), none, none))
+    for n, fits in ((1000, True), (10_000_000, False)):
+        rounds, table = np.zeros(n, np.int64), np.zeros((1, 2))
+        recursion = StateSpaceNoise(
+            rounds, np.ones(1), table, table.astype(np.int64), table, table, table
+        )
+        assert costs.fits_in_graph(recursion) == fits
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="state or disk"):
+        costs.cost(IndependentNoise(3), 10, NoiseStorage.AUTO)
+    for storage in (NoiseStorage.STATE, NoiseStorage.DISK):
+        with pytest.raises(ValueError, match="num_parameters"):
+            costs.cost(IndependentNoise(3), 0, storage)
+    with pytest.raises(ValueError, match="num_parameters"):
+        costs.choose(IndependentNoise(3), 0)

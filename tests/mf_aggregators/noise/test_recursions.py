@@ -1,0 +1,282 @@
+"""Streams of noise rows against the dense product C^-1 Z and the recursions' definitions."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    IdentityFactorization,
+    banded_inverse,
+    blt,
+    structured,
+    toeplitz,
+    tree_aggregation,
+)
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.recursions import (
+    BandedNoise,
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+    ToeplitzNoise,
+    WindowNoise,
+)
+from tests.mf_aggregators import random_recursions
+
+
+@st.composite
+def _factorizations(draw: st.DrawFn) -> Factorization:
+    num_rounds = draw(st.integers(1, 12))
+    num_bands = draw(st.integers(1, num_rounds))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    matrix = np.tril(generator.normal(size=(num_rounds, num_rounds))) / num_rounds
+    np.fill_diagonal(matrix, generator.uniform(0.5, 2.0, num_rounds))
+    kind = draw(st.sampled_from(["identity", "banded", "dense"]))
+    if kind == "identity":
+        return IdentityFactorization(num_rounds)
+    if kind == "dense":
+        return DenseFactorization(matrix)
+    return BandedFactorization(recursions.bands_of_matrix(matrix, num_bands))
+
+
+@given(_factorizations(), st.sampled_from([(), (3,), (2, 3)]))
+@settings(deadline=None)
+def test_rows_equal_the_dense_product(factorization: Factorization, shape: tuple[int, ...]) -> None:
+    num_rounds = factorization.num_rounds
+    z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
+    rows = recursions.apply(factorization.noise_recursion(), z)
+    dense = np.linalg.solve(factorization.strategy_matrix(), z.reshape(num_rounds, -1))
+    np.testing.assert_allclose(rows, dense.reshape(z.shape), rtol=1e-9, atol=1e-9)
+
+
+@given(_factorizations())
+@settings(deadline=None)
+def test_the_noising_matrix_inverts_the_strategy_matrix(factorization: Factorization) -> None:
+    product = factorization.strategy_matrix() @ factorization.noising_matrix()
+    np.testing.assert_allclose(product, np.eye(factorization.num_rounds), atol=1e-8)
+
+
+@given(_factorizations())
+@settings(deadline=None)
+def test_rows_past_the_last_round_are_refused(factorization: Factorization) -> None:
+    recursion = factorization.noise_recursion()
+    state = recursions.initial_state(recursion, ())
+    for _ in range(factorization.num_rounds):
+        _, state = recursions.next_row(recursion, state, np.zeros(()))
+    with pytest.raises(ValueError, match="more rounds is needed"):
+        recursions.next_row(recursion, state, np.zeros(()))
+
+
+def test_the_state_of_a_banded_recursion_is_its_bands() -> None:
+    bands = np.tri(100, 5)
+    recursion = BandedFactorization(bands).noise_recursion()
+    assert recursions.floats_per_parameter(recursion) == 4
+    assert recursions.initial_state(recursion, (7,)).history.shape == (4, 7)
+
+
+def test_float32_streams_stay_close_to_float64_over_thousands_of_rounds() -> None:
+    num_rounds, num_bands = 10_000, 16
+    lags = np.arange(1, num_bands)
+    coefficients = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
+    bands = np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
+    recursion = BandedFactorization(bands).noise_recursion()
+    z = np.random.default_rng(1).normal(size=(num_rounds, 4))
+    exact = recursions.apply(recursion, z)
+    rounded = recursions.apply(recursion, z.astype(np.float32))
+    assert rounded.dtype == np.float32
+    assert np.max(np.abs(rounded - exact)) < 1e-5 * np.max(np.abs(exact))
+
+
+def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
+    """The rows as the classes' docstrings define them, with all earlier rows at hand."""
+    rows = np.zeros_like(z)
+    if isinstance(recursion, IndependentNoise):
+        return z.copy()
+    if isinstance(recursion, DenseNoise):
+        return recursion.noising_matrix @ z
+    if isinstance(recursion, BandedNoise):
+        return np.linalg.solve(recursions.matrix_from_bands(recursion.bands), z)
+    if isinstance(recursion, ToeplitzNoise):
+        matrix = np.zeros((len(z), len(z)))
+        for lag, coefficient in enumerate(recursion.coefficients):
+            matrix += coefficient * np.eye(len(z), k=-lag)
+        scales = np.ones(len(z)) if recursion.row_scales is None else recursion.row_scales
+        return np.linalg.solve(matrix, z) * scales[:, np.newaxis]
+    if isinstance(recursion, WindowNoise):
+        length = recursion.window_length
+        scales = np.ones(len(z)) if recursion.row_scales is None else recursion.row_scales
+        windows = np.broadcast_to(recursion.window, (len(z), length))
+        for i in range(len(z)):
+            for t in range(min(length, i + 1)):
+                rows[i] += windows[i, t] * z[i - t]
+            for j in range(i - length + 2):
+                rows[i] += recursion.left[i] @ recursion.right[j] * z[j]
+        return rows * scales[:, np.newaxis]
+    state = np.zeros((recursion.num_state_vectors, z.shape[1]))
+    for i, p in enumerate(recursion.phases):
+        rows[i] = recursion.gains[p] * z[i] + recursion.outputs[p] @ state
+        state = np.array(
+            [
+                recursion.decays[p, d] * state[recursion.sources[p, d]]
+                + recursion.inputs[p, d] * z[i]
+                + recursion.feedbacks[p, d] * rows[i]
+                for d in range(recursion.num_state_vectors)
+            ]
+        )
+    return rows
+
+
+@given(random_recursions.recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
+@settings(max_examples=200, deadline=None)
+def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
+    num_rounds = recursion.num_rounds
+    z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
+    expected = _by_definition(recursion, z.reshape(num_rounds, int(np.prod(shape))))
+    size = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
+    rows = recursions.apply(recursion, z)
+    np.testing.assert_allclose(rows, expected.reshape(z.shape), atol=1e-10 * size)
+    dense = recursions.noising_matrix(recursion)
+    product = np.tensordot(dense, z, axes=1)
+    np.testing.assert_allclose(product, rows, atol=1e-9 * size)
+    assert not np.any(np.triu(dense, 1))
+
+
+@given(random_recursions.recursions(), st.floats(1e-3, 1e3))
+@settings(max_examples=200, deadline=None)
+def test_scaling_to_sensitivity_one_multiplies_every_row(
+    recursion: NoiseRecursion, sensitivity: float
+) -> None:
+    """C / s has the inverse s C^-1; what a round costs stays the same."""
+    z = np.random.default_rng(1).normal(size=(recursion.num_rounds, 2))
+    scaled = recursions.scaled_to_sensitivity_one(recursion, sensitivity)
+    rows = recursions.apply(recursion, z)
+    np.testing.assert_allclose(
+        recursions.apply(scaled, z),
+        sensitivity * rows,
+        rtol=1e-9,
+        atol=1e-9 * sensitivity * float(np.max(np.abs(rows))),
+    )
+    for cost in (recursions.floats_per_parameter, recursions.rows_of_z_per_round):
+        assert cost(scaled) == cost(recursion)
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan])
+def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> None:
+    with pytest.raises(ValueError, match="cannot be scaled"):
+        recursions.scaled_to_sensitivity_one(IndependentNoise(3), sensitivity)
+
+
+@given(random_recursions.recursions())
+@settings(deadline=None)
+def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
+    recursion: NoiseRecursion,
+) -> None:
+    state = recursions.initial_state(recursion, (5,), np.float32)
+    kept = recursions.floats_per_parameter(recursion)
+    if isinstance(recursion, DenseNoise | WindowNoise):
+        # NumPy is given its rows of Z and has to keep what it cannot draw again.
+        kept += recursions.rows_of_z_per_round(recursion)
+    assert state.history.shape == (kept, 5)
+    assert state.history.dtype == np.float32
+    for i in range(recursion.num_rounds):
+        assert state.round_index == i
+        row, state = recursions.next_row(recursion, state, np.ones(5))
+        assert (row.shape, row.dtype) == ((5,), np.float32)
+        assert state.history.shape == (kept, 5)
+    with pytest.raises(ValueError, match="more rounds is needed"):
+        recursions.next_row(recursion, state, np.ones(5))
+
+
+@given(random_recursions.recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
+@settings(max_examples=200, deadline=None)
+def test_states_are_values(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
+    """Every state of a run gives its row and its next state again, bit for bit."""
+    z = np.random.default_rng(3).normal(size=(recursion.num_rounds, *shape))
+    of_stream = list(recursions.stream(recursion, z, shape))
+    states = [recursions.initial_state(recursion, shape)]
+    contents = [states[0].history.tobytes()]
+    for i, row_of_z in enumerate(z):
+        row, state = recursions.next_row(recursion, states[i], row_of_z)
+        np.testing.assert_array_equal(row, of_stream[i])
+        states.append(state)
+        contents.append(state.history.tobytes())
+        # A row is the caller's to change.
+        row[...] = np.nan
+    for i in reversed(range(recursion.num_rounds)):
+        assert (states[i].round_index, states[i].history.tobytes()) == (i, contents[i])
+        row, state = recursions.next_row(recursion, states[i], z[i])
+        np.testing.assert_array_equal(row, of_stream[i])
+        assert state.history.tobytes() == contents[i + 1]
+
+
+@given(random_recursions.recursions())
+@settings(deadline=None)
+def test_a_stream_asks_for_a_row_of_z_when_its_noise_is(recursion: NoiseRecursion) -> None:
+    asked = []
+
+    def rows_of_z() -> Iterator[np.ndarray]:
+        for i in range(recursion.num_rounds + 1):
+            asked.append(i)
+            yield np.ones(2)
+
+    stream = recursions.stream(recursion, rows_of_z(), (2,), np.float32)
+    for i in range(recursion.num_rounds):
+        row = next(stream)
+        assert row.dtype == np.float32
+        assert asked == list(range(i + 1))
+        # A row is the caller's to change.
+        row[...] = np.nan
+    with pytest.raises(ValueError, match="more rounds is needed"):
+        next(stream)
+
+
+def test_what_each_mechanism_keeps_between_rounds() -> None:
+    base = BandedFactorization(np.tri(16, 16))
+    expected = {
+        tree_aggregation(16): (4, 1),
+        toeplitz(16, 5, coefficients="square_root"): (4, 1),
+        # Above half of the bands, rows of Z are drawn again instead.
+        toeplitz(16, coefficients="square_root"): (0, 16),
+        blt(16, 2): (2, 1),
+        banded_inverse(16, 5): (0, 5),
+        structured(base, 2, 3): (3, 3),
+        IdentityFactorization(16): (0, 1),
+        DenseFactorization(np.tri(16)): (0, 16),
+    }
+    for factorization, costs in expected.items():
+        recursion = factorization.noise_recursion()
+        found = (
+            recursions.floats_per_parameter(recursion),
+            recursions.rows_of_z_per_round(recursion),
+        )
+        assert found == costs, factorization
+
+
+@pytest.mark.parametrize(
+    "factorization",
+    [
+        tree_aggregation(10_000),
+        tree_aggregation(10_000, "full"),
+        toeplitz(10_000, 16, coefficients="square_root"),
+        toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
+        blt(10_000, 3),
+        banded_inverse(10_000, 8, coefficients="square_root"),
+    ],
+    ids=lambda factorization: f"{factorization.mechanism}-{factorization.parameters}",
+)
+def test_rounding_in_single_precision_does_not_add_up(factorization: Factorization) -> None:
+    """Neither in the rows nor in their prefix sums, which are what training uses."""
+    recursion = factorization.noise_recursion()
+    z = np.random.default_rng(2).normal(size=(10_000, 2))
+    exact = recursions.apply(recursion, z)
+    rounded = recursions.apply(recursion, z.astype(np.float32))
+    assert rounded.dtype == np.float32
+    assert np.max(np.abs(rounded - exact)) < 2e-6 * np.max(np.abs(exact))
+    difference = np.abs(np.cumsum(rounded - exact, axis=0))
+    assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))

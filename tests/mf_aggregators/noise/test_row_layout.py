@@ -1,0 +1,90 @@
+"""Layouts of rows: every entry has one coordinate, and segments start at panels."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mf_aggregators.noise import row_layout
+from mf_aggregators.noise.row_layout import PANEL, RowLayout, Segment
+
+_SHAPES = st.one_of(
+    st.lists(st.integers(0, 4), max_size=3).map(tuple),
+    st.sampled_from([(PANEL,), (PANEL - 1,), (2, PANEL + 1)]),
+)
+_TENSORS = st.lists(st.tuples(_SHAPES, st.sampled_from(["float32", "float64"])), max_size=6)
+
+
+def test_float64_tensors_start_at_the_next_panel() -> None:
+    shapes = ((3,), (PANEL - 2,), (), (0,), (2, 2))
+    dtypes = ("float32", "float32", "float64", "float64", "float32")
+    found = row_layout.segments(shapes, dtypes)
+    assert found == (
+        Segment("float32", 0, PANEL + 5, (0, 1, 4)),
+        Segment("float64", 2, 1, (2, 3)),
+    )
+    assert [segment.first_coordinate for segment in found] == [0, 2 * PANEL]
+    assert [segment.panel_sizes for segment in found] == [(PANEL, 5), (1,)]
+    assert row_layout.total_size(found) == PANEL + 6
+    with pytest.raises(ValueError, match="no panel 2"):
+        found[0].panel_size(2)
+    with pytest.raises(ValueError, match="no panel -1"):
+        found[0].panel_size(-1)
+
+
+def test_full_panels_leave_no_gap() -> None:
+    found = row_layout.segments(((2, PANEL), (5,)), ("float32", "float64"))
+    assert [segment.first_panel for segment in found] == [0, 2]
+    assert found[0].panel_sizes == (PANEL, PANEL)
+
+
+@pytest.mark.parametrize("shapes", [(), ((0,),), ((2, 0), (0,))])
+def test_rows_without_entries_have_no_segments(shapes: tuple[tuple[int, ...], ...]) -> None:
+    layout = RowLayout(shapes, ("float64",) * len(shapes))
+    assert layout.segments == ()
+    assert row_layout.total_size(layout.segments) == 0
+    assert [array.shape for array in layout.tensors([])] == list(shapes)
+
+
+@given(_TENSORS)
+def test_every_entry_has_a_coordinate_of_its_own(
+    tensors: list[tuple[tuple[int, ...], str]],
+) -> None:
+    layout = RowLayout(tuple(shape for shape, _ in tensors), tuple(dtype for _, dtype in tensors))
+    flats = []
+    end = 0
+    for segment in layout.segments:
+        assert sum(segment.panel_sizes) == segment.size
+        assert len(segment.panel_sizes) == segment.num_panels
+        assert segment.first_panel == math.ceil(end / PANEL)
+        end = segment.first_coordinate + segment.size
+        flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
+        pieces = row_layout.split(segment, flats[-1], layout.shapes)
+        assert tuple(pieces) == segment.positions
+    found = layout.tensors(flats)
+    for array, (shape, dtype) in zip(found, tensors, strict=True):
+        assert (array.shape, array.dtype) == (shape, dtype)
+    # Tensors of one dtype follow one another in order.
+    for dtype in ("float32", "float64"):
+        expected = [flat for flat in flats if flat.dtype == dtype]
+        entries = [np.ravel(array) for array in found if array.dtype == dtype]
+        np.testing.assert_array_equal(
+            np.concatenate([*entries, np.empty(0)]), np.concatenate([*expected, np.empty(0)])
+        )
+    sizes = sum(math.prod(shape) for shape, _ in tensors)
+    assert row_layout.total_size(layout.segments) == sizes
+
+
+def test_splitting_another_size_is_refused() -> None:
+    (segment,) = row_layout.segments(((3,),), ("float32",))
+    with pytest.raises(ValueError, match="3 entries cannot be split"):
+        row_layout.split(segment, np.zeros(4, np.float32), ((3,),))
+
+
+def test_other_dtypes_and_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="found 'float16'"):
+        RowLayout(((3,),), ("float16",))
+    with pytest.raises(ValueError, match="as many shapes as dtypes"):
+        RowLayout(((3,),), ("float32", "float32"))

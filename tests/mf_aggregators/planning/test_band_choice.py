@@ -1,0 +1,171 @@
+"""The number of bands: against brute force, closed forms and BandMF's printed choices."""
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mf_aggregators import accounting, factorizations, workloads
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.planning import band_choice
+from mf_aggregators.planning.band_choice import BandChoice
+
+_SIZES: dict[str, Any] = {"num_rounds": 6, "population": 90, "clients_per_round": 10}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize(("sampling", "epsilon"), [("poisson", 4.0), ("fixed_size", 0.3)])
+def test_all_bands_are_compared_as_by_brute_force(
+    cache: pathlib.Path, sampling: str, epsilon: float
+) -> None:
+    """sigma(b)^2 L(b) from the accountant and a dense matrix, for every b."""
+    sizes: dict[str, Any] = {"num_rounds": 4, "population": 60, "clients_per_round": 10}
+    choices = band_choice.compare(
+        epsilon, 1e-6, **sizes, sampling=sampling, candidates=range(1, 5), cache_directory=cache
+    )
+    assert [choice.num_bands for choice in choices] == list(range(1, 5))
+    squared = []
+    for choice in choices:
+        sigma = choice.noise_multiplier
+        # The least that gives the target, which decreases in sigma.
+        for factor, is_enough in ((1.001, True), (0.98, False)):
+            found = accounting.amplified_epsilon(
+                factor * sigma, 1e-6, **sizes, num_bands=choice.num_bands, sampling=sampling
+            )
+            assert (found <= epsilon) == is_enough
+        matrix = factorizations.banded(workloads.prefix_sum(4), choice.num_bands)
+        strategy = matrix.strategy_matrix()
+        decoder = np.linalg.solve(strategy.T, np.tri(4).T).T
+        norm = np.max(np.linalg.norm(strategy, axis=0))
+        squared.append(sigma**2 * norm**2 * np.sum(decoder**2))
+        # Both matrices are within a certified gap of one optimum.
+        assert choice.effective_rmse == pytest.approx(
+            math.sqrt(squared[-1] / 4) / 10, rel=band_choice.RELATIVE_GAP
+        )
+    best = band_choice.best(choices)
+    assert squared[best.num_bands - 1] == pytest.approx(min(squared), rel=band_choice.RELATIVE_GAP)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "epochs", "printed"),
+    [(0.25, 4, 4), (0.5, 2, 8), (1.0, 4, 8), (2.0, 8, 8), (8.0, 16, 16), (16.0, 8, 128)],
+)
+def test_bands_of_the_paper(epsilon: float, epochs: int, printed: int) -> None:
+    """BandMF Table 3: 1024 rounds, delta 1e-6, the best number of bands among powers of two.
+
+    Column-normalised Toeplitz matrices stand for the optimal ones, within 2 % of them;
+    ``benchmarks/number_of_bands.py`` computes all cells.
+    """
+    sizes: dict[str, Any] = {
+        "num_rounds": 1024,
+        "population": 1024 * 1000 // epochs,
+        "clients_per_round": 1000,
+    }
+    workload = workloads.Workload("prefix_sum", 1024)
+
+    def rmse(num_bands: int) -> float:
+        matrix = factorizations.toeplitz(1024, num_bands, equal_column_norms=True)
+        return matrix.rmse(workload, SingleParticipation())
+
+    sigma = accounting.amplified_noise_multiplier(epsilon, 1e-6, **sizes, num_bands=printed)
+    for other in (printed // 2, 2 * printed):
+        if other * epochs <= 1024:
+            # So little noise that its error is no larger is too little for the target.
+            same_error = sigma * rmse(printed) / rmse(other)
+            found = accounting.amplified_epsilon(same_error, 1e-6, **sizes, num_bands=other)
+            assert found > epsilon
+
+
+def test_nothing_is_amplified_at_the_most_bands(cache: pathlib.Path) -> None:
+    """Where b B = m, every client of a part is in every batch of it."""
+    (choice,) = band_choice.compare(
+        2.0,
+        1e-6,
+        num_rounds=12,
+        population=40,
+        clients_per_round=10,
+        candidates=[4],
+        cache_directory=cache,
+    )
+    assert choice.noise_multiplier == pytest.approx(
+        math.sqrt(3) * accounting.noise_multiplier(2.0, 1e-6), rel=1e-6
+    )
+
+
+def test_one_band_is_independent_noise(cache: pathlib.Path) -> None:
+    """The root of (n + 1) / 2: sums of 1 to n unit normals."""
+    (choice,) = band_choice.compare(2.0, 1e-6, **_SIZES, candidates=[1], cache_directory=cache)
+    assert choice.rmse == pytest.approx(math.sqrt(3.5))
+    assert choice.effective_rmse == pytest.approx(choice.noise_multiplier * choice.rmse / 10)
+
+
+def test_the_grid_is_powers_of_two_and_the_most(cache: pathlib.Path) -> None:
+    assert band_choice.powers_of_two(1) == [1]
+    assert band_choice.powers_of_two(8) == [1, 2, 4, 8]
+    assert band_choice.powers_of_two(342) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 342]
+    assert band_choice.most_bands(12, 10_000, 10) == 12
+    assert band_choice.most_bands(12, 59, 10) == 5
+    choices = band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache)
+    assert [choice.num_bands for choice in choices] == [1, 2, 4, 6]
+
+
+def test_a_second_comparison_computes_nothing(
+    cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache)
+
+    def fail(*unused: Any, **also_unused: Any) -> Any:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr("mf_aggregators.accounting.amplification.noise_multiplier", fail)
+    monkeypatch.setattr("mf_aggregators.factorizations.banded", fail)
+    assert band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache) == first
+    # Another target, scheme or population is another noise multiplier.
+    other: list[dict[str, Any]] = [{"sampling": "shuffling"}, {"population": 91}]
+    for changes in other:
+        with pytest.raises(AssertionError, match="computed again"):
+            band_choice.compare(4.0, 1e-6, **{**_SIZES, **changes}, cache_directory=cache)
+    with pytest.raises(AssertionError, match="computed again"):
+        band_choice.compare(4.1, 1e-6, **_SIZES, cache_directory=cache)
+
+
+def test_fewer_bands_win_among_equals() -> None:
+    choices = [BandChoice(bands, 1.0, 1.0, error) for bands, error in ((8, 0.5), (2, 0.5), (1, 1))]
+    assert band_choice.best(choices).num_bands == 2
+    with pytest.raises(ValueError, match="no number of bands"):
+        band_choice.best([])
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_one_round(name: str) -> None:
+    """One batch of 10 among 90."""
+    sizes = {**_SIZES, "num_rounds": 1}
+    (choice,) = band_choice.compare(2.0, 1e-6, **sizes, sampling=name)
+    assert (choice.num_bands, choice.rmse) == (1, 1.0)
+    assert choice.noise_multiplier <= accounting.noise_multiplier(2.0, 1e-6) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be above zero"),
+        ({"epsilon": math.nan}, "epsilon must be finite"),
+        ({"delta": 1.0}, "delta must be above 0 and below 1"),
+        ({"candidates": [7]}, "at most num_rounds"),
+        ({"candidates": [0]}, "num_bands must be at least 1"),
+        ({"candidates": [6], "population": 59}, "population of 59 is too small"),
+        ({"population": 9}, "population of 9 is too small"),
+        ({"sampling": "cyclic"}, "not one of poisson"),
+    ],
+)
+def test_bad_arguments_are_refused(changes: dict[str, Any], message: str) -> None:
+    arguments = {"epsilon": 2.0, "delta": 1e-6, **_SIZES, **changes}
+    with pytest.raises(ValueError, match=message):
+        band_choice.compare(arguments.pop("epsilon"), arguments.pop("delta"), **arguments)

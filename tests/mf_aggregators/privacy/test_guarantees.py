@@ -1,0 +1,298 @@
+"""Planned and realised guarantees: what took place decides."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import accounting, workloads
+from mf_aggregators.accounting import amplification
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling
+from mf_aggregators.factorizations import (
+    Factorization,
+    banded,
+    blt,
+    identity,
+    toeplitz,
+    tree_aggregation,
+)
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import RealisedParticipation
+from tests.mf_aggregators import brute_force
+
+_DELTA = 1e-5
+
+
+def test_participations_are_measured() -> None:
+    measured = guarantees.realised_participation([[0, 5, 9], [], [2], [1, 8]], 10)
+    assert measured == RealisedParticipation(
+        num_rounds=10, num_clients=3, separation=4, max_participations=3, largest_separation=7
+    )
+    assert measured.schema() == MinSeparation(4, 3)
+
+
+def test_clients_that_took_part_once_make_a_single_participation() -> None:
+    measured = guarantees.realised_participation([[3], [0]], 4)
+    assert measured.separation is None
+    assert measured.schema() == SingleParticipation()
+
+
+@pytest.mark.parametrize("rounds", [[3, 3], [5, 2], [-1, 2], [0, 10]])
+def test_impossible_records_are_refused(rounds: list[int]) -> None:
+    with pytest.raises(ValueError, match="broken"):
+        guarantees.realised_participation([rounds], 10)
+
+
+def test_a_run_that_kept_its_plan_earns_it() -> None:
+    factorization = banded(workloads.prefix_sum(12), 4)
+    participation = MinSeparation(4)
+    plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
+    assert plan.epsilon == accounting.epsilon(0.8, _DELTA)
+    took_place = guarantees.realised_participation([[0, 4, 8], [1, 6], [11]], 12)
+    assert guarantees.keeps_plan(participation, took_place)
+    earned = guarantees.realised(plan, factorization, took_place)
+    assert earned.sensitivity == pytest.approx(plan.sensitivity)
+    assert earned.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 11), unique=True), min_size=1, max_size=6),
+    st.integers(1, 12),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_realised_noise_multiplier_is_at_most_that_of_the_worst_client(
+    rounds_of_clients: list[list[int]], separation: int
+) -> None:
+    """The same noise against the true change that each client's pattern allows."""
+    factorization = banded(workloads.prefix_sum(12), min(3, separation))
+    plan = guarantees.planned(factorization, MinSeparation(separation), 1.0, _DELTA)
+    rounds = [sorted(client) for client in rounds_of_clients]
+    took_place = guarantees.realised_participation(rounds, 12)
+    earned = guarantees.realised(plan, factorization, took_place)
+    stddev = plan.noise_multiplier * plan.sensitivity
+    strategy = factorization.strategy_matrix()
+    for client in rounds:
+        if client:
+            # Entries of C are not negative, so equal contributions change C x the most.
+            assert np.min(strategy) >= -1e-9
+            change = np.linalg.norm(strategy[:, client].sum(axis=1))
+            assert earned.noise_multiplier <= stddev / change * (1 + 1e-9)
+
+
+def test_a_broken_plan_earns_less() -> None:
+    factorization = banded(workloads.prefix_sum(12), 4)
+    participation = MinSeparation(4, 3)
+    plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
+    too_soon = guarantees.realised_participation([[0, 2, 6]], 12)
+    assert not guarantees.keeps_plan(participation, too_soon)
+    assert guarantees.realised(plan, factorization, too_soon).epsilon > plan.epsilon
+    too_often = guarantees.realised_participation([[0, 4, 8]], 12)
+    assert not guarantees.keeps_plan(MinSeparation(4, 2), too_often)
+    plan_of_two = guarantees.planned(factorization, MinSeparation(4, 2), 0.8, _DELTA)
+    assert guarantees.realised(plan_of_two, factorization, too_often).epsilon > plan_of_two.epsilon
+
+
+def test_fewer_rounds_than_planned_reveal_no_more() -> None:
+    factorization = banded(workloads.prefix_sum(12), 4)
+    plan = guarantees.planned(factorization, MinSeparation(4), 0.8, _DELTA)
+    took_place = guarantees.realised_participation([[0, 4], [1]], 5)
+    earned = guarantees.realised(plan, factorization, took_place)
+    assert earned.num_rounds == 5
+    assert earned.epsilon < plan.epsilon
+    # The matrix of the released rounds is the leading part of C.
+    leading = factorization.strategy_matrix()[:5, :5]
+    expected = np.sqrt(np.sum(leading[:, 0] ** 2) + np.sum(leading[:, 4] ** 2))
+    assert earned.sensitivity == pytest.approx(expected)
+
+
+def test_nothing_released_is_nothing_revealed() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
+    nothing = guarantees.realised_participation([[], []], 0)
+    earned = guarantees.realised(plan, identity(4), nothing)
+    assert (earned.epsilon, earned.zcdp_rho, earned.sensitivity) == (0.0, 0.0, 0.0)
+
+
+def test_no_noise_stays_no_guarantee() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 0.0, _DELTA)
+    took_place = guarantees.realised_participation([[0]], 4)
+    earned = guarantees.realised(plan, identity(4), took_place)
+    assert earned.epsilon == math.inf
+    assert earned.to_dict()["epsilon"] is None
+
+
+def test_more_rounds_than_the_matrix_has_are_refused() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
+    with pytest.raises(ValueError, match="5 rounds were released"):
+        guarantees.realised(plan, identity(4), RealisedParticipation(5, 1, None, 1))
+
+
+_SIX_ROUNDS = 6
+_SCHEMAS: list[Participation] = [
+    SingleParticipation(),
+    *(FixedEpochOrder(k, b) for k in range(1, 5) for b in range(1, 7)),
+    *(MinSeparation(b, k) for k in (None, 1, 2, 3, 4) for b in range(1, 7)),
+]
+
+
+@pytest.mark.parametrize("participation", _SCHEMAS, ids=str)
+def test_a_record_keeps_a_schema_exactly_if_every_client_does(participation: Participation) -> None:
+    """Every pattern of six rounds, alone and beside a client that keeps to the schema."""
+    allowed = set(brute_force.patterns(participation, _SIX_ROUNDS))
+    longest = max(allowed, key=len)
+    for size in range(1, _SIX_ROUNDS + 1):
+        for pattern in itertools.combinations(range(_SIX_ROUNDS), size):
+            for record in ([pattern], [longest, (), pattern], [pattern, (3,), longest]):
+                took_place = guarantees.realised_participation(record, _SIX_ROUNDS)
+                assert guarantees.keeps_plan(participation, took_place) == (pattern in allowed)
+                # The schema of what took place allows it, and no distance or count beyond it.
+                own = set(brute_force.patterns(took_place.schema(), _SIX_ROUNDS))
+                assert own >= {each for each in record if each}
+                assert max(map(len, own)) == max(map(len, record))
+
+
+def test_equal_distances_make_fixed_epochs() -> None:
+    measured = guarantees.realised_participation([[0, 4, 8], [3, 7], [2]], 12)
+    assert measured.schema() == FixedEpochOrder(3, 4)
+    # One larger distance, and they are only a smallest one.
+    assert guarantees.realised_participation([[0, 4, 8], [3, 8]], 12).schema() == MinSeparation(
+        4, 3
+    )
+    # Without the largest distance nothing shows that all are equal.
+    by_hand = RealisedParticipation(12, 3, 4, 3)
+    assert by_hand.schema() == MinSeparation(4, 3)
+    assert not guarantees.keeps_plan(FixedEpochOrder(3, 4), by_hand)
+
+
+@pytest.mark.parametrize(
+    "factorization",
+    [
+        banded(workloads.prefix_sum(12), 6),
+        blt(12, 2),
+        tree_aggregation(12),
+        toeplitz(12, 7),
+    ],
+    ids=lambda each: each.mechanism,
+)
+def test_a_record_of_fixed_epochs_is_measured_against_them(factorization: Factorization) -> None:
+    """With more bands than rounds between, only these patterns tell their sensitivity exactly."""
+    schema = FixedEpochOrder(3, 4)
+    plan = guarantees.planned(factorization, schema, 1.3, _DELTA)
+    took_place = guarantees.realised_participation([[0, 4, 8], [3, 7], [2]], 12)
+    assert guarantees.keeps_plan(schema, took_place)
+    realised = guarantees.realised(plan, factorization, took_place)
+    assert realised.participation == schema
+    assert realised.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
+    wider = guarantees.planned(factorization, MinSeparation(4, 3), 1.3, _DELTA)
+    stddev = plan.noise_multiplier * plan.sensitivity
+    assert realised.noise_multiplier >= stddev / wider.sensitivity * (1 - 1e-12)
+    # The noise against the true change by each client, its contributions all alike.
+    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), schema)
+    assert realised.noise_multiplier <= stddev / truth * (1 + 1e-9)
+
+
+def test_a_sampled_run_has_the_amplified_guarantee() -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    scheme = PoissonSampling(12, 3, 300, 10)
+    plan = guarantees.sampled(factorization, scheme, 1.2, _DELTA)
+    assert plan.epsilon == amplification.epsilon(scheme, 1.2, _DELTA)
+    assert plan.sensitivity == pytest.approx(factorization.sensitivity(SingleParticipation()))
+    assert plan.participation == FixedEpochOrder(4, 3)
+    assert plan.zcdp_rho == pytest.approx(4 * 0.5 / 1.2**2)
+    assert plan.event() == amplification.event(scheme, 1.2)
+    assert plan.to_dict()["sampling"] == scheme.to_dict()
+    kept = RealisedParticipation(12, 40, 3, 4, keeps_sampling=True)
+    assert guarantees.keeps_plan(scheme, kept)
+    assert guarantees.realised(plan, factorization, kept).epsilon == pytest.approx(plan.epsilon)
+
+
+def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
+    """What its participations give without amplification: three of one client, 3 rounds apart."""
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    for keeps in (False, None):
+        broken = RealisedParticipation(12, 40, 3, 3, keeps_sampling=keeps)
+        assert not guarantees.keeps_plan(plan.sampling or SingleParticipation(), broken)
+        realised = guarantees.realised(plan, factorization, broken)
+        assert realised.sampling is None
+        assert realised.epsilon == pytest.approx(
+            accounting.epsilon(1.2 / math.sqrt(3), _DELTA), rel=1e-6
+        )
+        assert realised.epsilon > plan.epsilon
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7])
+def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    kept = RealisedParticipation(rounds, 9, None, 1, keeps_sampling=True)
+    realised = guarantees.realised(plan, factorization, kept)
+    assert realised.num_rounds == rounds
+    assert realised.sampling is not None
+    assert isinstance(realised.sampling, PoissonSampling)
+    assert realised.sampling.sampling_probability == pytest.approx(0.1)
+    assert realised.sampling.most_participations == math.ceil(rounds / 3)
+    assert realised.epsilon <= plan.epsilon
+
+
+def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
+    scheme = PoissonSampling(12, 3, 300, 10)
+    with pytest.raises(ValueError, match="has 4 bands"):
+        guarantees.sampled(banded(workloads.prefix_sum(12), 4), scheme, 1.0, _DELTA)
+    with pytest.raises(ValueError, match="is not square and lower triangular"):
+        guarantees.sampled(tree_aggregation(12), scheme, 1.0, _DELTA)
+    with pytest.raises(ValueError, match="has 12 bands"):
+        guarantees.sampled(blt(12, 2), scheme, 1.0, _DELTA)
+    with pytest.raises(ValueError, match="12 rounds, and the factorization for 11"):
+        guarantees.sampled(identity(11), scheme, 1.0, _DELTA)
+    # Fewer bands than parts are fewer rows for each participation.
+    assert guarantees.sampled(identity(12), scheme, 1.0, _DELTA).sampling == scheme
+
+
+def test_guarantees_compose() -> None:
+    plan = guarantees.planned(identity(4), MinSeparation(2), 2.0, _DELTA)
+    both = accounting.composed_epsilon([plan.event(), plan.event()], _DELTA)
+    assert both == pytest.approx(accounting.epsilon(2.0 / math.sqrt(2), _DELTA), abs=1e-3)
+    nothing = guarantees.realised(plan, identity(4), RealisedParticipation(0, 0, None, 0))
+    assert accounting.composed_epsilon([plan.event(), nothing.event()], _DELTA) == pytest.approx(
+        plan.epsilon, abs=1e-3
+    )
+
+
+@given(
+    st.lists(st.integers(0, 11), unique=True, max_size=6).map(sorted),
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.integers(1, 12),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_widened_guarantee_is_never_the_better_one(
+    rounds: list[int], separation: int, most: int, released: int
+) -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    schemas: list[Participation] = [MinSeparation(separation, most), SingleParticipation()]
+    for participation in schemas:
+        plan = guarantees.planned(factorization, participation, 1.0, _DELTA)
+        kept = [i for i in rounds if i < released]
+        took_place = guarantees.realised_participation([kept], released)
+        widened = guarantees.widened(plan, factorization, took_place)
+        assert widened.epsilon >= plan.epsilon * (1 - 1e-9)
+        realised = guarantees.realised(plan, factorization, took_place)
+        assert widened.epsilon >= realised.epsilon * (1 - 1e-9)
+
+
+def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    took_place = RealisedParticipation(2, 5, None, 1, keeps_sampling=False)
+    widened = guarantees.widened(plan, factorization, took_place)
+    assert widened.sampling is None
+    assert widened.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)

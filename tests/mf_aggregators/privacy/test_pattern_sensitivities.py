@@ -1,0 +1,100 @@
+"""Sensitivities of patterns that took place, against direct sums over the rounds of a client."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.factorizations import DenseFactorization, Factorization, identity
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy import guarantees, pattern_sensitivities
+from mf_aggregators.privacy.participation_records import ParticipationRecord
+from tests.mf_aggregators import small_mechanisms
+
+_NUM_ROUNDS = 9
+_patterns = st.lists(
+    st.lists(st.integers(0, _NUM_ROUNDS - 1), unique=True).map(sorted), min_size=1, max_size=8
+)
+
+
+@pytest.fixture(scope="module")
+def mechanisms() -> list[Factorization]:
+    return small_mechanisms.factorizations(_NUM_ROUNDS)
+
+
+@given(rounds_of_clients=_patterns, index=st.integers(0, 16), extra=st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_the_worst_client_has_the_largest_sum_over_its_rounds(
+    mechanisms: list[Factorization], rounds_of_clients: list[list[int]], index: int, extra: int
+) -> None:
+    factorization = mechanisms[index]
+    last = max((client[-1] for client in rounds_of_clients if client), default=-1)
+    num_rounds = min(_NUM_ROUNDS, last + 1 + extra)
+    worst = pattern_sensitivities.worst_client(factorization, rounds_of_clients, num_rounds)
+    if last < 0:
+        assert worst is None
+        return
+    strategy = factorization.strategy_matrix()
+    square = strategy.shape[0] == strategy.shape[1]
+    strategy = strategy[:num_rounds] if square else strategy
+    values = [
+        float(np.sqrt(sum(abs(strategy[:, i] @ strategy[:, j]) for i in client for j in client)))
+        for client in rounds_of_clients
+    ]
+    assert worst is not None
+    assert worst.sensitivity == pytest.approx(max(values))
+    assert values[worst.index] == pytest.approx(max(values))
+    assert list(worst.rounds) == rounds_of_clients[worst.index]
+
+
+def test_negative_correlations_count_as_much() -> None:
+    """Against all signs: bands 1, -0.5 make every other entry of C^T C negative."""
+    strategy = np.eye(5) - 0.5 * np.eye(5, k=-1)
+    factorization = DenseFactorization(strategy)
+    assert np.any(strategy.T @ strategy < 0.0)
+    patterns = [[0, 1], [0, 2, 3], [1, 2], [0, 1, 2, 3, 4], [4]]
+    for pattern in patterns:
+        worst = pattern_sensitivities.worst_client(factorization, [pattern], 5)
+        by_signs = max(
+            np.linalg.norm(strategy[:, pattern] @ np.array(signs))
+            for signs in itertools.product([1.0, -1.0], repeat=len(pattern))
+        )
+        assert worst is not None
+        assert worst.sensitivity == pytest.approx(by_signs)
+
+
+@given(rounds_of_clients=_patterns, index=st.integers(0, 16))
+@settings(max_examples=100, deadline=None)
+def test_no_client_is_worse_off_than_the_realised_guarantee_says(
+    mechanisms: list[Factorization], rounds_of_clients: list[list[int]], index: int
+) -> None:
+    factorization = mechanisms[index]
+    plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
+    took_place = guarantees.realised_participation(rounds_of_clients, _NUM_ROUNDS)
+    realised = guarantees.realised(plan, factorization, took_place)
+    names = tuple(f"client {i}" for i in range(len(rounds_of_clients)))
+    record = ParticipationRecord(
+        names, tuple(np.array(client, np.int64) for client in rounds_of_clients), _NUM_ROUNDS
+    )
+    worst = guarantees.worst_client(plan, factorization, record)
+    if worst is None:
+        assert took_place.max_participations == 0
+    else:
+        assert worst.epsilon <= realised.epsilon * (1 + 1e-9) + 1e-9
+        assert worst.client_id in names
+
+
+def test_many_clients_are_looked_up_in_parts() -> None:
+    generator = np.random.default_rng(3)
+    patterns = [np.sort(generator.choice(300, 60, replace=False)) for _ in range(9_000)]
+    worst = pattern_sensitivities.worst_client(identity(300), patterns, 300)
+    assert worst is not None
+    assert worst.index == 0
+    assert worst.sensitivity == pytest.approx(np.sqrt(60))
+
+
+def test_too_many_rounds_have_no_answer() -> None:
+    assert pattern_sensitivities.worst_client(identity(10_000), [[1]], 10_000) is None
+    assert pattern_sensitivities.worst_client(identity(4), [], 0) is None

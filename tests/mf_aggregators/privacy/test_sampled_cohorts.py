@@ -1,0 +1,150 @@
+"""Cohorts deviate from a scheme exactly if it cannot have drawn them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from mf_aggregators.privacy import sampled_cohorts
+
+
+def _partitions(scheme: SamplingScheme) -> list[list[frozenset[int]]]:
+    """All ways to split the population into the scheme's parts."""
+    clients = range(scheme.population)
+    slices = [sampling_schemes.part_slice(scheme, part) for part in range(scheme.num_bands)]
+    found = {
+        tuple(frozenset(order[places]) for places in slices)
+        for order in itertools.permutations(clients)
+    }
+    return [list(parts) for parts in found]
+
+
+def _batches(scheme: SamplingScheme, part: frozenset[int]) -> list[frozenset[int]]:
+    """All batches that one round may draw from a part."""
+    if not isinstance(scheme, PoissonSampling):
+        sizes: range = range(scheme.clients_per_round, scheme.clients_per_round + 1)
+    elif scheme.sampling_probability == 1.0:
+        sizes = range(len(part), len(part) + 1)
+    else:
+        sizes = range(len(part) + 1)
+    return [
+        frozenset(batch) for size in sizes for batch in itertools.combinations(sorted(part), size)
+    ]
+
+
+def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], ...]]:
+    """Everything that the scheme may draw in its first rounds, by its definition alone."""
+    found = set()
+    for parts in _partitions(scheme):
+        for drawn in itertools.product(
+            *(_batches(scheme, parts[index % scheme.num_bands]) for index in range(rounds))
+        ):
+            if not isinstance(scheme, Shuffling) or _keeps_passes(scheme, drawn):
+                found.add(drawn)
+    return found
+
+
+def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
+    for part in range(scheme.num_bands):
+        visits = drawn[part :: scheme.num_bands]
+        for first in range(0, len(visits), scheme.batches_per_pass):
+            shown = list(itertools.chain(*visits[first : first + scheme.batches_per_pass]))
+            if len(shown) != len(set(shown)):
+                return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        # Parts of two clients, of two or three, as small as a batch, and one part of all.
+        *(scheme(3, 2, 4, 1) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
+        *(scheme(3, 2, 5, 1) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
+        *(scheme(3, 2, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
+        *(scheme(3, 1, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
+        # With a pass over, and one client left out of all.
+        Shuffling(3, 1, 5, 2),
+    ],
+    ids=str,
+)
+def test_cohorts_deviate_exactly_if_no_draw_gives_them(scheme: SamplingScheme) -> None:
+    """Every sequence of cohorts there is, against all partitions and draws."""
+    clients = range(scheme.population)
+    subsets = [
+        frozenset(each)
+        for size in range(scheme.population + 1)
+        for each in itertools.combinations(clients, size)
+    ]
+    # Of the largest populations, fewer sequences: all of batches of up to two clients.
+    if scheme.population == 5:
+        subsets = [each for each in subsets if len(each) <= 2]
+    for rounds in range(scheme.num_rounds + 1):
+        possible = _possible(scheme, rounds)
+        for drawn in itertools.product(subsets, repeat=rounds):
+            cohorts = [np.array(sorted(cohort), np.int64) for cohort in drawn]
+            found = sampled_cohorts.deviation(scheme, scheme.population, cohorts)
+            assert (found is None) == (drawn in possible), (drawn, found)
+
+
+def _cohorts(*rounds: range) -> list[np.ndarray]:
+    return [np.array(cohort, np.int64) for cohort in rounds]
+
+
+def test_more_participations_than_chance_gives_deviate() -> None:
+    """Of probabilities that are known: powers of that of one draw."""
+    # One part of 100 clients, of whom each joins with probability 1/10.
+    scheme = PoissonSampling(40, 1, 100, 10)
+    everyone = sampled_cohorts.deviation(scheme, 100, _cohorts(range(100)))
+    assert everyone == "round 1 had 100 clients, more than chance gives where 10 are expected"
+    twice_as_many = _cohorts(*[range(i % 5 * 20, i % 5 * 20 + 20) for i in range(40)])
+    found = sampled_cohorts.deviation(scheme, 100, twice_as_many)
+    assert found == (
+        "its rounds had 20 clients on average, more than chance gives where 10 are expected"
+    )
+    # The first client in every round: 100 clients times 10^-rounds.
+    schemes: list[SamplingScheme] = [scheme, FixedSizeSampling(40, 1, 100, 10)]
+    for drawn in schemes:
+        for rounds in (14, 15):
+            cohorts = [np.array([0, *(1 + (9 * i + np.arange(9)) % 99)]) for i in range(rounds)]
+            cohorts = [np.unique(cohort) for cohort in cohorts]
+            found = sampled_cohorts.deviation(drawn, 100, cohorts)
+            is_improbable = 100 * math.pow(0.1, rounds) < 1e-12
+            assert (found is not None) == is_improbable
+    assert found == (
+        "a client took part in 15 of 15 rounds that draw from its part, more than chance gives"
+    )
+
+
+def test_few_participations_are_no_deviation_of_random_numbers() -> None:
+    """They give nobody away: a smaller probability than that of the scheme hides more."""
+    scheme = PoissonSampling(40, 2, 1000, 100)
+    assert sampled_cohorts.deviation(scheme, 1000, _cohorts(*[range(0)] * 40)) is None
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 64])
+@pytest.mark.parametrize("name", ["poisson", "fixed_size"])
+def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
+    """At a false-alarm rate of 3e-12 a run, in 200 runs."""
+    scheme = sampling_schemes.create(
+        name, num_rounds=64, num_bands=3, population=31, clients_per_round=4
+    )
+    generator = np.random.default_rng(8)
+    for _ in range(200):
+        order = generator.permutation(31)
+        cohorts = []
+        for index in range(rounds):
+            part = order[sampling_schemes.part_slice(scheme, index % 3)]
+            if isinstance(scheme, PoissonSampling):
+                batch = part[generator.random(len(part)) < scheme.sampling_probability]
+            else:
+                batch = generator.choice(part, 4, replace=False)
+            cohorts.append(np.sort(batch))
+        assert sampled_cohorts.deviation(scheme, 31, cohorts) is None

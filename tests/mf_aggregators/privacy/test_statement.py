@@ -1,0 +1,208 @@
+"""The statement says what holds, and warns of what does not."""
+
+import dataclasses
+import json
+
+import pytest
+
+from mf_aggregators import workloads
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.factorizations import Factorization, banded, identity
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import RealisedParticipation, WorstClient
+from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+
+
+def _statement(
+    rounds_of_client: list[int] | None,
+    num_rounds: int = 10,
+    multiplier: float = 1.0,
+    fixed_seed: bool = False,
+) -> PrivacyStatement:
+    factorization = identity(10)
+    plan = guarantees.planned(factorization, MinSeparation(3, 3), multiplier, 1e-4)
+    facts = RunFacts("Identity matrix factorization for 10 rounds", 7, 2, 0.5, fixed_seed)
+    if rounds_of_client is None:
+        return PrivacyStatement(facts, plan)
+    took_place = guarantees.realised_participation([rounds_of_client], num_rounds)
+    return _ended(facts, plan, factorization, took_place)
+
+
+def _ended(
+    facts: RunFacts,
+    plan: guarantees.Guarantee,
+    factorization: Factorization,
+    took_place: RealisedParticipation,
+) -> PrivacyStatement:
+    keeps_plan = guarantees.keeps_plan(plan.sampling or plan.participation, took_place)
+    return PrivacyStatement(
+        facts,
+        plan,
+        took_place,
+        guarantees.realised(plan, factorization, took_place),
+        widened=None if keeps_plan else guarantees.widened(plan, factorization, took_place),
+    )
+
+
+def test_a_finished_run() -> None:
+    statement = _statement([0, 3, 6])
+    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert contents["status"] == "finished"
+    assert contents["keeps_plan"] is True
+    assert contents["is_private"] is True
+    assert contents["adjacency"] == "zero-out"
+    assert contents["unit"] == "client"
+    assert contents["realised"]["epsilon"] == statement.plan.epsilon
+    assert contents["realised_participation"] == {
+        "num_rounds": 10,
+        "num_clients": 1,
+        "separation": 3,
+        "largest_separation": 3,
+        "max_participations": 3,
+        "keeps_sampling": None,
+    }
+    text = statement.to_markdown()
+    assert f"({rounded_up(statement.plan.epsilon)}, 0.0001)-differential privacy" in text
+    assert "Warning" not in text
+
+
+def test_every_point_of_the_form_is_there() -> None:
+    text = _statement([0]).to_markdown()
+    for point in (
+        "DP setting",
+        "Data accesses covered",
+        "Released output",
+        "Unit of privacy",
+        "Adjacency",
+        "Type of accounting",
+        "Assumption",
+        "Formal statement, planned",
+        "Formal statement, realised",
+        "Public data",
+        "well-behaved clients",
+        "Verifiability",
+    ):
+        assert point in text
+
+
+def test_a_run_under_way_promises_only_the_plan() -> None:
+    statement = _statement(None)
+    assert statement.to_dict()["status"] == "running"
+    assert statement.to_dict()["realised"] is None
+    assert "if it keeps its plan" in statement.to_markdown()
+
+
+def test_an_interrupted_run() -> None:
+    statement = _statement([0], num_rounds=4)
+    assert statement.to_dict()["status"] == "interrupted"
+    assert statement.realised is not None
+    assert statement.realised.epsilon < statement.plan.epsilon
+    assert statement.earned == statement.plan
+    assert f"({rounded_up(statement.plan.epsilon)}, 0.0001)-differential" in statement.to_markdown()
+    assert "decision to stop" in statement.to_markdown()
+    assert "stopped before its last round" in statement.to_markdown()
+
+
+def test_a_broken_plan_is_the_first_thing_said() -> None:
+    statement = _statement([0, 1, 2])
+    assert statement.keeps_plan is False
+    text = statement.to_markdown()
+    assert text.index("break the planned schema") < text.index("DP setting")
+    assert statement.realised is not None
+    assert f"({rounded_up(statement.realised.epsilon)}, " in text
+    assert statement.earned == statement.realised
+
+
+@pytest.mark.parametrize("rounds", [[0, 1], [0, 2], [0, 1, 3]])
+def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> None:
+    """Nor for having few participations: the weaker of what was planned and what happened."""
+    for num_rounds in (4, 10):
+        statement = _statement(rounds, num_rounds=num_rounds)
+        assert statement.keeps_plan is False
+        realised = statement.realised
+        assert realised is not None
+        widened = statement.widened
+        assert widened is not None
+        # Three participations were planned: the square root of three for independent noise.
+        assert widened.sensitivity == pytest.approx(3**0.5)
+        assert statement.earned.epsilon >= statement.plan.epsilon * (1 - 1e-9)
+        assert statement.earned.epsilon >= realised.epsilon * (1 - 1e-9)
+        if num_rounds == 4:
+            assert any("decision to stop" in warning for warning in statement.warnings)
+        with pytest.raises(ValueError, match="needs its widened guarantee"):
+            dataclasses.replace(statement, widened=None)
+
+
+def test_no_noise_and_fixed_seeds_are_not_private() -> None:
+    silent = _statement([0], multiplier=0.0)
+    assert silent.to_dict()["is_private"] is False
+    assert "no differential privacy guarantee" in silent.to_markdown()
+    fixed = _statement([0], fixed_seed=True)
+    assert fixed.to_dict()["is_private"] is False
+    assert "fixed seed" in fixed.to_markdown()
+
+
+def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyStatement:
+    factorization = banded(workloads.prefix_sum(12), 3)
+    scheme = sampling_schemes.create(
+        name, num_rounds=12, num_bands=3, population=300, clients_per_round=10
+    )
+    plan = guarantees.sampled(factorization, scheme, 1.2, 1e-4)
+    facts = RunFacts("Banded matrix factorization for 12 rounds", 300, 10, 0.5, False)
+    took_place = RealisedParticipation(12, 87, 3, 4, keeps_sampling=keeps_sampling)
+    return _ended(facts, plan, factorization, took_place)
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) -> None:
+    statement = _sampled(True, name)
+    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert contents["keeps_plan"] is True
+    assert contents["amplification"]["name"] == name
+    assert contents["earned"]["epsilon"] == pytest.approx(statement.plan.epsilon)
+    assert contents["realised_participation"] == {"num_rounds": 12, "keeps_sampling": True}
+    text = statement.to_markdown()
+    assert "Warning" not in text
+    assert "BandMF Thm 4" in text
+    assert "secret" in text
+    assert "87" not in text
+    assert "timer" not in text
+
+
+def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
+    statement = _sampled(False)
+    assert statement.keeps_plan is False
+    assert statement.earned.sampling is None
+    assert statement.earned.epsilon > statement.plan.epsilon
+    text = statement.to_markdown()
+    assert text.index("nothing is amplified") < text.index("DP setting")
+    assert f"({rounded_up(statement.earned.epsilon)}, " in text
+
+
+@pytest.mark.parametrize("keeps_sampling", [True, False, None])
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_a_statement_of_a_sampled_run_cannot_name_a_client(
+    name: str, keeps_sampling: bool | None
+) -> None:
+    """Nor of one whose batches were drawn in another way: the others of its clients were not."""
+    statement = _sampled(keeps_sampling, name)
+    assert statement.to_dict()["worst_client"] is None
+    with pytest.raises(ValueError, match="who was drawn is a secret"):
+        dataclasses.replace(statement, worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25))
+
+
+def test_the_worst_client_is_told_without_its_name() -> None:
+    statement = dataclasses.replace(
+        _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25)
+    )
+    assert statement.to_dict()["worst_client"] == {
+        "client_id": "ada",
+        "rounds": [0, 3, 6],
+        "sensitivity": 1.75,
+        "epsilon": 4.25,
+    }
+    text = statement.to_markdown()
+    assert "took part in 3 rounds; for its rounds alone the sensitivity is 1.75" in text
+    assert "ada" not in text

@@ -1,0 +1,467 @@
+"""The aggregator in TensorFlow Federated's own execution."""
+
+import asyncio
+import collections
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators.noise import recursions
+from mf_aggregators.tff import processes
+from mf_aggregators.tff.dp_query import FixedSeedWarning
+from simulations.workers import quiet
+from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+
+_NUM_ROUNDS = 6
+_PARTICIPATION = mfa.participation.MinSeparation(3)
+_BFLOAT16 = tf.bfloat16.as_numpy_dtype
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+def _factorization() -> mfa.factorizations.Factorization:
+    return mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3)
+
+
+def _aggregator(seed: int | None = None, **changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "factorization": _factorization(),
+        "participation": _PARTICIPATION,
+        "noise_multiplier": 0.0,
+        "clip_norm": 1.0,
+        "clients_per_round": 4,
+        "seed": seed,
+    }
+    arguments.update(changes)
+    return mfa.mf_dp_aggregator(arguments.pop("factorization"), **arguments)
+
+
+def _process(value_type: Any, **changes: Any) -> tff.templates.AggregationProcess:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return _aggregator(**changes).create(value_type)
+
+
+_NEST = tff.types.to_type(
+    collections.OrderedDict(
+        layer=(tff.TensorType(np.float32, [2, 2]), tff.TensorType(np.float64, [])),
+        bfloat=tff.TensorType(_BFLOAT16, [3]),
+        empty=tff.TensorType(np.float32, [0, 4]),
+    )
+)
+
+
+def _value(entry: float) -> Any:
+    return collections.OrderedDict(
+        layer=(np.full([2, 2], entry, np.float32), np.float64(entry)),
+        bfloat=np.full([3], entry).astype(_BFLOAT16),
+        empty=np.zeros([0, 4], np.float32),
+    )
+
+
+def _flat(value: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in _leaves(value)])
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [*value["layer"], value["bfloat"], value["empty"]]
+
+
+def test_it_is_an_unweighted_factory() -> None:
+    assert isinstance(_aggregator(), tff.aggregators.UnweightedAggregationFactory)
+
+
+def test_any_nest_of_floats_keeps_its_type() -> None:
+    process = _process(_NEST, noise_multiplier=1.0)
+    output_type = process.next.type_signature.result.result.member
+    assert output_type == _NEST
+    output = process.next(process.initialize(), [_value(0.1), _value(0.2)])
+    dtypes = [np.asarray(leaf).dtype for leaf in _leaves(output.result)]
+    assert dtypes == [np.float32, np.float64, _BFLOAT16, np.float32]
+    assert np.all(np.isfinite(_flat(output.result)))
+
+
+def test_without_noise_the_clipped_mean_is_exact() -> None:
+    process = _process(tff.TensorType(np.float32, [2]))
+    clients = [np.array([0.6, 0.0], np.float32), np.array([3.0, 4.0], np.float32)]
+    output = process.next(process.initialize(), clients)
+    np.testing.assert_allclose(output.result, [1.2 / 4, 0.8 / 4], rtol=1e-6)
+    # A smaller cohort gives a smaller aggregate: the divisor is fixed in advance.
+    alone = process.next(process.initialize(), clients[:1])
+    np.testing.assert_allclose(alone.result, [0.15, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_bad_update_moves_the_result_by_at_most_its_share(bad: float) -> None:
+    process = _process(_NEST)
+    state = process.initialize()
+    good = [_value(0.1), _value(-0.05)]
+    without = _flat(process.next(state, good).result)
+    spoilt = _flat(process.next(state, [*good, _value(bad)]).result)
+    assert np.all(np.isfinite(spoilt))
+    # bfloat16 has 8 bits of mantissa, so sums of it are that rough.
+    assert np.linalg.norm(spoilt - without) <= 1.0 / 4 + 5e-3
+
+
+_Maker = Callable[[int], mfa.factorizations.Factorization]
+
+
+def _banded(num_rounds: int) -> mfa.factorizations.Factorization:
+    return mfa.factorizations.banded(mfa.workloads.prefix_sum(num_rounds), 8)
+
+
+_MECHANISMS: dict[str, _Maker] = {
+    "identity": mfa.factorizations.identity,
+    "banded": _banded,
+    "optimal": lambda n: mfa.factorizations.optimal(mfa.workloads.prefix_sum(n)),
+    "tree_online": mfa.factorizations.tree_aggregation,
+    "tree_full": lambda n: mfa.factorizations.tree_aggregation(n, "full"),
+    "toeplitz": lambda n: mfa.factorizations.toeplitz(n, 8, equal_column_norms=True),
+    "toeplitz_of_all_bands": lambda n: mfa.factorizations.toeplitz(n, equal_column_norms=True),
+    "blt": lambda n: mfa.factorizations.blt(n, 3, mfa.participation.MinSeparation(8)),
+    "banded_inverse": lambda n: mfa.factorizations.banded_inverse(
+        n, 8, mfa.participation.MinSeparation(8)
+    ),
+    "structured": lambda n: mfa.factorizations.structured(mfa.factorizations.toeplitz(n), 2, 2),
+}
+
+
+def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> Any:
+    manager = tff.program.FileProgramStateManager(directory)
+    asyncio.run(manager.save(state, version=1))
+    return asyncio.run(manager.load(1, structure))
+
+
+# Several blocks of rounds, for noise on disk, in each.
+@pytest.mark.parametrize("num_rounds", [14, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("storage", ["state", "disk"])
+@pytest.mark.parametrize("mechanism", _MECHANISMS)
+def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
+    mechanism: str, storage: str, num_rounds: int, tmp_path: pathlib.Path
+) -> None:
+    """N^-1 Y / stddev is white over all rounds; a new process and worker go on in the middle.
+
+    N is the matrix of the streamed rows, C^-1 but for trees. Each coordinate is a draw of
+    n entries of Z, whose means, variances, covariances and distribution are tested. A false
+    alarm once in ten million runs. A worker holds nothing of any mechanism: that another one
+    goes on is tested for one, and for all if there are many rounds.
+    """
+    factorization = _MECHANISMS[mechanism](num_rounds)
+    dimension, multiplier, clip_norm, cohort = 2000, 0.7, 3.0, 5
+
+    def build() -> tff.templates.AggregationProcess:
+        return _process(
+            tff.TensorType(np.float32, [dimension]),
+            factorization=factorization,
+            noise_multiplier=multiplier,
+            clip_norm=clip_norm,
+            clients_per_round=cohort,
+            noise_storage=storage,
+            noise_directory=tmp_path / "noise",
+        )
+
+    process = build()
+    state = process.initialize()
+    rows = []
+    for i in range(num_rounds):
+        if i == num_rounds // 2 + 2:
+            if mechanism == "banded" or num_rounds == 64:
+                quiet.end_workers()
+            process = build()
+            state = _saved_and_restored(state, process.initialize(), tmp_path / "states")
+        output = process.next(state, [np.zeros(dimension, np.float32)])
+        rows.append(output.result)
+        state = output.state
+    stddev = multiplier * clip_norm * factorization.sensitivity(_PARTICIPATION)
+    streamed = recursions.noising_matrix(factorization.noise_recursion())
+    whitened = np.linalg.solve(streamed, np.array(rows, np.float64)) * cohort / stddev
+    check_standard_normal(whitened.T)
+
+
+@pytest.mark.parametrize("source", ["philox", "aes"])
+def test_storages_give_the_same_rows(source: str, tmp_path: pathlib.Path) -> None:
+    factorization = _MECHANISMS["banded"](16)
+    results = []
+    for storage in ("state", "disk", "auto"):
+        process = _process(
+            _NEST,
+            factorization=factorization,
+            noise_multiplier=1.0,
+            seed=4,
+            noise_storage=storage,
+            noise_source=source,
+            noise_directory=tmp_path / storage,
+        )
+        state, rows = process.initialize(), []
+        for _ in range(10):
+            output = process.next(state, [_value(0.0)])
+            rows.append(_flat(output.result))
+            state = output.state
+        results.append(np.array(rows))
+    # bfloat16 has 8 bits of mantissa.
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-2, atol=1e-5)
+    np.testing.assert_array_equal(results[2], results[0])
+
+
+def test_sources_differ_under_one_seed() -> None:
+    results = []
+    for source in ("philox", "aes"):
+        process = _process(
+            tff.TensorType(np.float32, [5]), noise_multiplier=1.0, seed=4, noise_source=source
+        )
+        results.append(process.next(process.initialize(), [np.zeros(5, np.float32)]).result)
+    assert not np.any(results[0] == results[1])
+
+
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_the_noise_of_a_round_is_not_added_to_other_data(
+    storage: str, tmp_path: pathlib.Path
+) -> None:
+    """From an older state, the same data is released again, and other data is refused."""
+
+    def build() -> tff.templates.AggregationProcess:
+        return _process(
+            tff.TensorType(np.float32, [3]),
+            noise_multiplier=1.0,
+            noise_storage=storage,
+            noise_directory=tmp_path / "noise",
+        )
+
+    process = build()
+    state = process.initialize()
+    cohort = [np.array([0.3, 0.1, -0.2], np.float32), np.array([0.0, 0.5, 0.1], np.float32)]
+    other = [np.array([0.3, 0.1, -0.2], np.float32), np.array([0.0, 0.5, 0.2], np.float32)]
+    first = process.next(state, cohort)
+    second = process.next(first.state, other)
+    again = build()
+    np.testing.assert_array_equal(again.next(state, cohort).result, first.result)
+    # The same updates summed in another order.
+    np.testing.assert_allclose(again.next(state, cohort[::-1]).result, first.result, atol=1e-6)
+    with pytest.raises(Exception, match="added to other data before"):
+        again.next(state, other)
+    np.testing.assert_array_equal(again.next(first.state, other).result, second.result)
+    # Another run has noise of its own.
+    again.next(again.initialize(), other)
+
+
+@pytest.mark.parametrize(
+    ("storage", "source"), [("state", "philox"), ("disk", "philox"), ("state", "aes")]
+)
+@pytest.mark.parametrize("size_of_cohort", [0, 2])
+def test_a_first_round_of_nothing_is_recorded_like_any_other(
+    storage: str, source: str, size_of_cohort: int, tmp_path: pathlib.Path
+) -> None:
+    """An empty first cohort, or updates of zeros, do not leave the noise free for a client."""
+
+    def build() -> tff.templates.AggregationProcess:
+        return _process(
+            tff.TensorType(np.float32, [3]),
+            noise_multiplier=1.0,
+            noise_storage=storage,
+            noise_source=source,
+            noise_directory=tmp_path / "noise",
+        )
+
+    process = build()
+    state, other = process.initialize(), process.initialize()
+    nothing = [np.zeros(3, np.float32)] * size_of_cohort
+    client = [np.array([0.3, 0.1, -0.2], np.float32)]
+    first = process.next(state, nothing)
+    again = build()
+    for each in (process, again):
+        with pytest.raises(Exception, match="added to other data before"):
+            each.next(state, client)
+        np.testing.assert_array_equal(each.next(state, nothing).result, first.result)
+    # Another start has noise of its own, and its first round may be of anything.
+    released = again.next(other, client)
+    assert np.all(np.isfinite(released.result))
+    with pytest.raises(Exception, match="added to other data before"):
+        again.next(other, nothing)
+    again.next(first.state, client)
+
+
+def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
+    """Nothing is drawn or recorded before the first round."""
+    process = _process(
+        tff.TensorType(np.float32, [3]),
+        noise_multiplier=1.0,
+        noise_storage="disk",
+        noise_directory=tmp_path / "noise",
+    )
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    states = [process.initialize() for _ in range(2)]
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+    for state in states:
+        # What tells an initial state from others in TFF, whose event is a placeholder.
+        assert state.is_init_state
+        assert not process.next(state, []).state.is_init_state
+
+
+def test_scaling_the_matrix_does_not_change_a_run() -> None:
+    bands = recursions.bands_of_matrix(_factorization().strategy_matrix(), 3)
+    for dtype in (np.float32, np.float64):
+        results = []
+        for scale in (1.0, 8.0, 1e-170, 1e-40, 1e38, 1e200):
+            process = _process(
+                tff.TensorType(dtype, [5]),
+                factorization=mfa.factorizations.BandedFactorization(scale * bands),
+                noise_multiplier=1.0,
+                seed=3,
+            )
+            results.append(process.next(process.initialize(), [np.zeros(5, dtype)]).result)
+        for result in results[1:]:
+            np.testing.assert_allclose(result, results[0], rtol=1e-5)
+    dense = mfa.factorizations.DenseFactorization(1e-170 * _factorization().strategy_matrix())
+    process = _process(
+        tff.TensorType(np.float64, [5]), factorization=dense, noise_multiplier=1.0, seed=3
+    )
+    result = process.next(process.initialize(), [np.zeros(5)]).result
+    np.testing.assert_allclose(result, results[0], rtol=1e-5)
+
+
+def test_two_starts_of_one_process_have_different_noise() -> None:
+    process = _process(tff.TensorType(np.float32, [5]), noise_multiplier=1.0)
+    first, second = (
+        process.next(process.initialize(), [np.zeros(5, np.float32)]).result for _ in range(2)
+    )
+    assert not np.any(first == second)
+
+
+def test_a_round_past_the_last_one_fails_and_says_why() -> None:
+    process = _process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
+    state = process.initialize()
+    for _ in range(_NUM_ROUNDS):
+        state = process.next(state, [np.zeros(2, np.float32)]).state
+    with pytest.raises(Exception, match="noise for 6 rounds") as raised:
+        process.next(state, [np.zeros(2, np.float32)])
+    assert processes.refusal_of(raised.value) == (
+        "The factorization has noise for 6 rounds, and one more round was asked for: its noise row "
+        "would repeat an earlier one. Stop training, or use a factorization for more rounds."
+    )
+    assert processes.refusal_of(ValueError("another error")) is None
+
+
+@pytest.mark.parametrize("num_clients", [0, 1, 3, 5])
+def test_measurements_say_how_many_clients_there_were_and_should_be(num_clients: int) -> None:
+    process = _process(tff.TensorType(np.float32, [2]), clients_per_round=3.0)
+    output = process.next(process.initialize(), [np.ones(2, np.float32)] * num_clients)
+    assert output.measurements["num_clients"] == num_clients
+    assert output.measurements["clients_per_round"] == 3.0
+
+
+def test_measurements_count_rounds_and_reveal_no_seed() -> None:
+    process = _process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
+    output = process.next(process.initialize(), [np.zeros(2, np.float32)])
+    assert output.measurements["dp_query_metrics"] == {"rounds_released": 1}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.bool_])
+def test_other_types_than_floats_are_refused(dtype: Any) -> None:
+    with pytest.raises(TypeError, match="floating-point"):
+        _process(tff.TensorType(dtype, [2]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier"),
+        ({"clip_norm": 0.0}, ValueError, "clip_norm"),
+        ({"clients_per_round": 0}, ValueError, "clients_per_round"),
+        ({"participation": "min_sep"}, TypeError, "participation"),
+        ({"factorization": 7}, TypeError, "factorization"),
+        ({"noise_storage": "tape"}, ValueError, "'auto', 'state', 'disk'"),
+        ({"noise_source": "dice"}, ValueError, "'philox', 'aes'"),
+        ({"factorization": "nowhere"}, mfa.checkpoints.CheckpointError, "nowhere"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        _aggregator(**changes)
+
+
+def test_a_checkpoint_directory_serves_as_the_factorization(tmp_path: pathlib.Path) -> None:
+    mfa.checkpoints.save(_factorization(), tmp_path / "c")
+    zeros = [np.zeros(5, np.float32)]
+    results = []
+    for factorization in (tmp_path / "c", str(tmp_path / "c"), _factorization()):
+        process = _process(
+            tff.TensorType(np.float32, [5]),
+            factorization=factorization,
+            noise_multiplier=1.0,
+            seed=1,
+        )
+        results.append(process.next(process.initialize(), zeros).result)
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def _model_fn() -> tff.learning.models.VariableModel:
+    inputs = tf.keras.Input((2,))
+    outputs = tf.keras.layers.Dense(1, kernel_initializer="zeros")(inputs)
+    return tff.learning.models.from_keras_model(
+        tf.keras.Model(inputs, outputs),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=(tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))),
+    )
+
+
+def _data(size: int) -> tf.data.Dataset:
+    x = np.linspace(-1, 1, 2 * size, dtype=np.float32).reshape(size, 2)
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1] + 1)).batch(4)
+
+
+@pytest.mark.parametrize("builder", ["unweighted", "weighted"])
+def test_federated_averaging_takes_it(builder: str) -> None:
+    optimizer = tff.learning.optimizers.build_sgdm(0.1)
+    aggregator = _aggregator(clip_norm=1e6, clients_per_round=2)
+    if builder == "unweighted":
+        process = tff.learning.algorithms.build_unweighted_fed_avg(
+            _model_fn, optimizer, model_aggregator=aggregator
+        )
+        plain = tff.learning.algorithms.build_unweighted_fed_avg(_model_fn, optimizer)
+    else:
+        process = tff.learning.algorithms.build_weighted_fed_avg(
+            _model_fn,
+            optimizer,
+            client_weighting=tff.learning.ClientWeighting.UNIFORM,
+            model_aggregator=tff.aggregators.as_weighted_aggregator(aggregator),
+        )
+        plain = tff.learning.algorithms.build_weighted_fed_avg(
+            _model_fn, optimizer, client_weighting=tff.learning.ClientWeighting.UNIFORM
+        )
+    clients = [_data(4), _data(12)]
+    ours = process.next(process.initialize(), clients)
+    theirs = plain.next(plain.initialize(), clients)
+    # Without noise and with a clip norm that nobody reaches, it is the plain mean.
+    for our, their in zip(
+        process.get_model_weights(ours.state).trainable,
+        plain.get_model_weights(theirs.state).trainable,
+        strict=True,
+    ):
+        np.testing.assert_allclose(our, their, rtol=1e-5)
+
+
+def test_it_nests_in_other_factories() -> None:
+    nested = tff.aggregators.zeroing_factory(10.0, _aggregator())
+    assert isinstance(nested, tff.aggregators.UnweightedAggregationFactory)
+    process = nested.create(tff.TensorType(np.float32, [2]))
+    clients = [np.array([0.4, 0.0], np.float32), np.array([11.0, 0.0], np.float32)]
+    output = process.next(process.initialize(), clients)
+    np.testing.assert_allclose(output.result, [0.1, 0.0], rtol=1e-6)

@@ -1,0 +1,283 @@
+"""The query: clipping, sums and noise, without TensorFlow Federated."""
+
+import collections
+import os
+import shutil
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import dp_accounting
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from mf_aggregators import workloads
+from mf_aggregators.factorizations import (
+    DenseFactorization,
+    Factorization,
+    banded,
+    identity,
+    optimal,
+)
+from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.tff import dp_query
+from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from mf_aggregators.tff.noise_making import NoiseOptions
+from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+
+_NUM_ROUNDS = 5
+_SPECS = collections.OrderedDict(
+    first=tf.TensorSpec((2, 2), tf.float32), second=tf.TensorSpec((2,), tf.float64)
+)
+
+
+def _query(
+    factorization: Factorization, noise_stddev: float = 0.0, seed: int | None = None, **other: Any
+) -> MatrixFactorizationSumQuery:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return MatrixFactorizationSumQuery(
+            factorization.noise_recursion(),
+            other.pop("specs", _SPECS),
+            l2_norm_clip=other.pop("l2_norm_clip", 1.0),
+            noise_stddev=noise_stddev,
+            seed=seed,
+            noise=other.pop("noise", None),
+        )
+
+
+def _record(*values: float) -> Any:
+    entries = np.array(values)
+    return collections.OrderedDict(
+        first=tf.constant(entries[:4].reshape(2, 2), tf.float32),
+        second=tf.constant(entries[4:], tf.float64),
+    )
+
+
+def _flat(record: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(tensor.numpy()) for tensor in tf.nest.flatten(record)])
+
+
+def _run(query: MatrixFactorizationSumQuery, rounds: list[list[Any]]) -> list[np.ndarray]:
+    state = query.initial_global_state()
+    results = []
+    for records in rounds:
+        params = query.derive_sample_params(state)
+        sums = query.initial_sample_state(records[0])
+        for record in records:
+            sums = query.accumulate_record(params, sums, record)
+        result, state, event = query.get_noised_result(sums, state)
+        assert isinstance(event, dp_accounting.UnsupportedDpEvent)
+        results.append(_flat(result))
+    return results
+
+
+def test_it_is_a_sum_query_of_tensorflow_privacy() -> None:
+    assert isinstance(_query(identity(3)), tfp.SumAggregationDPQuery)
+
+
+def test_without_noise_the_sum_of_clipped_records_is_exact() -> None:
+    inside = _record(0.1, -0.2, 0.3, 0.0, 0.25, -0.5)
+    outside = _record(3.0, 0.0, -4.0, 0.0, 0.0, 12.0)
+    (result,) = _run(_query(banded(workloads.prefix_sum(3), 2)), [[inside, outside]])
+    expected = _flat(inside) + _flat(outside) / 13.0
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-7)
+    # A record within the norm passes bit for bit.
+    (alone,) = _run(_query(identity(3)), [[inside]])
+    np.testing.assert_array_equal(alone, _flat(inside))
+
+
+@given(st.lists(st.floats(width=32), min_size=6, max_size=6), st.floats(1e-3, 1e3))
+@settings(deadline=None, max_examples=200)
+def test_no_record_exceeds_the_clip_norm(values: list[float], clip_norm: float) -> None:
+    clipped = _flat(dp_query.clip_by_global_norm(_record(*values), tf.constant(clip_norm)))
+    assert np.all(np.isfinite(clipped))
+    assert np.linalg.norm(clipped.astype(np.float64)) <= clip_norm * (1 + 1e-6)
+    entries = np.array(values)
+    if not np.all(np.isfinite(entries)):
+        assert not np.any(clipped)
+    elif np.linalg.norm(entries) > 0:
+        # The direction stays what it was.
+        scale = np.max(np.abs(entries))
+        direction = entries / scale / np.linalg.norm(entries / scale)
+        length = min(clip_norm, scale * np.linalg.norm(entries / scale))
+        np.testing.assert_allclose(clipped, length * direction, rtol=1e-5, atol=1e-6 * clip_norm)
+
+
+@pytest.mark.parametrize("excess", [1e-5, 5e-5])
+@pytest.mark.parametrize("dtypes", [(tf.float32,), (tf.float64,), (tf.float32, tf.float64)])
+@pytest.mark.parametrize(("size", "clip_norm"), [(1, 0.3), (7, 250.0), (5000, 1.0)])
+def test_a_record_just_above_the_clip_norm_is_clipped(
+    excess: float, dtypes: tuple[tf.DType, ...], size: int, clip_norm: float
+) -> None:
+    """No tolerance: what remains above the norm is the rounding of float32."""
+    generator = np.random.default_rng(size)
+    direction = generator.normal(size=(len(dtypes), size))
+    direction *= clip_norm * (1.0 + excess) / np.linalg.norm(direction)
+    record = [tf.constant(entries, dtype) for entries, dtype in zip(direction, dtypes, strict=True)]
+    clipped = _flat(dp_query.clip_by_global_norm(record, tf.constant(clip_norm, tf.float64)))
+    norm = np.linalg.norm(clipped.astype(np.float64))
+    assert norm == pytest.approx(clip_norm, rel=2e-7)
+    # And one just below passes bit for bit.
+    inside = [tf.cast(tensor * (1.0 - 2.0 * excess), tensor.dtype) for tensor in record]
+    passed = dp_query.clip_by_global_norm(inside, tf.constant(clip_norm, tf.float64))
+    np.testing.assert_array_equal(_flat(passed), _flat(inside))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_one_bad_record_moves_the_sum_by_at_most_the_clip_norm(bad: float) -> None:
+    good = _record(0.1, 0.2, 0.0, 0.0, 0.0, 0.1)
+    spoilt = _record(bad, 0.2, bad, 0.0, 0.0, 0.1)
+    (with_it,) = _run(_query(identity(3)), [[good, spoilt]])
+    (without,) = _run(_query(identity(3)), [[good]])
+    assert np.linalg.norm(with_it - without) <= 1.0 + 1e-6
+    if not np.isfinite(bad):
+        np.testing.assert_array_equal(with_it, without)
+
+
+@pytest.mark.parametrize("mechanism", ["identity", "banded", "optimal"])
+def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> None:
+    """Over 300 fresh seeds: C Y / stddev is white, so cov(Y) = stddev^2 (C^T C)^-1.
+
+    False alarm once in ten million runs.
+    """
+    workload = workloads.prefix_sum(_NUM_ROUNDS)
+    factorization: Factorization = {
+        "identity": lambda: identity(_NUM_ROUNDS),
+        "banded": lambda: banded(workload, 3),
+        "optimal": lambda: optimal(workload),
+    }[mechanism]()
+    stddev = 1.7
+    zeros = _record(0, 0, 0, 0, 0, 0)
+    query = _query(factorization, stddev)
+    step = tf.function(lambda state: query.get_noised_result(zeros, state)[:2])
+    start = tf.function(query.initial_global_state)
+    samples = []
+    for _ in range(300):
+        state, rows = start(), []
+        for _ in range(_NUM_ROUNDS):
+            result, state = step(state)
+            rows.append(_flat(result))
+        whitened = factorization.strategy_matrix() @ np.array(rows) / stddev
+        samples.append(whitened.ravel())
+    check_standard_normal(np.array(samples))
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_half_precision_is_clipped_and_summed_in_float32(dtype: tf.DType) -> None:
+    specs = [tf.TensorSpec((300,), dtype)]
+    query = _query(identity(2), specs=specs)
+    generator = np.random.default_rng(0)
+    records = [[tf.constant(generator.normal(size=300), dtype)] for _ in range(20)]
+    state = query.initial_global_state()
+    clipped = [query.preprocess_record(state.l2_norm_clip, record) for record in records]
+    for (tensor,) in clipped:
+        assert tensor.dtype == tf.float32
+        assert np.linalg.norm(tensor.numpy().astype(np.float64)) <= 1.0 + 1e-6
+    total = query.initial_sample_state(specs)
+    for record in clipped:
+        total = query.accumulate_preprocessed_record(total, record)
+    (result,), _, _ = query.get_noised_result(total, state)
+    assert result.dtype == dtype
+    exact = np.sum([tensor.numpy() for (tensor,) in clipped], axis=0)
+    np.testing.assert_array_equal(result.numpy(), tf.cast(exact, dtype).numpy())
+
+
+@pytest.mark.parametrize("stddev", [1e-46, 1e39])
+def test_noise_that_float32_would_lose_is_refused(stddev: float) -> None:
+    with pytest.raises(ValueError, match="noise_stddev"):
+        _query(identity(2), stddev)
+
+
+def test_every_start_has_noise_of_its_own() -> None:
+    query = _query(identity(3), 1.0)
+    seeds = {tuple(query.initial_global_state().noise.seed.numpy()) for _ in range(20)}
+    assert len(seeds) == 20
+    assert len({_query(identity(3), 1.0)._entropy for _ in range(20)}) == 20
+
+
+def test_the_same_round_again_has_the_same_noise() -> None:
+    query = _query(banded(workloads.prefix_sum(4), 2), 1.0)
+    state = query.initial_global_state()
+    zeros = _record(0, 0, 0, 0, 0, 0)
+    first, after, _ = query.get_noised_result(zeros, state)
+    again, _, _ = query.get_noised_result(zeros, state)
+    other, _, _ = query.get_noised_result(zeros, after)
+    np.testing.assert_array_equal(_flat(first), _flat(again))
+    assert not np.any(_flat(first) == _flat(other))
+
+
+@pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**31, 2**32, 2**63, 2**64 + 1, 10**40])
+def test_fixed_seeds_of_any_size_repeat_and_differ(seed: int) -> None:
+    def noise(value: int) -> np.ndarray:
+        return _run(_query(identity(2), 1.0, seed=value), [[_record(0, 0, 0, 0, 0, 0)]])[0]
+
+    np.testing.assert_array_equal(noise(seed), noise(seed))
+    assert not np.any(noise(seed) == noise(seed + 1))
+    assert not np.any(noise(seed) == noise(seed + 2**32))
+
+
+def test_a_fixed_seed_warns() -> None:
+    with pytest.warns(FixedSeedWarning, match="tests only"):
+        MatrixFactorizationSumQuery(
+            identity(2).noise_recursion(), _SPECS, l2_norm_clip=1.0, noise_stddev=1.0, seed=1
+        )
+
+
+def test_metrics_do_not_reveal_the_seed() -> None:
+    query = _query(identity(2), 1.0)
+    metrics = query.derive_metrics(query.initial_global_state())
+    assert list(metrics) == ["rounds_released"]
+
+
+@pytest.mark.parametrize("noise_stddev", [0.0, 1.0])
+def test_rounds_past_the_last_one_fail(noise_stddev: float) -> None:
+    query = _query(identity(2), noise_stddev)
+    zeros = _record(0, 0, 0, 0, 0, 0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 rounds"):
+        _run(query, [[zeros]] * 3)
+
+
+def test_integers_are_refused() -> None:
+    with pytest.raises(TypeError, match="int32"):
+        _query(identity(2), specs=[tf.TensorSpec((2,), tf.int32)])
+
+
+def test_unknown_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="known shape"):
+        _query(identity(2), specs=[tf.TensorSpec((None,), tf.float32)])
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_clip_norms_are_refused(clip_norm: float) -> None:
+    with pytest.raises(ValueError, match="l2_norm_clip"):
+        _query(identity(2), l2_norm_clip=clip_norm)
+
+
+def test_states_that_tff_cannot_pass_are_refused() -> None:
+    factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
+    specs = [tf.TensorSpec((10_000_000,), tf.float32)]
+    with pytest.raises(ValueError, match=r"GiB of server state.*noise_storage='disk'"):
+        _query(factorization, 1.0, specs=specs, noise=NoiseOptions(NoiseStorage.STATE))
+
+
+def test_matrices_that_no_graph_should_hold_are_refused() -> None:
+    factorization = DenseFactorization(np.tri(600))
+    with pytest.raises(ValueError, match=r"too large to be put into a graph.*'disk'"):
+        _query(factorization, 1.0, noise=NoiseOptions(NoiseStorage.STATE))
+
+
+def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class _Usage:
+        free = 2**30
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage())
+    factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
+    specs = [tf.TensorSpec((10_000_000,), tf.float32)]
+    with pytest.raises(ValueError, match="pass a noise_directory on a larger disk"):
+        _query(factorization, 1.0, specs=specs)

@@ -1,0 +1,183 @@
+"""The directory of noise rows: for its owner alone, with room enough, gone if temporary."""
+
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from mf_aggregators.tff import noise_directory
+
+_SPARE = 64 << 20
+
+
+class _Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def _mode(path: pathlib.Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_umask")
+def test_new_directories_are_private_whatever_the_umask_is(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a" / "b" / "noise"
+    directory = noise_directory.open_directory(path)
+    assert directory == path
+    assert _mode(directory) == 0o700
+    assert _mode(noise_directory.temporary_directory("noise-", tmp_path)) == 0o700
+
+
+def test_a_private_directory_is_used_as_it_is(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "noise"
+    path.mkdir(mode=0o700)
+    (path / "kept").write_text("kept")
+    assert noise_directory.open_directory(os.fspath(path)) == path
+    assert (path / "kept").read_text() == "kept"
+
+
+def test_relative_paths_are_made_absolute(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TFF's workers need not have the same working directory."""
+    monkeypatch.chdir(tmp_path)
+    directory = noise_directory.open_directory("x/../noise")
+    assert directory == tmp_path / "noise"
+    assert directory.is_dir()
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o702, 0o704, 0o710, 0o720, 0o740, 0o755, 0o777], ids=oct)
+def test_directories_that_others_may_use_are_refused(mode: int, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "noise"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(ValueError, match=r"open to others.*chmod 700"):
+        noise_directory.open_directory(path)
+    path.chmod(0o700)
+    assert noise_directory.open_directory(path) == path
+
+
+def test_directories_of_others_are_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = noise_directory.open_directory(tmp_path / "noise")
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(ValueError, match="open to others"):
+        noise_directory.open_directory(path)
+
+
+def test_files_are_refused(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (file, file / "below"):
+        with pytest.raises(ValueError, match=r"cannot be used.*Choose another one"):
+            noise_directory.open_directory(path)
+    assert file.read_text() == ""
+
+
+@pytest.mark.parametrize("character", list("*?[]\\"))
+def test_paths_that_graphs_take_for_patterns_are_refused(
+    character: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(ValueError, match="must not have: choose another"):
+        noise_directory.open_directory(tmp_path / f"noise{character}1" / "rows")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_in_a_directory_goes(tmp_path: pathlib.Path) -> None:
+    """And nothing of a process that runs, or that has another name."""
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    names = [f"words-{killed.pid}-x", f"words-{os.getpid()}-x", "words-other", "rows-1-x"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.request").write_text("a seed")
+    new = noise_directory.temporary_directory("words-", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:], new.name}
+
+
+_SCRIPT = """
+import pathlib, sys
+from mf_aggregators import noise_directory
+parent = pathlib.Path(sys.argv[1])
+for directory in (
+    noise_directory.open_directory(None),
+    noise_directory.temporary_directory("words-", parent),
+):
+    (directory / "deep").mkdir()
+    (directory / "deep" / "file").write_text("noise")
+    print(directory)
+kept = noise_directory.open_directory(parent / "kept")
+(kept / "file").write_text("noise")
+if sys.argv[2] == "error":
+    raise RuntimeError("as training may end")
+"""
+
+
+@pytest.mark.parametrize("end", ["normal", "error"])
+def test_temporary_directories_go_when_python_ends(end: str, tmp_path: pathlib.Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, os.fspath(tmp_path), end],
+        env={**os.environ, "TMPDIR": os.fspath(temporary)},
+        cwd=pathlib.Path(noise_directory.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ("as training may end" in process.stderr) == (end == "error"), process.stderr
+    of_system, below_parent = (pathlib.Path(line) for line in process.stdout.split())
+    assert of_system.parent == temporary
+    assert of_system.name.startswith("mf_aggregators-noise-")
+    assert below_parent.parent == tmp_path
+    assert below_parent.name.startswith("words-")
+    assert not of_system.exists()
+    assert not below_parent.exists()
+    assert (tmp_path / "kept" / "file").read_text() == "noise"
+
+
+def _disk_with(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(10 * free, 9 * free, free))
+
+
+def test_room_is_what_is_free_but_for_a_reserve(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _disk_with(monkeypatch, 3_000_000_000 + _SPARE)
+    noise_directory.check_room(tmp_path, 3_000_000_000)
+    with pytest.raises(ValueError, match=r"need 3\.0 GB in .* has 3\.0 GB left: pass a noise_dir"):
+        noise_directory.check_room(tmp_path, 3_000_000_001)
+    with pytest.raises(ValueError, match=r"need 5\.4 GB"):
+        noise_directory.check_room(tmp_path, 5_432_109_876)
+    _disk_with(monkeypatch, 1000)
+    with pytest.raises(ValueError, match=r"has 0\.0 GB left"):
+        noise_directory.check_room(tmp_path, 1)
+
+
+def test_files_that_are_already_there_count_as_room(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed writes over its own."""
+    _disk_with(monkeypatch, _SPARE + 100)
+    (tmp_path / "deep" / "deeper").mkdir(parents=True)
+    (tmp_path / "deep" / "deeper" / "row").write_bytes(bytes(70))
+    (tmp_path / "row").write_bytes(bytes(30))
+    noise_directory.check_room(tmp_path, 200)
+    with pytest.raises(ValueError, match="need"):
+        noise_directory.check_room(tmp_path, 201)

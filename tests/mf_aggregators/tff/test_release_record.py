@@ -1,0 +1,131 @@
+"""The record of what a round's noise was added to."""
+
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+from mf_aggregators.tff.release_record import ReleaseRecord
+
+_CLIP_NORM = 0.5
+
+
+def _check(
+    directory: pathlib.Path, i: int, *sums: np.ndarray, stream: tuple[int, int] = (1, -2)
+) -> None:
+    checked = ReleaseRecord.in_directory(directory).check(
+        tf.constant(stream, tf.int64),
+        tf.constant(i, tf.int64),
+        [tf.constant(tensor) for tensor in sums],
+        _CLIP_NORM,
+    )
+    for tensor, given_sum in zip(checked, sums, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), given_sum)
+
+
+def _updates(count: int) -> np.ndarray:
+    """Updates of clients at the clip norm, over 1003 parameters."""
+    updates = np.random.default_rng(3).normal(size=(count, 1003)).astype(np.float32)
+    return updates * _CLIP_NORM / np.linalg.norm(updates, axis=1, keepdims=True)
+
+
+def _split(total: np.ndarray) -> tuple[np.ndarray, ...]:
+    return total[:600].reshape(20, 30), total[600:1002].astype(np.float64), total[1002]
+
+
+def test_the_same_updates_in_any_order_pass(tmp_path: pathlib.Path) -> None:
+    updates = _updates(500)
+    for order in (slice(None), slice(None, None, -1)):
+        total = np.zeros(1003, np.float32)
+        for update in updates[order]:
+            total += update
+        _check(tmp_path, 3, *_split(total))
+
+
+@pytest.mark.parametrize("change", ["another client", "one fewer", "one more"])
+def test_one_client_among_hundreds_makes_a_difference(change: str, tmp_path: pathlib.Path) -> None:
+    updates = _updates(502)
+    _check(tmp_path, 3, *_split(updates[:500].sum(axis=0)))
+    other = {
+        "another client": updates[1:501],
+        "one fewer": updates[:499],
+        "one more": updates[:501],
+    }[change]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="added to other data before"):
+        _check(tmp_path, 3, *_split(other.sum(axis=0)))
+    # Other rounds and other streams have noise of their own.
+    _check(tmp_path, 4, *_split(other.sum(axis=0)))
+    _check(tmp_path, 3, *_split(other.sum(axis=0)), stream=(1, -3))
+
+
+@given(st.integers(0, 1002))
+@settings(max_examples=12, deadline=None)
+def test_every_coordinate_counts(position: int) -> None:
+    """A change of a tenth of the clip norm in one coordinate is refused."""
+    with tempfile.TemporaryDirectory() as directory:
+        total = _updates(1)[0]
+        _check(pathlib.Path(directory), 0, *_split(total))
+        total[position] += 0.1 * _CLIP_NORM
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+            _check(pathlib.Path(directory), 0, *_split(total))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_sums_of_gradients_whose_rows_add_up_to_zero_differ(
+    size: float, tmp_path: pathlib.Path
+) -> None:
+    """As those of a softmax do, for any data; however small the updates are."""
+    generator = np.random.default_rng(5)
+    sums = []
+    for _ in range(2):
+        gradient = generator.normal(size=(512, 10))
+        gradient -= gradient.mean(axis=1, keepdims=True)
+        gradient *= size * _CLIP_NORM / np.linalg.norm(gradient)
+        sums.append(gradient.astype(np.float32))
+    _check(tmp_path, 4, sums[0])
+    _check(tmp_path, 4, sums[0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+        _check(tmp_path, 4, sums[1])
+
+
+@pytest.mark.parametrize("i", [0, 1])
+def test_a_sum_of_zeros_is_recorded(i: int, tmp_path: pathlib.Path) -> None:
+    zeros, total = np.zeros(1003, np.float32), _updates(1)[0]
+    for _ in range(2):
+        _check(tmp_path, i, *_split(zeros))
+    # The difference to the round of nobody would be the sum, without noise.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+        _check(tmp_path, i, *_split(total))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2])
+@pytest.mark.parametrize(("change", "is_refused"), [(1e-3, True), (1e-6, False)])
+def test_sums_that_differ_by_a_thousandth_are_others(
+    size: float, change: float, is_refused: bool, tmp_path: pathlib.Path
+) -> None:
+    """And by a millionth, as when updates are summed in another order, they are the same."""
+    total = size * _updates(1)[0].astype(np.float64)
+    changed = (1.0 + change) * total
+    _check(tmp_path, 1, total)
+    if is_refused:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+            _check(tmp_path, 1, changed)
+    else:
+        _check(tmp_path, 1, changed)
+
+
+def test_a_damaged_record_is_written_again(tmp_path: pathlib.Path) -> None:
+    total = _updates(1)[0]
+    _check(tmp_path, 2, *_split(total))
+    (path,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    path.write_bytes(path.read_bytes()[:30])
+    _check(tmp_path, 2, *_split(total))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not released"):
+        _check(tmp_path, 2, *_split(2.0 * total))

@@ -1,0 +1,177 @@
+"""Tensors in files: what was written comes back, and anything else is not there."""
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+from mf_aggregators.tff import noise_directory, tensor_files
+
+_NUMBER = 12345
+_TENSOR = np.array([1.5, -2.25, np.pi], np.float32)
+
+
+@functools.cache
+def _reader(shape: tuple[int, ...], dtype: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    return tf.function(
+        lambda path, number: tensor_files.read(path, number, list(shape), tf.as_dtype(dtype))
+    )
+
+
+@functools.cache
+def _writer() -> Callable[..., None]:
+    def write(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> None:
+        tensor_files.write(path, number, tensor)
+
+    return tf.function(write)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs() -> Iterator[None]:
+    """Lets graphs go while Python is still whole: later, TensorFlow complains."""
+    yield
+    _reader.cache_clear()
+    _writer.cache_clear()
+
+
+def _written(path: pathlib.Path, tensor: np.ndarray, number: int = _NUMBER) -> None:
+    _writer()(tf.constant(os.fspath(path)), tf.constant(number, tf.int64), tf.constant(tensor))
+
+
+def _read(
+    path: pathlib.Path,
+    number: int = _NUMBER,
+    shape: tuple[int, ...] = _TENSOR.shape,
+    dtype: str = "float32",
+) -> np.ndarray | None:
+    """What is in the file, or None; checks that what is not there is zeros."""
+    tensor, is_there = _reader(shape, dtype)(
+        tf.constant(os.fspath(path)), tf.constant(number, tf.int64)
+    )
+    found = tensor.numpy()
+    assert (found.shape, found.dtype) == (shape, dtype)
+    if is_there.numpy():
+        return np.asarray(found)
+    np.testing.assert_array_equal(found, np.zeros(shape))
+    return None
+
+
+def _is_written_tensor(found: np.ndarray | None) -> bool:
+    return found is not None and found.tobytes() == _TENSOR.tobytes()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        _TENSOR,
+        np.array([np.nan, np.inf, -0.0], np.float32),
+        np.array(7.5, np.float32),
+        np.arange(6.0).reshape(2, 3),
+        np.zeros((0, 5)),
+        np.random.default_rng(0).normal(size=70_000).astype(np.float32),
+    ],
+    ids=lambda tensor: f"{tensor.dtype}{tensor.shape}",
+)
+@pytest.mark.parametrize("number", [0, _NUMBER, 2**63 - 1])
+def test_what_was_written_is_read_bit_for_bit(
+    tensor: np.ndarray, number: int, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "tensor"
+    _written(path, tensor, number)
+    found = _read(path, number, tensor.shape, tensor.dtype.name)
+    assert found is not None
+    assert found.tobytes() == tensor.tobytes()
+
+
+def test_directories_are_made(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "new" / "and deeper" / "tensor"
+    _written(path, _TENSOR)
+    assert _is_written_tensor(_read(path))
+
+
+def test_a_file_is_replaced_by_a_shorter_and_by_a_longer_one(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "tensor"
+    for tensor in (np.array(2.0, np.float32), _TENSOR, np.array(3.0, np.float32)):
+        _written(path, tensor)
+        found = _read(path, shape=tensor.shape)
+        assert found is not None
+        assert found.tobytes() == tensor.tobytes()
+
+
+def test_what_is_missing_is_not_there(tmp_path: pathlib.Path) -> None:
+    assert _read(tmp_path / "tensor") is None
+    assert _read(tmp_path / "no" / "directory" / "tensor") is None
+    # The beginning of another file's name, and one that goes on.
+    _written(tmp_path / "tensor-1", _TENSOR)
+    assert _read(tmp_path / "tensor") is None
+    assert _read(tmp_path / "tensor-11") is None
+    assert _read(tmp_path / "tensor-1" / "below-a-file") is None
+
+
+@pytest.mark.parametrize("number", [0, _NUMBER + 1, _NUMBER * 10, -_NUMBER, 2**62 + _NUMBER])
+def test_what_is_for_another_number_is_not_there(number: int, tmp_path: pathlib.Path) -> None:
+    _written(tmp_path / "tensor", _TENSOR)
+    assert _read(tmp_path / "tensor", number) is None
+
+
+def test_what_was_cut_off_anywhere_is_not_there(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "tensor"
+    _written(path, _TENSOR)
+    whole = path.read_bytes()
+    # The header of 40 digits, and more than the three numbers.
+    assert len(whole) > 40 + _TENSOR.nbytes
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert _read(path) is None, length
+    for longer in (whole + b"\0", whole + whole, b"\0" + whole, whole[1:], b" " * len(whole)):
+        path.write_bytes(longer)
+        assert _read(path) is None
+    path.write_bytes(whole)
+    assert _is_written_tensor(_read(path))
+
+
+def test_what_has_any_flipped_bit_is_not_there(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "tensor"
+    _written(path, _TENSOR)
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            path.write_bytes(damaged)
+            assert _read(path) is None, (position, bit)
+
+
+def test_a_part_of_a_file_that_another_one_overwrote_is_not_there(tmp_path: pathlib.Path) -> None:
+    """As after a crash of the machine: pages of the older and of the newer file."""
+    path = tmp_path / "tensor"
+    tensors = [np.random.default_rng(seed).normal(size=70_000) for seed in (0, 1)]
+    wholes = []
+    for tensor in tensors:
+        _written(path, tensor.astype(np.float32))
+        wholes.append(path.read_bytes())
+    assert len(wholes[0]) == len(wholes[1])
+    for boundary in (4096, 2 * 4096, 10 * 4096, len(wholes[0]) - 4):
+        path.write_bytes(wholes[1][:boundary] + wholes[0][boundary:])
+        assert _read(path, shape=(70_000,)) is None
+        path.write_bytes(wholes[0][:boundary] + bytes(len(wholes[0]) - boundary))
+        assert _read(path, shape=(70_000,)) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "a b", "ünïcödé", "{a,b}", "~", "$HOME", "%20", "x:y", "it's", '"', "a;b&c|d"]
+)
+def test_other_paths_can_be_used(name: str, tmp_path: pathlib.Path) -> None:
+    path = noise_directory.open_directory(tmp_path / name) / "tensor"
+    assert not tensor_files.exists(tf.constant(os.fspath(path))).numpy()
+    assert _read(path) is None
+    _written(path, _TENSOR)
+    assert path.is_file()
+    assert tensor_files.exists(tf.constant(os.fspath(path))).numpy()
+    assert _is_written_tensor(_read(path))

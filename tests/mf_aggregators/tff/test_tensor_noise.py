@@ -1,0 +1,678 @@
+"""Noise rows in TensorFlow: C^-1 Z of every mechanism, from the state and from files.
+
+Most of the files' tests use blocks of two rows at most, so that few rounds have several
+blocks and rings of files come round.
+"""
+
+import functools
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    StructuredFactorization,
+    TreeAggregationFactorization,
+    banded_inverse,
+    blt,
+    toeplitz,
+    tree_aggregation,
+)
+from mf_aggregators.noise import block_plans, recursions, row_layout, rows_of_z, streams
+from mf_aggregators.noise.block_plans import BlockPlan
+from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.tff import tensor_blocks, tensor_noise
+from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
+from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, panel_rows
+from tests.mf_aggregators import random_recursions, small_mechanisms
+
+_NUM_ROUNDS = 9
+# Graphs of their own for every example take seconds to make.
+_NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+_SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
+_SPECS = (
+    tf.TensorSpec((2, 3), tf.float32),
+    tf.TensorSpec((), tf.float32),
+    tf.TensorSpec((0,), tf.float32),
+    tf.TensorSpec((4,), tf.bfloat16),
+)
+_MIXED_SPECS = (tf.TensorSpec((), tf.float64), *_SPECS, tf.TensorSpec((3,), tf.float64))
+
+
+_FACTORIZATIONS = small_mechanisms.factorizations(_NUM_ROUNDS)
+_EVERY_MECHANISM = pytest.mark.parametrize(
+    "index",
+    range(len(_FACTORIZATIONS)),
+    ids=lambda index: f"{index}-{_FACTORIZATIONS[index].mechanism}",
+)
+_BOTH_STORAGES = pytest.mark.parametrize("storage", ["state", "disk"])
+
+_Rows = list[list[np.ndarray]]
+
+
+class _Stream:
+    """A stream of noise rows whose graph is traced once."""
+
+    def __init__(
+        self, recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], plan: BlockPlan | None
+    ) -> None:
+        """Creates it, with files if there is a plan for them."""
+        files = None
+        if plan is not None:
+            segments = tensor_noise.segments_of(specs)
+            root = _directories.new()
+            files = tensor_blocks.prepare(plan, segments, PhiloxWords(), "philox", root)
+        self.noise = TensorNoise(recursion, specs, PhiloxWords(), files)
+        self._step = tf.function(lambda state: tensor_noise.next_row(self.noise, state))
+        self._streams = 0
+
+    def start(self, seed: np.ndarray = _SEED) -> NoiseState:
+        """The state before the first round of a stream with a new name."""
+        self._streams += 1
+        name = np.array([self._streams, -self._streams], np.int64)
+        return tensor_noise.initial_state(self.noise, tf.constant(seed), tf.constant(name))
+
+    def next_row(self, state: NoiseState) -> tuple[list[np.ndarray], NoiseState]:
+        row, state = self._step(state)
+        return [tensor.numpy() for tensor in row], state
+
+    def all_rows(self, state: NoiseState) -> tuple[_Rows, list[NoiseState]]:
+        """All rows, and the state before each of them and after the last."""
+        rows, states = [], [state]
+        for _ in range(self.noise.recursion.num_rounds):
+            row, state = self.next_row(state)
+            rows.append(row)
+            states.append(state)
+        return rows, states
+
+    @functools.cached_property
+    def expected(self) -> _Rows:
+        """The rows of ``_SEED`` that are made if nothing happens to the files."""
+        return self.all_rows(self.start())[0]
+
+    def directory(self, state: NoiseState) -> pathlib.Path:
+        """Where the files of the state's stream are."""
+        assert self.noise.files is not None
+        first, second = state.stream.numpy()
+        return pathlib.Path(self.noise.files.directory) / f"stream-{first}-{second}"
+
+
+class _Directories:
+    """New directories below one that the module's tests share."""
+
+    def __init__(self) -> None:
+        self.root: pathlib.Path | None = None
+        self._count = 0
+
+    def new(self) -> pathlib.Path:
+        assert self.root is not None
+        self._count += 1
+        directory = self.root / str(self._count)
+        directory.mkdir()
+        return directory
+
+
+_directories = _Directories()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    _directories.root = tmp_path_factory.mktemp("noise")
+    yield
+    # Graphs go while Python is still whole: later, TensorFlow complains.
+    _stream.cache_clear()
+
+
+def _plan_of_small_blocks(recursion: NoiseRecursion, largest: int = 2) -> BlockPlan:
+    n = recursion.num_rounds
+    starts = [0, *range(1, n, largest), n]
+    return BlockPlan(recursion, np.array(starts, np.int64))
+
+
+@functools.cache
+def _stream(index: int, storage: str) -> _Stream:
+    """The stream of a mechanism of ``_FACTORIZATIONS``."""
+    recursion = _FACTORIZATIONS[index].noise_recursion()
+    plan = _plan_of_small_blocks(recursion) if storage == "disk" else None
+    return _Stream(recursion, _SPECS, plan)
+
+
+def _inverse(factorization: Factorization) -> np.ndarray:
+    if isinstance(factorization, TreeAggregationFactorization):
+        # Its stream draws one row of Z a round: a square matrix of its own.
+        return factorization.noise_rows(np.eye(factorization.num_rounds))
+    return np.linalg.inv(factorization.strategy_matrix())
+
+
+def _z(seed: np.ndarray, num_rounds: int, first: int, size: int, dtype: Any) -> np.ndarray:
+    """Rows of Z by NumPy's definition."""
+    return np.array(
+        [
+            rows_of_z.standard_normal(NoiseSource.PHILOX, seed, i, first, size, dtype)
+            for i in range(num_rounds)
+        ]
+    )
+
+
+def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
+    """Checks rows against NumPy's streams of the same seed."""
+    noise = stream.noise
+    expected = streams.rows(noise.recursion, list(noise.specs), seed)
+    for row, numpy_row in zip(rows, expected, strict=True):
+        for tensor, other, spec in zip(row, numpy_row, noise.specs, strict=True):
+            assert tensor.shape == tuple(spec.shape)
+            assert tensor.dtype == (np.float64 if spec.dtype == tf.float64 else np.float32)
+            # Weights of files are those of whole blocks, rounded.
+            tolerance = 2e-5 if tensor.dtype == np.float32 else 1e-12
+            np.testing.assert_allclose(tensor, other, rtol=tolerance, atol=tolerance)
+
+
+def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    """Bit for bit."""
+    for tensor, other in zip(row, expected, strict=True):
+        np.testing.assert_array_equal(tensor, other)
+
+
+@_EVERY_MECHANISM
+@_BOTH_STORAGES
+def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
+    stream = _stream(index, storage)
+    seed = np.array([-7, 2**63 - 5], np.int64)
+    rows, states = stream.all_rows(stream.start(seed))
+    assert [int(state.round_index) for state in states] == list(range(_NUM_ROUNDS + 1))
+    # Eleven float32 entries, in order, from coordinate 0.
+    z = _z(seed, _NUM_ROUNDS, 0, 11, np.float32)
+    expected = _inverse(_FACTORIZATIONS[index]) @ z.astype(np.float64)
+    found = [np.concatenate([tensor.ravel() for tensor in row]) for row in rows]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    _check_rows(stream, rows, seed)
+
+
+@pytest.mark.parametrize("index", [3, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
+@_BOTH_STORAGES
+def test_double_precision_is_kept(index: int, storage: str) -> None:
+    """Next to tensors of single precision, whose rows are the same as without."""
+    recursion = _FACTORIZATIONS[index].noise_recursion()
+    plan = _plan_of_small_blocks(recursion) if storage == "disk" else None
+    stream = _Stream(recursion, _MIXED_SPECS, plan)
+    rows, _ = stream.all_rows(stream.start())
+    _check_rows(stream, rows, _SEED)
+    for row, other in zip(rows, _stream(index, storage).expected, strict=True):
+        np.testing.assert_allclose(
+            np.concatenate(row[1:-1], axis=None), np.concatenate(other, axis=None), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("index", [2, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
+@_BOTH_STORAGES
+def test_rows_of_more_than_one_panel(index: int, storage: str) -> None:
+    recursion = _FACTORIZATIONS[index].noise_recursion()
+    specs = (
+        tf.TensorSpec((70_000,), tf.float32),
+        tf.TensorSpec((), tf.float64),
+        tf.TensorSpec((0, 3), tf.float64),
+        tf.TensorSpec((2, 5), tf.float16),
+        tf.TensorSpec((66_000,), tf.float64),
+    )
+    plan = _plan_of_small_blocks(recursion) if storage == "disk" else None
+    stream = _Stream(recursion, specs, plan)
+    rows, _ = stream.all_rows(stream.start())
+    _check_rows(stream, rows, _SEED)
+
+
+@_BOTH_STORAGES
+def test_rows_without_entries(storage: str) -> None:
+    recursion = _FACTORIZATIONS[3].noise_recursion()
+    plan = block_plans.plan(recursion) if storage == "disk" else None
+    specs = (tf.TensorSpec((0,), tf.float32), tf.TensorSpec((2, 0), tf.float64))
+    stream = _Stream(recursion, specs, plan)
+    rows, states = stream.all_rows(stream.start())
+    assert [tensor.shape for tensor in rows[0]] == [(0,), (2, 0)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="noise for 9 rounds"):
+        stream.next_row(states[-1])
+
+
+@given(random_recursions.recursions(), st.booleans(), st.floats(0.5, 2.0))
+@settings(max_examples=8, deadline=None, phases=_NO_SHRINKING)
+def test_random_weights_give_the_rows_that_numpy_gives(
+    recursion: NoiseRecursion, is_on_disk: bool, sensitivity: float
+) -> None:
+    """NumPy's rows are held against the definitions in their own test."""
+    scaled = recursions.scaled_to_sensitivity_one(recursion, sensitivity)
+    stream = _Stream(
+        scaled,
+        (tf.TensorSpec((5,), tf.float64),),
+        _plan_of_small_blocks(scaled, 3) if is_on_disk else None,
+    )
+    rows, _ = stream.all_rows(stream.start())
+    z = _z(_SEED, recursion.num_rounds, 0, 5, np.float64)
+    expected = recursions.apply(scaled, z)
+    size = max(1.0, float(np.max(np.abs(expected))))
+    found = np.array([row[0] for row in rows])
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11 * size)
+
+
+@_EVERY_MECHANISM
+@_BOTH_STORAGES
+def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
+    stream = _stream(index, storage)
+    state = stream.start()._replace(round_index=tf.constant(_NUM_ROUNDS, tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="noise for 9 rounds, and one more"):
+        stream.next_row(state)
+
+
+@_EVERY_MECHANISM
+def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
+    stream = _stream(index, "state")
+    kept = recursions.floats_per_parameter(stream.noise.recursion)
+    _, states = stream.all_rows(stream.start())
+    for state in states:
+        shapes = [tuple(tensor.shape) for tensor in state.history]
+        assert shapes == ([(1, kept, 11)] if kept else [])
+    _, states = _stream(index, "disk").all_rows(_stream(index, "disk").start())
+    assert all(state.history == () for state in states)
+
+
+def _contents(state: NoiseState) -> list[bytes]:
+    return [tensor.numpy().tobytes() for tensor in tf.nest.flatten(state)]
+
+
+@_EVERY_MECHANISM
+@_BOTH_STORAGES
+def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
+    """Twice in a row, and from every earlier round: TFF may repeat or resume any of them."""
+    stream = _stream(index, storage)
+    _, states = stream.all_rows(stream.start())
+    for i in (*reversed(range(_NUM_ROUNDS)), *range(_NUM_ROUNDS)):
+        for _ in range(2):
+            row, following = stream.next_row(states[i])
+            _assert_same(row, stream.expected[i])
+            assert _contents(following) == _contents(states[i + 1])
+    # From the middle on to the end, after a run that was further.
+    state = states[_NUM_ROUNDS // 2]
+    for i in range(_NUM_ROUNDS // 2, _NUM_ROUNDS):
+        row, state = stream.next_row(state)
+        _assert_same(row, stream.expected[i])
+
+
+# What can happen to files between two rounds.
+_EVENTS = st.one_of(
+    st.just("nothing"),
+    st.just("delete all"),
+    st.just("go back"),
+    st.just("older files"),
+    st.tuples(st.sampled_from(["delete", "empty", "cut off", "damage"]), st.integers(0, 2**32 - 1)),
+)
+
+
+def _happen(event: Any, directory: pathlib.Path) -> None:
+    """Does something to the files of a stream."""
+    if event == "delete all":
+        shutil.rmtree(directory, ignore_errors=True)
+    if not isinstance(event, tuple):
+        return
+    what, seed = event
+    generator = np.random.default_rng(seed)
+    share = generator.choice([0.1, 0.5, 0.9])
+    for file in sorted(directory.rglob("*")):
+        if not file.is_file() or generator.uniform() > share:
+            continue
+        contents = bytearray(file.read_bytes())
+        if what == "delete":
+            file.unlink()
+        elif what == "empty":
+            file.write_bytes(b"")
+        elif what == "cut off":
+            file.write_bytes(contents[: generator.integers(0, len(contents) + 1)])
+        elif contents:
+            contents[generator.integers(0, len(contents))] ^= 1 << generator.integers(0, 8)
+            file.write_bytes(contents)
+
+
+@_EVERY_MECHANISM
+@given(events=st.lists(_EVENTS, min_size=1, max_size=2 * _NUM_ROUNDS), data=st.data())
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_happens_to_the_files_rows_stay_the_same(
+    index: int, events: list[Any], data: st.DataObject
+) -> None:
+    stream = _stream(index, "disk")
+    state = stream.start()
+    directory = stream.directory(state)
+    states = [state]
+    older = directory.with_name(directory.name + "-older")
+    for event in (*events, *["nothing"] * _NUM_ROUNDS):
+        if event == "go back":
+            state = states[data.draw(st.integers(0, len(states) - 1))]
+        if event == "older files" and directory.exists():
+            # From a copy that was made then to the next time, as a restored backup.
+            if older.exists():
+                shutil.rmtree(directory)
+                older.rename(directory)
+            else:
+                shutil.copytree(directory, older)
+        _happen(event, directory)
+        i = int(state.round_index)
+        if i == _NUM_ROUNDS:
+            continue
+        row, state = stream.next_row(state)
+        _assert_same(row, stream.expected[i])
+        if len(states) == i + 1:
+            states.append(state)
+    for path in (directory, older):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@_EVERY_MECHANISM
+def test_the_directory_of_a_stream_can_be_deleted_before_any_round(index: int) -> None:
+    stream = _stream(index, "disk")
+    for every in (1, 2):
+        state = stream.start()
+        for i in range(_NUM_ROUNDS):
+            if i % every == 0:
+                shutil.rmtree(stream.directory(state), ignore_errors=True)
+            row, state = stream.next_row(state)
+            _assert_same(row, stream.expected[i])
+            assert stream.directory(state).is_dir()
+
+
+@_EVERY_MECHANISM
+def test_rows_are_files_of_a_bounded_number(index: int) -> None:
+    stream = _stream(index, "disk")
+    assert stream.noise.files is not None
+    plan = stream.noise.files.plan
+    state = stream.start()
+    for _ in range(_NUM_ROUNDS):
+        _, state = stream.next_row(state)
+        (panel,) = stream.directory(state).iterdir()
+        names = [path.name for path in panel.iterdir()]
+        assert sum(name.startswith("row") for name in names) <= plan.rows_kept
+        assert sum(name.startswith("state") for name in names) <= 4
+        assert all(name.startswith(("row", "state")) for name in names)
+    assert plan.rows_kept < _NUM_ROUNDS or plan.most_earlier_rows >= _NUM_ROUNDS - 3
+
+
+def test_streams_in_one_directory_do_not_mix() -> None:
+    """With names whose digits run together, of other seeds, in turns."""
+    stream = _stream(3, "disk")
+    names = [(1, 23), (12, 3), (-1, 23), (1, -23), (2**63 - 1, -(2**63)), (23, 1)]
+    seeds = [np.array([number, 5], np.int64) for number in range(len(names))]
+    states = [
+        tensor_noise.initial_state(stream.noise, tf.constant(seed), tf.constant(name, tf.int64))
+        for seed, name in zip(seeds, names, strict=True)
+    ]
+    rows: list[_Rows] = [[] for _ in names]
+    for _ in range(_NUM_ROUNDS):
+        for number in range(len(names)):
+            row, states[number] = stream.next_row(states[number])
+            rows[number].append(row)
+    for of_stream, seed in zip(rows, seeds, strict=True):
+        _check_rows(stream, of_stream, seed)
+
+
+def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
+    """Nor sources, layouts or plans: each has files of its own, and the same ones again."""
+    recursion = _FACTORIZATIONS[3].noise_recursion()
+    scaled = _FACTORIZATIONS[9].noise_recursion()
+    assert isinstance(scaled, recursions.ToeplitzNoise)
+    assert scaled.row_scales is not None
+    other_scales = recursions.ToeplitzNoise(
+        scaled.num_rounds, scaled.coefficients, scaled.row_scales * 2.0
+    )
+    of_specs = tensor_noise.segments_of(_SPECS)
+    cases = [
+        (block_plans.plan(recursion), of_specs, "philox"),
+        (_plan_of_small_blocks(recursion), of_specs, "philox"),
+        (block_plans.plan(recursion), of_specs, "aes"),
+        (block_plans.plan(recursion), tensor_noise.segments_of(_MIXED_SPECS), "philox"),
+        (block_plans.plan(recursion), tensor_noise.segments_of(_SPECS[:2]), "philox"),
+        (block_plans.plan(scaled), of_specs, "philox"),
+        (block_plans.plan(other_scales), of_specs, "philox"),
+        (
+            block_plans.plan(recursions.scaled_to_sensitivity_one(recursion, 1.0 + 1e-9)),
+            of_specs,
+            "philox",
+        ),
+    ]
+
+    def directories() -> list[str]:
+        return [
+            tensor_blocks.prepare(plan, segments, PhiloxWords(), source, tmp_path).directory
+            for plan, segments, source in cases
+        ]
+
+    found = directories()
+    assert len(set(found)) == len(cases)
+    assert directories() == found
+    assert all(pathlib.Path(directory).parent == tmp_path for directory in found)
+    assert {pathlib.Path(directory).stat().st_mode & 0o777 for directory in found} == {0o700}
+
+
+def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
+    recursion = _FACTORIZATIONS[3].noise_recursion()
+    stream = _Stream(recursion, _SPECS, _plan_of_small_blocks(recursion))
+    files = stream.noise.files
+    assert files is not None
+    rows, _ = stream.all_rows(stream.start())
+    for contents in (b"", bytes(8)):
+        for path in files.weights:
+            pathlib.Path(path).write_bytes(contents)
+        again = tensor_blocks.prepare(
+            files.plan,
+            stream.noise.segments,
+            PhiloxWords(),
+            "philox",
+            pathlib.Path(files.directory).parent,
+        )
+        assert again.weights == files.weights
+        for row, expected in zip(stream.all_rows(stream.start())[0], rows, strict=True):
+            _assert_same(row, expected)
+    names = {path.name for path in pathlib.Path(files.directory).iterdir() if path.is_file()}
+    assert names == {pathlib.Path(path).name for path in files.weights}
+
+
+@pytest.mark.parametrize("index", [3, 5, 11, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
+def test_damaged_weights_give_no_rows(index: int) -> None:
+    """Rather than those of another matrix."""
+    stream = _stream(index, "disk")
+    files = stream.noise.files
+    assert files is not None
+    path = pathlib.Path(files.weights[0])
+    whole = path.read_bytes()
+    try:
+        for damaged in (whole[:-1], b"", bytes(len(whole)), whole[:-1] + b"\1", whole + whole):
+            path.write_bytes(damaged)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="weights is damaged"):
+                stream.next_row(stream.start())
+    finally:
+        path.write_bytes(whole)
+    _assert_same(stream.next_row(stream.start())[0], stream.expected[0])
+
+
+def test_every_round_makes_its_share_of_the_next_block() -> None:
+    """Of five panels, so that no round has to wait for a whole block of a large model."""
+    recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
+    specs = (tf.TensorSpec((4 * row_layout.PANEL + 1,), tf.float32),)
+    plan = BlockPlan(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
+    # So many that no file is written over in the rounds that are looked at.
+    assert plan.rows_kept == 16
+    stream = _Stream(recursion, specs, plan)
+    state = stream.start()
+    made = []
+    for _ in range(8):
+        _, state = stream.next_row(state)
+        made.append(sum(1 for _ in stream.directory(state).rglob("row-*")))
+    # The first two blocks at once, then those of 2, 4 and 4 rows in 1, 2 and 4 rounds.
+    assert np.diff([0, *made]).tolist() == [5 * 2, 5 * 2, 2 * 4, 3 * 4, 4, 4, 4, 2 * 4]
+
+
+@_EVERY_MECHANISM
+def test_no_row_is_made_twice(index: int) -> None:
+    """If the files are there: what each round writes is the next block, in the block's last one."""
+    stream = _stream(index, "disk")
+    assert stream.noise.files is not None
+    plan = stream.noise.files.plan
+    state = stream.start()
+    for i in range(_NUM_ROUNDS):
+        for path in stream.directory(state).rglob("*-*"):
+            os.utime(path, (0, 0))
+        _, state = stream.next_row(state)
+        files = [path for path in stream.directory(state).rglob("*") if path.is_file()]
+        written = {path.name for path in files if path.stat().st_mtime_ns}
+        block = int(np.searchsorted(plan.starts, i, side="right")) - 1
+        blocks = [0] if i == 0 else []
+        if i + 1 == plan.starts[block + 1] < _NUM_ROUNDS:
+            blocks.append(block + 1)
+        expected = set()
+        for k in blocks:
+            rounds = range(plan.starts[k], plan.starts[k + 1])
+            expected |= {f"row-{row % plan.rows_kept}" for row in rounds}
+            if plan.num_state_vectors:
+                expected.add(f"state-{(k + 1) % 4}")
+        assert written == expected
+
+
+_DRIFT_WIDTH = 3
+_DRIFT_ROUNDS = pytest.mark.parametrize(
+    "num_rounds", [2000, pytest.param(10_000, marks=pytest.mark.long)]
+)
+
+
+def _square_root(num_bands: int) -> np.ndarray:
+    lags = np.arange(1, num_bands)
+    return np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
+
+
+def _scaled_bands(n: int) -> Factorization:
+    scales = np.random.default_rng(0).uniform(0.5, 2.0, (n, 1))
+    bands = np.where(np.tri(n, 16, dtype=bool), _square_root(16), 0.0)
+    return BandedFactorization(bands * scales)
+
+
+def _structured(n: int) -> Factorization:
+    diagonals = np.where(np.tri(n, 4, dtype=bool), _square_root(4), 0.0)
+    left = np.exp(np.multiply.outer(np.arange(n), [-1e-3, -1e-4]))
+    return StructuredFactorization(diagonals, left, np.array([0.05, 0.01]) / left)
+
+
+def _dense(n: int) -> Factorization:
+    return DenseFactorization(
+        np.tril(recursions.matrix_from_bands(np.tile(_square_root(n), (n, 1))))
+    )
+
+
+# Those whose rows do not draw thousands of rows of Z again, and those that do.
+_OF_LINEAR_COST: dict[str, Callable[[int], Factorization]] = {
+    "tree_online": tree_aggregation,
+    "tree_full": lambda n: tree_aggregation(n, "full"),
+    "toeplitz": lambda n: toeplitz(n, 16, coefficients="square_root"),
+    "toeplitz of equal norms": lambda n: toeplitz(
+        n, 100, coefficients="square_root", equal_column_norms=True
+    ),
+    "banded": _scaled_bands,
+    "blt": lambda n: blt(n, 3),
+    "banded_inverse": lambda n: banded_inverse(n, 8, coefficients="square_root"),
+    "structured": _structured,
+}
+_OF_QUADRATIC_COST: dict[str, Callable[[int], Factorization]] = {
+    "toeplitz of all bands": lambda n: toeplitz(
+        n, coefficients="square_root", equal_column_norms=True
+    ),
+    "dense": _dense,
+}
+_MOST_OF_QUADRATIC_COST = 2048
+
+
+@functools.cache
+def _drift_recursion(name: str, num_rounds: int) -> NoiseRecursion:
+    if name in _OF_QUADRATIC_COST:
+        found = _OF_QUADRATIC_COST[name](min(num_rounds, _MOST_OF_QUADRATIC_COST))
+    else:
+        found = _OF_LINEAR_COST[name](num_rounds)
+    return found.noise_recursion()
+
+
+@functools.cache
+def _drift_z(num_rounds: int) -> np.ndarray:
+    rows = tf.function(
+        lambda seed: panel_rows(
+            PhiloxWords(),
+            seed,
+            tf.zeros([], tf.int64),
+            tf.constant(num_rounds),
+            tf.zeros([], tf.int64),
+            _DRIFT_WIDTH,
+            tf.float32,
+        )
+    )(tf.constant(_SEED))
+    return np.asarray(rows.numpy())
+
+
+@functools.cache
+def _drift_exact(name: str, num_rounds: int) -> np.ndarray:
+    recursion = _drift_recursion(name, num_rounds)
+    z = _drift_z(num_rounds)[: recursion.num_rounds].astype(np.float64)
+    return recursions.apply(recursion, z)
+
+
+def _check_drift(rows: np.ndarray, exact: np.ndarray) -> None:
+    """Neither rows nor prefix sums, which are what training uses, may drift."""
+    assert rows.dtype == np.float32
+    assert np.max(np.abs(rows - exact)) < 2e-6 * np.max(np.abs(exact))
+    difference = np.abs(np.cumsum(rows - exact, axis=0))
+    assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
+
+
+@pytest.mark.parametrize("name", [*_OF_LINEAR_COST, *_OF_QUADRATIC_COST])
+@_DRIFT_ROUNDS
+def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
+    """Thousands of rounds in the blocks of a run, each from files of the one before it."""
+    recursion = _drift_recursion(name, num_rounds)
+    plan = block_plans.plan(recursion)
+    stream = _Stream(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),), plan)
+    (segment,) = stream.noise.segments
+    assert stream.noise.files is not None
+    files: tensor_blocks.BlockFiles = stream.noise.files
+
+    @tf.function(autograph=False)
+    def make(block: tf.Tensor) -> tf.Tensor:
+        made = tensor_blocks._StreamFiles(
+            files, segment, tf.constant(_SEED), tf.zeros([2], tf.int64)
+        )
+        return made.make(block, tf.zeros([], tf.int64))
+
+    blocks = [make(tf.constant(block, tf.int64)).numpy() for block in range(plan.num_blocks)]
+    rows = np.concatenate(blocks)
+    if plan.row_scales is not None:
+        rows *= plan.row_scales[:, np.newaxis].astype(np.float32)
+    _check_drift(rows, _drift_exact(name, num_rounds))
+
+
+@pytest.mark.parametrize("name", _OF_LINEAR_COST)
+@_DRIFT_ROUNDS
+def test_rounding_of_states_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
+    recursion = _drift_recursion(name, num_rounds)
+    noise = TensorNoise(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
+
+    @tf.function
+    def run(seed: tf.Tensor) -> tf.Tensor:
+        rows = tf.TensorArray(tf.float32, num_rounds)
+        state = tensor_noise.initial_state(noise, seed, tf.zeros([2], tf.int64))
+        for position in tf.range(num_rounds):
+            (row,), state = tensor_noise.next_row(noise, state)
+            rows = rows.write(position, row)
+        return rows.stack()
+
+    _check_drift(run(tf.constant(_SEED)).numpy(), _drift_exact(name, num_rounds))

@@ -1,0 +1,357 @@
+"""Availability: the models against one device and one moment at a time, and their statistics.
+
+Statistical tests use fixed seeds. Each refuses a correct model with a probability of at most
+1e-4 over the choice of its seed.
+"""
+
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulations.devices import availability
+from simulations.devices.availability import (
+    Always,
+    Availability,
+    Diurnal,
+    Independent,
+    Trace,
+    TraceError,
+)
+
+_FALSE_ALARM = 1e-4
+_MASK = 2**64 - 1
+_STEP = 0x9E3779B97F4A7C15
+_SEEDS = st.integers(0, 2**128 - 1)
+
+
+def _finalised(state: int) -> int:
+    """SplitMix64's output of a state, in integers of Python."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def _scalar_uniform(seed: int, purpose: int, device: int, *coordinates: int) -> float:
+    sequence = np.random.SeedSequence(seed, spawn_key=(purpose,))
+    key = int(sequence.generate_state(1, np.uint64)[0])
+    state = _finalised((key + device * _STEP) & _MASK)
+    for coordinate in coordinates:
+        state = _finalised(((state ^ ((coordinate * _STEP) & _MASK)) + _STEP) & _MASK)
+    return (state >> 11) / 2.0**53
+
+
+def test_the_scalar_hash_is_splitmix64() -> None:
+    """The first outputs of its reference implementation for the seed 1234567."""
+    outputs = [_finalised((1234567 + (i + 1) * _STEP) & _MASK) for i in range(3)]
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@given(
+    _SEEDS,
+    st.integers(0, 9),
+    st.lists(st.integers(0, 2**62), min_size=1, max_size=5),
+    st.lists(st.integers(0, _MASK), max_size=3),
+)
+def test_uniform_numbers_are_those_of_one_device_at_a_time(
+    seed: int, purpose: int, devices: list[int], coordinates: list[int]
+) -> None:
+    found = availability.uniform(seed, purpose, np.array(devices), *coordinates)
+    expected = [_scalar_uniform(seed, purpose, device, *coordinates) for device in devices]
+    assert list(found) == expected
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda devices: availability.uniform(1, 0, devices),
+        lambda devices: availability.uniform(1, 0, devices, 7),
+        lambda devices: availability.uniform(1, 0, np.zeros_like(devices), devices.view("u8")),
+        lambda devices: availability.uniform(1, 0, np.zeros_like(devices), 3, devices.view("u8")),
+    ],
+)
+def test_numbers_are_uniform_and_uncorrelated(
+    sample: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    numbers = sample(np.arange(200_000))
+    assert np.all((numbers >= 0.0) & (numbers < 1.0))
+    assert scipy.stats.kstest(numbers, "uniform").pvalue > _FALSE_ALARM
+    for lag in (1, 2, 1000):
+        pairs = np.floor(8 * numbers[lag:]) * 8 + np.floor(8 * numbers[:-lag])
+        # Pairs that overlap are nearly independent: half of them are.
+        counts = np.bincount(pairs[:: 2 * lag].astype(int), minlength=64)
+        assert scipy.stats.chisquare(counts).pvalue > _FALSE_ALARM
+
+
+def test_other_seeds_purposes_and_coordinates_give_independent_numbers() -> None:
+    devices = np.arange(100_000)
+    samples = [
+        availability.uniform(1, 0, devices),
+        availability.uniform(2, 0, devices),
+        availability.uniform(1, 1, devices),
+        availability.uniform(1, 0, devices, 0),
+        availability.uniform(1, 0, devices, 1),
+        availability.uniform(1, 0, devices, 1, 0),
+        availability.uniform(1, 0, devices, 0, 1),
+    ]
+    correlations = np.corrcoef(samples)[np.triu_indices(len(samples), 1)]
+    # 21 normal deviates.
+    assert np.max(np.abs(correlations)) * math.sqrt(len(devices)) < scipy.stats.norm.isf(
+        _FALSE_ALARM / 42
+    )
+
+
+def test_always_is_everyone() -> None:
+    assert list(Always().available(np.array([3, 1]), 0.0, 0, 0)) == [True, True]
+    assert Always().is_possible(1e9)
+
+
+def test_independent_devices_have_their_probability_at_each_time() -> None:
+    model, devices = Independent(0.3), np.arange(100_000)
+    moments = [(0.0, 0), (300.0, 1), (600.0, 1), (600.0, 2)]
+    found = [model.available(devices, seconds, index, 5) for seconds, index in moments]
+    for available in found:
+        test = scipy.stats.binomtest(int(np.sum(available)), len(devices), 0.3)
+        assert test.pvalue > _FALSE_ALARM / 10
+    for i in range(len(moments)):
+        for j in range(i):
+            both = int(np.sum(found[i] & found[j]))
+            test = scipy.stats.binomtest(both, len(devices), 0.09)
+            assert test.pvalue > _FALSE_ALARM / 10
+    assert np.array_equal(found[1], model.available(devices, 300.0, 1, 5))
+    assert not np.array_equal(found[1], model.available(devices, 300.0, 1, 6))
+    assert np.all(Independent(1.0).available(devices, 0.0, 0, 0))
+
+
+def _diurnals() -> st.SearchStrategy[Diurnal]:
+    @st.composite
+    def draw_one(draw: st.DrawFn) -> Diurnal:
+        hours = st.floats(-12.0, 14.0)
+        offsets = tuple(draw(st.lists(hours, min_size=1, max_size=4)))
+        weights = st.tuples(*[st.floats(0.1, 3.0)] * len(offsets))
+        shortest = draw(st.floats(0.1, 24.0))
+        return Diurnal(
+            utc_offsets=offsets,
+            weights=draw(st.none() | weights),
+            start_hour=draw(st.floats(0.0, 23.9)),
+            start_spread_hours=draw(st.floats(0.0, 12.0)),
+            shortest_hours=shortest,
+            longest_hours=draw(st.floats(shortest, 24.0)),
+            nightly_probability=draw(st.floats(0.1, 1.0)),
+        )
+
+    return draw_one()
+
+
+def _scalar_diurnal(model: Diurnal, device: int, seconds: float, seed: int) -> bool | None:
+    """One night after the other, until one holds the moment; None at the edge of a window."""
+    weights = model.weights or (1.0,) * len(model.utc_offsets)
+    number, zone = _scalar_uniform(seed, 1, device), 0
+    while zone < len(weights) - 1 and number >= sum(weights[: zone + 1]) / sum(weights):
+        zone += 1
+    start = model.start_hour - model.utc_offsets[zone]
+    start += model.start_spread_hours * (2.0 * _scalar_uniform(seed, 2, device) - 1.0)
+    length = model.shortest_hours
+    length += (model.longest_hours - model.shortest_hours) * _scalar_uniform(seed, 3, device)
+    for night in range(-3, int(seconds // 86400) + 3):
+        since = seconds - 3600.0 * start - 86400.0 * night
+        if min(abs(since), abs(since - 3600.0 * length)) < 1e-3:
+            return None
+        if 0.0 <= since < min(3600.0 * length, 86400.0):
+            return _scalar_uniform(seed, 4, device, night % 2**64) < model.nightly_probability
+    return False
+
+
+@given(_diurnals(), st.floats(0.0, 1e6), _SEEDS)
+@settings(deadline=None, max_examples=200)
+def test_diurnal_devices_are_those_of_one_device_at_a_time(
+    model: Diurnal, seconds: float, seed: int
+) -> None:
+    found = model.available(np.arange(40), seconds, 0, seed)
+    for device in range(40):
+        expected = _scalar_diurnal(model, device, seconds, seed)
+        assert expected is None or found[device] == expected
+
+
+@given(_diurnals(), st.floats(0.0, 1e6), _SEEDS)
+@settings(deadline=None, max_examples=200)
+def test_nobody_is_available_when_that_is_said_to_be_impossible(
+    model: Diurnal, seconds: float, seed: int
+) -> None:
+    if not model.is_possible(seconds):
+        assert not np.any(model.available(np.arange(2000), seconds, 0, seed))
+
+
+def test_one_time_zone_sleeps_at_once() -> None:
+    """Windows from 20 to 24 that last up to 10 hours: none is open from 10 to 20."""
+    model = Diurnal(utc_offsets=(0.0, 12.0), weights=(1.0, 0.0))
+    hours = np.arange(0.05, 72.0, 0.1)
+    possible = np.array([model.is_possible(3600.0 * hour) for hour in hours])
+    np.testing.assert_array_equal(possible, (hours % 24 < 10) | (hours % 24 > 20))
+    awake = model.available(np.arange(20_000), 3600.0 * 33.0, 0, 1)
+    assert np.any(awake)
+    # Its windows of the second night, 22 hours and 4 to 10 after, are of the same night.
+    assert np.mean(model.available(np.arange(20_000), 3600.0 * 25.0, 0, 1)) > 0.5
+
+
+def test_diurnal_devices_have_their_duty_cycles() -> None:
+    """Over a day, the share of devices is the mean window times the nights on charge."""
+    model, devices = Diurnal(), np.arange(4000)
+    moments = np.random.default_rng(1).uniform(10 * 86400.0, 11 * 86400.0, 400)
+    shares = [np.mean(model.available(devices, moment, 0, 2)) for moment in moments]
+    expected = 0.7 * 7.0 / 24.0
+    # The shares of independent moments, and the mean of the devices' own windows and nights.
+    deviation = math.sqrt(np.var(shares) / len(moments) + expected / len(devices))
+    assert abs(np.mean(shares) - expected) < scipy.stats.norm.isf(_FALSE_ALARM / 2) * deviation
+    # Each device is there on its share of nights.
+    starts, lengths = model.windows(devices, 2)
+    assert np.all((lengths >= 4 * 3600.0) & (lengths <= 10 * 3600.0))
+    nights = np.array(
+        [
+            [model.available(devices[i : i + 1], starts[i] + 86400.0 * n + 1.0, 0, 2)[0]
+             for n in range(1, 41)]
+            for i in range(200)
+        ]
+    )  # fmt: skip
+    test = scipy.stats.binomtest(int(np.sum(nights)), nights.size, 0.7)
+    assert test.pvalue > _FALSE_ALARM
+    # Nights are independent: the counts of devices vary as those of coins do.
+    dispersion = float(np.sum((np.sum(nights, axis=1) - 28.0) ** 2 / (40 * 0.7 * 0.3)))
+    assert _FALSE_ALARM / 2 < scipy.stats.chi2.sf(dispersion, 200) < 1 - _FALSE_ALARM / 2
+
+
+def test_time_zones_have_their_weights() -> None:
+    model = Diurnal(utc_offsets=(-8.0, 0.0, 8.0), weights=(1.0, 2.0, 5.0), start_spread_hours=0.0)
+    starts, _ = model.windows(np.arange(80_000), 3)
+    hours, counts = np.unique(starts / 3600.0, return_counts=True)
+    assert list(hours) == [14.0, 22.0, 30.0]
+    expected = [50_000, 20_000, 10_000]
+    assert scipy.stats.chisquare(counts, expected).pvalue > _FALSE_ALARM
+
+
+_SPANS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(1, 8)), min_size=1, max_size=25
+)
+
+
+@given(_SPANS, st.integers(0, 70), st.sampled_from([None, 28.0, 40.0]))
+@settings(deadline=None, max_examples=300)
+def test_a_trace_is_the_union_of_its_spans(
+    spans: list[tuple[int, int, int]], moment: int, period: float | None
+) -> None:
+    table = np.array(spans)
+    trace = Trace(table[:, 0], table[:, 1], table[:, 1] + table[:, 2], period)
+    within = moment if period is None else moment % period
+    devices = [4, 0, 1, 6, 2, 3, 0]
+    expected = [
+        any(device == d and start <= within < start + length for d, start, length in spans)
+        for device in devices
+    ]
+    assert list(trace.available(np.array(devices), float(moment), 0, 0)) == expected
+    if any(expected):
+        assert trace.is_possible(float(moment))
+    assert trace.largest_device == max(device for device, _, _ in spans)
+
+
+def test_a_long_span_holds_beyond_any_number_of_short_ones() -> None:
+    starts = np.arange(12.0)
+    ends = np.append(100.0, starts[1:] + 0.5)
+    trace = Trace(np.zeros(12, np.int64), starts, ends)
+    found = [trace.available(np.array([0]), moment, 0, 0)[0] for moment in np.arange(0.75, 102)]
+    assert found == [moment < 100.0 for moment in np.arange(0.75, 102)]
+
+
+def test_a_trace_that_is_not_repeated_ends() -> None:
+    assert not Trace(np.array([0]), np.array([0]), np.array([5])).is_possible(5.0)
+    assert Trace(np.array([0]), np.array([0]), np.array([5]), 6.0).is_possible(5.0)
+
+
+@pytest.mark.parametrize("kind", ["text", "heading", "marked", "archive"])
+def test_traces_are_read(tmp_path: pathlib.Path, kind: str) -> None:
+    path = tmp_path / ("trace.npz" if kind == "archive" else "trace.csv")
+    if kind == "archive":
+        np.savez(path, device=[2, 0], start_seconds=[1.5, 0.0], end_seconds=[3.0, 2.0])
+    else:
+        heading = "device,start_seconds,end_seconds\n" if kind == "heading" else ""
+        # As a spreadsheet saves it, with a mark in front.
+        encoding = "utf-8-sig" if kind == "marked" else "utf-8"
+        path.write_text(f"{heading}2,1.5,3\n0,0,2\n", encoding=encoding)
+    trace = Trace.load(path)
+    assert trace.largest_device == 2
+    assert list(trace.available(np.arange(3), 1.5, 0, 0)) == [True, False, True]
+    assert list(trace.available(np.arange(3), 2.5, 0, 0)) == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no span"),
+        ("device,start_seconds,end_seconds\n", "holds no span"),
+        ("0,1\n", "found 2 columns"),
+        ("0,1,2\n0,x,2\n", "cannot be read as device,start_seconds,end_seconds lines"),
+        ("0,1,2\n0,1\n", "cannot be read as device,start_seconds,end_seconds lines"),
+        ("0,1,2\n3,4,4\n", r"must end after it starts, found 4 to 4 of device 3 \(span 2\)"),
+        ("0.5,1,2\n", "whole numbers from 0"),
+        ("-1,1,2\n", "whole numbers from 0"),
+        ("1,nan,2\n", "must be finite"),
+        ("1,-3,2\n", "within the period, from 0 to 10 seconds, found -3 to 2"),
+        ("1,3,11\n", "within the period"),
+    ],
+)
+def test_bad_traces_are_refused(tmp_path: pathlib.Path, text: str, message: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=message) as caught:
+        Trace.load(path, period_seconds=10.0)
+    assert str(path) in str(caught.value)
+
+
+def test_unreadable_traces_are_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        Trace.load(tmp_path / "missing.csv")
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(b"PK")
+    with pytest.raises(TraceError, match=r"broken\.npz cannot be read"):
+        Trace.load(broken)
+    np.savez(tmp_path / "other.npz", device=[1])
+    with pytest.raises(TraceError, match="arrays device, start_seconds, end_seconds"):
+        Trace.load(tmp_path / "other.npz")
+    with pytest.raises(ValueError, match="a device, a start and an end"):
+        Trace(np.arange(2), np.arange(2), np.arange(1))
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (Independent, {"probability": 0.0}, "above 0 and at most 1, found 0.0"),
+        (Independent, {"probability": 1.1}, "above 0 and at most 1"),
+        (Diurnal, {"utc_offsets": ()}, "at least one time zone"),
+        (Diurnal, {"utc_offsets": (15.0,)}, "from -12 to 14, found 15"),
+        (Diurnal, {"weights": (1.0,)}, "one number for each of the 9"),
+        (Diurnal, {"utc_offsets": (1.0,), "weights": (0.0,)}, "must not all be zero"),
+        (Diurnal, {"start_hour": 24.0}, "below 24, found 24"),
+        (Diurnal, {"start_spread_hours": 13.0}, "at most 12, found 13"),
+        (Diurnal, {"shortest_hours": 0.0}, "above zero"),
+        (Diurnal, {"longest_hours": 3.0}, "from shortest_hours, 4.0, to 24, found 3.0"),
+        (Diurnal, {"longest_hours": 25.0}, "to 24, found 25.0"),
+        (Diurnal, {"nightly_probability": 0.0}, "nightly_probability must be above 0"),
+    ],
+)
+def test_bad_models_are_refused(build: type[Any], arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**arguments)
+
+
+@pytest.mark.parametrize("model", [Always(), Independent(0.4), Diurnal()])
+def test_whoever_else_is_asked_changes_nothing(model: Availability) -> None:
+    devices = np.random.default_rng(0).integers(0, 1000, 300)
+    everyone = model.available(np.arange(1000), 5000.0, 3, 2**70)
+    found = model.available(devices, 5000.0, 3, 2**70)
+    np.testing.assert_array_equal(found, everyone[devices])
+    assert len(model.available(devices[:0], 5000.0, 3, 1)) == 0

@@ -1,0 +1,503 @@
+"""Device populations: no timer is ever broken, whatever devices and their server go through.
+
+Statistical tests use fixed seeds. Each refuses a correct population with a probability of at
+most 1e-4 over the choice of its seed.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.privacy import guarantees
+from simulations.devices import device_populations, participation_timers
+from simulations.devices.availability import Always, Diurnal, Independent, Trace
+from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
+from simulations.devices.participation_timers import WallClockTimer
+from simulations.sampling import cohorts
+from simulations.sampling.cohorts import TooFewEligibleClientsError
+from tests.mf_aggregators import brute_force
+
+_FALSE_ALARM = 1e-4
+_HOUR = 3600.0
+_SCHEMAS = st.one_of(
+    st.just(SingleParticipation()),
+    st.builds(FixedEpochOrder, st.integers(1, 4), st.integers(1, 4)),
+    st.builds(MinSeparation, st.integers(1, 5), st.none() | st.integers(1, 4)),
+)
+_PROBABILITIES = st.just(0.0) | st.floats(0.0, 0.5)
+
+
+@st.composite
+def _traces(draw: st.DrawFn) -> Trace:
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    starts = generator.uniform(0.0, 20.0, 60)
+    lengths = generator.uniform(0.5, 4.0, 60)
+    return Trace(
+        generator.integers(0, 20, 60), starts * _HOUR, (starts + lengths) * _HOUR, 24 * _HOUR
+    )
+
+
+_MODELS = st.one_of(
+    st.just(Always()),
+    st.builds(Independent, st.floats(0.3, 1.0)),
+    st.builds(
+        Diurnal,
+        utc_offsets=st.sampled_from([(0.0,), (-8.0, 0.0, 8.0)]),
+        nightly_probability=st.floats(0.5, 1.0),
+    ),
+    _traces(),
+)
+
+
+def _behaviours(**fixed: Any) -> st.SearchStrategy[DeviceBehaviour]:
+    fields: dict[str, st.SearchStrategy[Any]] = {
+        "availability": _MODELS,
+        "timer": st.none(),
+        "over_selection": st.floats(1.0, 2.5),
+        "dropout_probability": _PROBABILITIES,
+        "upload_loss_probability": _PROBABILITIES,
+        "history_loss_probability": _PROBABILITIES,
+        "round_seconds": st.sampled_from([600.0, _HOUR, 5 * _HOUR]),
+        "retry_seconds": st.sampled_from([600.0, _HOUR]),
+        "max_attempts": st.integers(1, 30),
+    }
+    return st.builds(DeviceBehaviour, **{**fields, **fixed})
+
+
+_SIZES = st.tuples(st.integers(20, 40), st.integers(1, 4))
+_SEEDS = st.integers(0, 2**128 - 1)
+
+
+def _rounds(population: DevicePopulation, num_rounds: int) -> list[DeviceRound]:
+    """Up to so many rounds: fewer if no more are possible."""
+    found: list[DeviceRound] = []
+    with contextlib.suppress(TooFewEligibleClientsError):
+        while len(found) < num_rounds:
+            found.append(population.next_round())
+    return found
+
+
+def _rounds_of(device_rounds: list[DeviceRound], num_devices: int) -> list[tuple[int, ...]]:
+    of_device: list[tuple[int, ...]] = [()] * num_devices
+    for device_round in device_rounds:
+        for device in device_round.cohort:
+            of_device[device] = (*of_device[device], device_round.round_index)
+    return of_device
+
+
+@given(_SCHEMAS, _behaviours(), _SIZES, _SEEDS)
+@settings(deadline=None, max_examples=300)
+def test_no_device_takes_part_too_soon_or_too_often(
+    schema: Participation, behaviour: DeviceBehaviour, sizes: tuple[int, int], seed: int
+) -> None:
+    """For every model, with dropouts, lost uploads and devices that lost their history."""
+    num_devices, clients_per_round = sizes
+    population = DevicePopulation(num_devices, schema, clients_per_round, behaviour, seed)
+    device_rounds = _rounds(population, 14)
+    separation = 10**9 if isinstance(schema, SingleParticipation) else schema.separation
+    for rounds in _rounds_of(device_rounds, num_devices):
+        assert len(rounds) <= schema.most_participations(14)
+        assert all(later - earlier >= separation for earlier, later in itertools.pairwise(rounds))
+        if isinstance(schema, FixedEpochOrder):
+            # A round between may have been that of an upload that was not summed.
+            assert all((later - rounds[0]) % separation == 0 for later in rounds)
+            assert not rounds or rounds[-1] - rounds[0] <= (schema.epochs - 1) * separation
+    _check_rounds(device_rounds, behaviour, num_devices, clients_per_round, seed)
+
+
+@given(_behaviours(timer=st.builds(WallClockTimer, st.floats(600.0, 2e5))), _SIZES, _SEEDS)
+@settings(deadline=None, max_examples=200)
+def test_no_device_takes_part_before_its_wall_clock_timer_allows_it(
+    behaviour: DeviceBehaviour, sizes: tuple[int, int], seed: int
+) -> None:
+    num_devices, clients_per_round = sizes
+    schema = MinSeparation(10, 3)
+    population = DevicePopulation(num_devices, schema, clients_per_round, behaviour, seed)
+    device_rounds = _rounds(population, 14)
+    assert behaviour.timer is not None
+    for rounds in _rounds_of(device_rounds, num_devices):
+        assert len(rounds) <= 3
+        for earlier, later in itertools.pairwise(rounds):
+            upload = device_rounds[earlier].start_seconds + behaviour.round_seconds
+            assert device_rounds[later].start_seconds >= upload + behaviour.timer.seconds
+    _check_rounds(device_rounds, behaviour, num_devices, clients_per_round, seed)
+
+
+def _check_rounds(
+    device_rounds: list[DeviceRound],
+    behaviour: DeviceBehaviour,
+    num_devices: int,
+    clients_per_round: int,
+    seed: int,
+) -> None:
+    """Sizes, times and availability of every round."""
+    start = 0.0
+    for index, found in enumerate(device_rounds):
+        assert found.round_index == index
+        assert found.cohort.dtype == np.int64
+        assert len(found.cohort) == clients_per_round
+        assert np.all(np.diff(found.cohort) > 0)
+        assert 0 <= found.cohort[0] <= found.cohort[-1] < num_devices
+        assert found.start_seconds == start + (found.attempts - 1) * behaviour.retry_seconds
+        assert 1 <= found.attempts <= behaviour.max_attempts
+        start = found.start_seconds + behaviour.round_seconds
+        assert found.num_selected == (
+            clients_per_round + found.num_dropped_out + found.num_uploads_lost + found.num_discarded
+        )
+        assert min(found.num_dropped_out, found.num_uploads_lost, found.num_discarded) >= 0
+        most_selected = math.ceil(clients_per_round * behaviour.over_selection)
+        assert found.num_selected <= found.attempts * most_selected
+        assert clients_per_round <= found.num_available <= found.num_eligible <= num_devices
+        model = behaviour.availability
+        assert np.all(model.available(found.cohort, found.start_seconds, index, seed))
+
+
+@given(
+    _SCHEMAS,
+    _behaviours(timer=st.none() | st.builds(WallClockTimer, st.floats(600.0, 2e5)))
+    | st.just(DeviceBehaviour()),
+    _SIZES,
+    _SEEDS,
+    st.integers(0, 8),
+)
+@settings(deadline=None, max_examples=200)
+def test_a_population_that_follows_another_goes_on_as_it_does(
+    schema: Participation,
+    behaviour: DeviceBehaviour,
+    sizes: tuple[int, int],
+    seed: int,
+    stopped_after: int,
+) -> None:
+    if behaviour.timer is not None and isinstance(schema, FixedEpochOrder):
+        schema = MinSeparation(schema.separation, schema.epochs)
+    arguments = (sizes[0], schema, sizes[1], behaviour, seed)
+    whole = _rounds(DevicePopulation(*arguments), 12)
+    resumed = DevicePopulation(*arguments)
+    for found in whole[:stopped_after]:
+        assert resumed.follow(found.cohort)
+    rest = whole[stopped_after:]
+    assert resumed.num_rounds == len(whole) - len(rest)
+    for expected in rest:
+        found = resumed.next_round()
+        np.testing.assert_array_equal(found.cohort, expected.cohort)
+        plain = [
+            [value for name, value in vars(one).items() if name != "cohort"]
+            for one in (found, expected)
+        ]
+        assert plain[0] == plain[1]
+        assert resumed.seconds == found.start_seconds + behaviour.round_seconds
+
+
+def test_a_cohort_of_other_devices_cannot_be_followed() -> None:
+    behaviour = DeviceBehaviour(dropout_probability=0.1, over_selection=2.0)
+    first = DevicePopulation(100, MinSeparation(2), 5, behaviour, 1).next_round().cohort
+    assert DevicePopulation(100, MinSeparation(2), 5, behaviour, 1).follow(first)
+    assert not DevicePopulation(100, MinSeparation(2), 5, behaviour, 2).follow(first)
+    unable = DeviceBehaviour(dropout_probability=0.999, max_attempts=1)
+    assert not DevicePopulation(100, MinSeparation(2), 5, unable, 1).follow(first)
+
+
+@given(_SCHEMAS, st.integers(8, 30), st.integers(1, 4), st.integers(0, 2**64))
+@settings(deadline=None, max_examples=100)
+def test_undisturbed_devices_are_drawn_among_those_whose_timers_allow_it(
+    schema: Participation, num_devices: int, clients_per_round: int, seed: int
+) -> None:
+    """By the timers that are values, and a plain draw."""
+    population = DevicePopulation(num_devices, schema, clients_per_round, seed=seed)
+    state = participation_timers.initial(num_devices)
+    for index in range(12):
+        eligible = participation_timers.eligible(state, schema, index)
+        if np.count_nonzero(eligible) < clients_per_round:
+            with pytest.raises(TooFewEligibleClientsError, match="participation timers allow"):
+                population.next_round()
+            return
+        found = population.next_round()
+        np.testing.assert_array_equal(
+            found.cohort, cohorts.draw(eligible, clients_per_round, seed, index)
+        )
+        assert found.num_eligible == found.num_available == np.count_nonzero(eligible)
+        assert (found.attempts, found.start_seconds) == (1, 300.0 * index)
+        state = participation_timers.record(state, found.cohort, index)
+
+
+@given(_MODELS, _SCHEMAS, st.integers(0, 2**64), st.integers(20, 50))
+@settings(deadline=None, max_examples=150)
+def test_eligible_and_available_devices_are_counted(
+    model: Any, schema: Participation, seed: int, num_devices: int
+) -> None:
+    """Without losses the cohorts are all that timers know: each count against each device."""
+    behaviour = DeviceBehaviour(model, round_seconds=_HOUR, retry_seconds=_HOUR, max_attempts=40)
+    population = DevicePopulation(num_devices, schema, 3, behaviour, seed)
+    everyone, histories = np.arange(num_devices), [()] * num_devices
+    allowed = set(brute_force.patterns(schema, 8))
+    for found in _rounds(population, 8):
+        eligible = np.array([(*rounds, found.round_index) in allowed for rounds in histories])
+        assert found.num_eligible == np.count_nonzero(eligible)
+        there = model.available(everyone, found.start_seconds, found.round_index, seed)
+        if found.available_is_exact:
+            assert found.num_available == np.count_nonzero(eligible & there)
+        # The attempts before it found fewer than three.
+        for attempt in range(1, found.attempts):
+            earlier = found.start_seconds - attempt * _HOUR
+            there = model.available(everyone, earlier, found.round_index, seed)
+            assert np.count_nonzero(eligible & there) < 3
+        for device in found.cohort:
+            histories[device] = (*histories[device], found.round_index)
+
+
+def test_the_number_of_available_devices_is_estimated() -> None:
+    """Of a population that is not asked as a whole."""
+    behaviour = DeviceBehaviour(Independent(0.1))
+    population = DevicePopulation(100_000, MinSeparation(20), 100, behaviour, 3)
+    for found in _rounds(population, 40):
+        assert not found.available_is_exact
+        expected = 0.1 * found.num_eligible
+        # At least 900 devices were asked, of whom one in ten was there.
+        assert abs(found.num_available - expected) < 5.5 * expected * math.sqrt(0.9 / 90)
+
+
+class _Half:
+    """Fixed devices, of even number or below a limit, that are always there."""
+
+    def __init__(self, num_available: int) -> None:
+        self.num_available = num_available
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        return (devices % 2 == 0) & (devices < 2 * self.num_available)
+
+    def is_possible(self, seconds: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "num_available", "scans"),
+    # By draws alone; by either, as the first draws turn out; by asking every device.
+    [(8000, 2500, {False}), (240, 40, {False, True}), (60, 25, {True})],
+)
+@pytest.mark.parametrize("over_selection", [1.0, 1.5])
+def test_selection_is_uniform(
+    num_devices: int, num_available: int, scans: set[bool], over_selection: float
+) -> None:
+    """A chi-square test over 4000 first rounds, each of 10 of the available devices."""
+    behaviour = DeviceBehaviour(_Half(num_available), over_selection=over_selection)
+    counts, ways = np.zeros(num_available), set()
+    for seed in range(4000):
+        population = DevicePopulation(num_devices, MinSeparation(3), 10, behaviour, seed)
+        found = population.next_round()
+        assert np.all(found.cohort % 2 == 0)
+        counts[found.cohort // 2] += 1
+        ways.add(found.available_is_exact)
+    assert ways == scans
+    expected = 4000 * 10 / num_available
+    # Without replacement, counts vary by that share of what a multinomial's would.
+    statistic = np.sum((counts - expected) ** 2 / expected) / (1.0 - 10 / num_available)
+    p_value = scipy.stats.chi2.sf(statistic, num_available - 1)
+    assert _FALSE_ALARM / 2 < p_value < 1.0 - _FALSE_ALARM / 2
+
+
+def test_devices_that_drop_out_start_no_timer_and_lost_uploads_do() -> None:
+    """The number of devices whose timers run is that of all uploads, summed or not."""
+    behaviour = DeviceBehaviour(
+        over_selection=1.7, dropout_probability=0.3, upload_loss_probability=0.15
+    )
+    population = DevicePopulation(5000, MinSeparation(4), 50, behaviour, 7)
+    device_rounds = _rounds(population, 30)
+    assert len(device_rounds) == 30
+    uploads = [found.num_selected - found.num_dropped_out for found in device_rounds]
+    for index, found in enumerate(device_rounds):
+        if found.attempts == 1:
+            assert found.num_eligible == 5000 - sum(uploads[max(0, index - 3) : index])
+    assert max(found.attempts for found in device_rounds) > 1
+    assert sum(found.num_discarded for found in device_rounds) > 0
+
+
+@pytest.mark.parametrize("timer", [None, WallClockTimer(5 * 300.0)])
+def test_losses_have_their_probabilities(timer: WallClockTimer | None) -> None:
+    behaviour = DeviceBehaviour(
+        timer=timer,
+        over_selection=2.0,
+        dropout_probability=0.2,
+        upload_loss_probability=0.1,
+        history_loss_probability=0.01,
+    )
+    population = DevicePopulation(20_000, MinSeparation(5), 100, behaviour, 2)
+    device_rounds = _rounds(population, 200)
+    selected = sum(found.num_selected for found in device_rounds)
+    assert selected == 200 * 200
+    dropped_out = sum(found.num_dropped_out for found in device_rounds)
+    lost = sum(found.num_uploads_lost for found in device_rounds)
+    tests = [(dropped_out, selected, 0.2), (lost, selected - dropped_out, 0.1)]
+    for number, of, probability in tests:
+        assert scipy.stats.binomtest(number, of, probability).pvalue > _FALSE_ALARM / 4
+    # Whoever uploaded in the last so many rounds is away, and so is whoever lost its history
+    # in as many. By the wall clock it is one round more: an upload comes at a round's end.
+    rounds_away = 4 if timer is None else 5
+    uploads = (selected - dropped_out) / 200
+    expected = 20_000 - (20_000 - rounds_away * uploads) * 0.99**rounds_away
+    waiting = np.mean([20_000 - found.num_eligible for found in device_rounds[50:]])
+    assert abs(waiting - expected) < 0.03 * expected
+
+
+def test_a_round_that_loses_its_uploads_is_started_again_with_other_devices() -> None:
+    """40 devices, of whom each attempt uses up 10, and none returns within the round."""
+    behaviour = DeviceBehaviour(upload_loss_probability=0.5, max_attempts=9, over_selection=2.0)
+    population = DevicePopulation(40, MinSeparation(1000), 5, behaviour, 4)
+    repeated = 0
+    eligible = 40
+    for found in _rounds(population, 4):
+        # What the attempts before the last one took away is not in the count.
+        assert found.num_eligible == eligible - 10 * (found.attempts - 1)
+        eligible -= 10 * found.attempts
+        assert found.num_selected == 10 * found.attempts
+        repeated += found.attempts - 1
+    assert repeated > 0
+
+
+@pytest.mark.parametrize(("most", "num_rounds"), [(1, 1), (2, 2), (5, 2), (6, 3), (10, 3)])
+def test_by_the_wall_clock_a_lost_history_counts_as_many_participations_as_fit(
+    most: int, num_rounds: int
+) -> None:
+    """All forget before each round. Uploads come from 300 s on, 200 s apart at the least.
+
+    Before the rounds at 300, 1200 and 2100 s that is 1, 5 and 10 times, and all wait until
+    the second attempt.
+    """
+    behaviour = DeviceBehaviour(
+        timer=WallClockTimer(200.0), history_loss_probability=1.0, max_attempts=5
+    )
+    population = DevicePopulation(50, MinSeparation(1, most), 5, behaviour, 1)
+    device_rounds = _rounds(population, 4)
+    assert len(device_rounds) == num_rounds
+    assert [found.start_seconds for found in device_rounds] == [0.0, 900.0, 1800.0][:num_rounds]
+
+
+@pytest.mark.parametrize("timer", [None, WallClockTimer(10 * 300.0)])
+def test_devices_that_rejoin_break_the_schema_and_the_report_notices(
+    timer: WallClockTimer | None,
+) -> None:
+    schema = MinSeparation(10, 3)
+    waits = DeviceBehaviour(timer=timer, history_loss_probability=0.05)
+    rejoins = dataclasses.replace(waits, after_history_loss=device_populations.REJOIN)
+    for behaviour, keeps in ((waits, True), (rejoins, False)):
+        population = DevicePopulation(400, schema, 10, behaviour, 1)
+        device_rounds = _rounds(population, 25 if keeps else 100)
+        rounds_of = [np.array(rounds) for rounds in _rounds_of(device_rounds, 400)]
+        took_place = guarantees.realised_participation(rounds_of, len(device_rounds))
+        assert guarantees.keeps_plan(schema, took_place) == keeps
+        if not keeps:
+            assert len(device_rounds) == 100
+            assert took_place.separation is not None
+            assert took_place.separation < 10
+
+
+def test_a_timer_of_the_wall_clock_realises_a_separation() -> None:
+    """Rounds of five minutes and an hour from upload to start: 13 rounds, if none is late."""
+    behaviour = DeviceBehaviour(timer=WallClockTimer(_HOUR))
+    population = DevicePopulation(130, MinSeparation(1), 10, behaviour, 5)
+    device_rounds = _rounds(population, 60)
+    assert [found.attempts for found in device_rounds] == [1] * 60
+    separations = {
+        later - earlier
+        for rounds in _rounds_of(device_rounds, 130)
+        for earlier, later in itertools.pairwise(rounds)
+    }
+    # 13 cohorts of 10 are all devices: everyone returns at the first moment that is allowed.
+    assert separations == {13}
+
+
+def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
+    behaviour = DeviceBehaviour(dropout_probability=0.01, over_selection=1.1)
+    population = DevicePopulation(25, MinSeparation(9), 10, behaviour, 1)
+    assert len(_rounds(population, 5)) == 2
+    with pytest.raises(TooFewEligibleClientsError, match=r"round 3 .* timers allow \d of 25. Use"):
+        population.next_round()
+    by_clock = DeviceBehaviour(timer=WallClockTimer(1e6), max_attempts=3)
+    population = DevicePopulation(25, MinSeparation(9), 10, by_clock, 1)
+    assert len(_rounds(population, 2)) == 2
+    message = "in 3 attempts: the participation timers allowed 5 of 25 clients .* a shorter timer"
+    with pytest.raises(TooFewEligibleClientsError, match=message):
+        population.next_round()
+
+
+def test_too_few_available_devices_end_the_rounds() -> None:
+    behaviour = DeviceBehaviour(_Half(9), max_attempts=4)
+    population = DevicePopulation(2000, MinSeparation(2), 10, behaviour, 1)
+    message = "in 4 attempts: of 2000 clients whose timers allowed it, 9 were available at the last"
+    with pytest.raises(TooFewEligibleClientsError, match=message):
+        population.next_round()
+
+
+def test_uploads_that_never_suffice_end_the_rounds() -> None:
+    behaviour = DeviceBehaviour(dropout_probability=0.9, max_attempts=5)
+    population = DevicePopulation(2000, MinSeparation(2), 10, behaviour, 1)
+    with pytest.raises(TooFewEligibleClientsError, match="Use a larger over-selection"):
+        population.next_round()
+
+
+def test_a_server_waits_for_the_night() -> None:
+    """Windows open at 22 at the earliest, at midnight UTC the first round starts at 14 there."""
+    nights = Diurnal((-10.0,), start_spread_hours=0.0, nightly_probability=1.0)
+    behaviour = DeviceBehaviour(nights, retry_seconds=600.0)
+    found = DevicePopulation(300, MinSeparation(2), 10, behaviour, 1).next_round()
+    assert (found.start_seconds, found.attempts) == (8 * _HOUR, 49)
+    assert found.num_available == 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"over_selection": 0.9}, "over_selection must be at least 1, found 0.9"),
+        ({"dropout_probability": 1.0}, "dropout_probability must be below 1"),
+        ({"upload_loss_probability": -0.1}, "upload_loss_probability must not be negative"),
+        ({"history_loss_probability": 1.5}, "history_loss_probability must be at most 1"),
+        ({"after_history_loss": "forget"}, "must be 'wait' or 'rejoin', found 'forget'"),
+        ({"round_seconds": 0.0}, "round_seconds must be above zero"),
+        ({"retry_seconds": float("nan")}, "retry_seconds must be finite"),
+        ({"max_attempts": 0}, "max_attempts must be at least 1"),
+    ],
+)
+def test_bad_behaviours_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DeviceBehaviour(**arguments)
+
+
+def test_bad_populations_are_refused() -> None:
+    with pytest.raises(ValueError, match="clients_per_round must be at least 1"):
+        DevicePopulation(10, MinSeparation(1), 0)
+    by_clock = DeviceBehaviour(timer=WallClockTimer(1.0))
+    with pytest.raises(ValueError, match="exactly so many rounds apart cannot come from timers"):
+        DevicePopulation(10, FixedEpochOrder(2, 3), 2, by_clock)
+    trace = Trace(np.array([10]), np.array([0.0]), np.array([1.0]))
+    with pytest.raises(ValueError, match=r"names device 10, and the 10 devices .* 0 to 9"):
+        DevicePopulation(10, MinSeparation(1), 2, DeviceBehaviour(trace))
+
+
+@pytest.mark.parametrize("availability", [Always(), Independent(0.4)])
+def test_attempts_that_failed_are_named_where_they_have_used_up_the_population(
+    availability: Any,
+) -> None:
+    behaviour = DeviceBehaviour(availability=availability, dropout_probability=0.7)
+    population = DevicePopulation(60, MinSeparation(3), 10, behaviour, seed=1)
+    with pytest.raises(TooFewEligibleClientsError, match="a larger over-selection") as caught:
+        population.next_round()
+    used = int(re.findall(r"set the timers of (\d+) clients", str(caught.value))[0])
+    # By timers alone, or of those that may still join too few are available.
+    counts = re.findall(r"timers allow (\d+) of 60|of (\d+) clients whose", str(caught.value))
+    assert used == 60 - int("".join(counts[0])) > 0

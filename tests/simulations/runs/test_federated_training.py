@@ -1,0 +1,125 @@
+"""A task that does not do what it says is refused before a round is released."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+from digit_classification.run_digits import COMMAND, DigitsData
+from mf_aggregators import factorizations
+from mf_aggregators.noise import costs
+from mf_aggregators.noise.costs import NoiseStorage
+from simulations.runs import (federated_training, run_flags, run_plans)
+from simulations.workers import quiet
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.training.federated_task import FederatedTask
+from simulations.workers.quiet import StopRequest
+from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_statements import RunStatements
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+@pytest.fixture(scope="module")
+def plan() -> run_plans.Plan:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values, COMMAND)
+    values(["run-digits", "--num_rounds=2", "--mechanism=identity"])
+    options = run_flags.options_of(values, COMMAND)
+    return run_plans.make(options, COMMAND.open_data(options), 64, None, None)
+
+
+@pytest.fixture(scope="module")
+def task(plan: run_plans.Plan) -> FederatedTask:
+    return plan.data.load(1)
+
+
+def _train(plan: run_plans.Plan, task: FederatedTask, path: pathlib.Path) -> Any:
+    directory = RunDirectory(path)
+    statements = RunStatements(plan, DeviceBehaviour(), directory, None)
+    return federated_training.train(
+        plan, task, 1, directory, path / "noise", StopRequest(), DeviceBehaviour(), statements
+    )
+
+
+def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
+    return {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client_ids": ("0", "1")}, "the task has 2 clients, and its data said .* 143"),
+        ({"evaluate": _loss_alone}, "must return loss and accuracy: accuracy is missing"),
+        ({"accuracy": "hits"}, "metrics of a round are .*accuracy.*, without hits"),
+    ],
+)
+def test_a_task_that_is_not_what_it_says_is_refused(
+    plan: run_plans.Plan,
+    task: FederatedTask,
+    tmp_path: pathlib.Path,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _train(plan, dataclasses.replace(task, **changes), tmp_path)
+    assert not (tmp_path / "privacy.json").exists()
+    assert not (tmp_path / "participation.npz").exists()
+
+
+def test_the_number_of_clients_is_that_of_the_plan(
+    plan: run_plans.Plan, task: FederatedTask, tmp_path: pathlib.Path
+) -> None:
+    class More(DigitsData):
+        @property
+        def num_clients(self) -> int:
+            return 144
+
+    assert isinstance(plan.data, DigitsData)
+    fields = {field.name: getattr(plan.data, field.name) for field in dataclasses.fields(plan.data)}
+    with pytest.raises(ValueError, match="143 clients, and its data said that there are 144"):
+        _train(dataclasses.replace(plan, data=More(**fields)), task, tmp_path)
+
+
+def test_the_task_as_it_is_trains(
+    plan: run_plans.Plan, task: FederatedTask, tmp_path: pathlib.Path
+) -> None:
+    outcome = _train(plan, task, tmp_path)
+    assert outcome.num_rounds == 2
+    assert (tmp_path / "privacy.json").exists()
+
+
+@pytest.mark.parametrize("begun_under_version_0_5", [False, True])
+def test_a_run_goes_on_with_the_storage_that_it_began_with(
+    plan: run_plans.Plan,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun_under_version_0_5: bool,
+) -> None:
+    """Version 0.5.0 kept a state of 10 MB that files would have been quicker than."""
+    banded = dataclasses.replace(plan, factorization=factorizations.toeplitz(50, num_bands=25))
+    weights = [np.zeros((1000, 100), np.float32)]
+    directory = RunDirectory(tmp_path)
+    directory.write_json("config.json", {"flags": {}})
+    if begun_under_version_0_5:
+        (directory.states / "round_0").mkdir(parents=True)
+    expected = "state" if begun_under_version_0_5 else "disk"
+    assert federated_training.noise_storage_of(banded, directory, weights) == expected
+    # Whatever a later version finds cheaper.
+    other = NoiseStorage.DISK if begun_under_version_0_5 else NoiseStorage.STATE
+    cost = costs.cost(banded.factorization.noise_recursion(), 100_000, other)
+    monkeypatch.setattr(costs, "choose", lambda *_: cost)
+    (directory.states / "round_1").mkdir(parents=True, exist_ok=True)
+    assert federated_training.noise_storage_of(banded, directory, weights) == expected
+    assert directory.read_config() == {"flags": {}, "noise_storage": expected}
+    asked = dataclasses.replace(banded, options={**plan.options, "noise_storage": other.value})
+    assert federated_training.noise_storage_of(asked, directory, weights) == other.value

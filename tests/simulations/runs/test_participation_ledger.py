@@ -1,0 +1,217 @@
+"""The ledger: what is saved is loaded, and what is broken is refused."""
+
+import gc
+import json
+import pathlib
+import resource
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.accounting.sampling_schemes import (FixedSizeSampling, PoissonSampling, SamplingScheme, Shuffling)
+from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
+
+_COHORTS = st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), max_size=8)
+
+
+def _ledger(cohorts: list[list[int]]) -> ParticipationLedger:
+    ledger = ParticipationLedger(("ann", "bob", "čeda", "dan", "eve"))
+    for cohort in cohorts:
+        ledger = ledger.with_round(np.array(sorted(cohort), dtype=np.int64))
+    return ledger
+
+
+@given(_COHORTS)
+@settings(deadline=None)
+def test_what_is_saved_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, cohorts: list[list[int]]
+) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "participation.npz"
+    ledger = _ledger(cohorts)
+    ledger.save(path)
+    loaded = ParticipationLedger.load(path)
+    assert loaded.client_ids == ledger.client_ids
+    assert [list(cohort) for cohort in loaded.cohorts] == [sorted(cohort) for cohort in cohorts]
+    assert [path.name for path in path.parent.iterdir()] == ["participation.npz"]
+
+
+@given(_COHORTS)
+def test_rounds_of_clients_are_the_cohorts_transposed(cohorts: list[list[int]]) -> None:
+    rounds = _ledger(cohorts).rounds_of_clients()
+    for client in range(5):
+        expected = [index for index, cohort in enumerate(cohorts) if client in cohort]
+        assert list(rounds[client]) == expected
+
+
+@given(_COHORTS)
+def test_timers_remember_the_ledger(cohorts: list[list[int]]) -> None:
+    ledger = _ledger(cohorts)
+    timers = ledger.timers()
+    for client, rounds in enumerate(ledger.rounds_of_clients()):
+        assert timers.participations[client] == len(rounds)
+        assert timers.last_round[client] == (rounds[-1] if len(rounds) else -1)
+
+
+def test_first_rounds() -> None:
+    ledger = _ledger([[0, 1], [2], [3]])
+    assert ledger.first_rounds(2).num_rounds == 2
+    assert ledger.num_rounds == 3
+
+
+def test_the_file_has_the_documented_arrays(tmp_path: pathlib.Path) -> None:
+    _ledger([[0, 2], [], [2, 4]]).save(tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as archive:
+        offsets, rounds = archive["offsets"], archive["rounds"]
+        assert list(archive["client_ids"]) == ["ann", "bob", "čeda", "dan", "eve"]
+        assert list(rounds[offsets[2] : offsets[3]]) == [0, 2]
+        assert int(archive["num_rounds"]) == 3
+
+
+def test_a_ledger_that_cannot_be_written_leaves_the_old_one_and_no_traceback(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lets no file grow beyond a size, as a full disk would not."""
+    path = tmp_path / "p.npz"
+    new = _ledger([[0, 1], [2], [3, 4]])
+    new.save(path)
+    size = path.stat().st_size
+    _ledger([[0, 1], [2]]).save(path)
+    old = path.read_bytes()
+    complaints: list[object] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    gc.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", complaints.append)
+        for num_bytes in (0, 1, size // 2, size - 1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+            try:
+                with pytest.raises(OSError, match="File too large"):
+                    new.save(path)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            gc.collect()
+            assert path.read_bytes() == old
+            assert [entry.name for entry in tmp_path.iterdir()] == ["p.npz"]
+    assert complaints == []
+    new.save(path)
+    assert ParticipationLedger.load(path).num_rounds == 3
+
+
+def test_broken_files_are_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "p.npz"
+    with pytest.raises(LedgerError, match=r"p\.npz cannot be read"):
+        ParticipationLedger.load(path)
+    _ledger([[0, 1], [2]]).save(path)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"nonsense"):
+        path.write_bytes(damaged)
+        with pytest.raises(LedgerError, match=r"p\.npz cannot be read"):
+            ParticipationLedger.load(path)
+    np.savez(path, client_ids=["a"], offsets=[0, 2], rounds=[0, 9], num_rounds=3)
+    with pytest.raises(LedgerError, match="broken"):
+        ParticipationLedger.load(path)
+
+
+@pytest.mark.parametrize("scheme", [PoissonSampling, FixedSizeSampling, Shuffling])
+def test_how_cohorts_came_about_is_saved_and_loaded(
+    tmp_path: pathlib.Path, scheme: type[SamplingScheme]
+) -> None:
+    sampling = scheme(num_rounds=3, num_bands=2, population=5, clients_per_round=1)
+    clients = ("ann", "bob", "čeda", "dan", "eve")
+    ledger = ParticipationLedger(clients, sampling=sampling)
+    for cohort in ([0, 1], [], [1]):
+        ledger = ledger.with_round(np.array(cohort, np.int64))
+    assert ledger.sampling == ledger.first_rounds(1).sampling == sampling
+    ledger.save(tmp_path / "p.npz")
+    loaded = ParticipationLedger.load(tmp_path / "p.npz")
+    assert loaded.sampling == sampling
+    assert [cohort.tolist() for cohort in loaded.cohorts] == [[0, 1], [], [1]]
+    with np.load(tmp_path / "p.npz") as archive:
+        assert json.loads(str(archive["sampling"])) == sampling.to_dict()
+
+
+def test_ledgers_under_timers_say_nothing_of_sampling(tmp_path: pathlib.Path) -> None:
+    """As those that were written before there were data samplers."""
+    path = tmp_path / "p.npz"
+    _ledger([[0, 2]]).save(path)
+    with np.load(path) as archive:
+        assert set(archive) == {"client_ids", "offsets", "rounds", "num_rounds"}
+    assert ParticipationLedger.load(path).sampling is None
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        "nonsense",
+        "[]",
+        '{"name": "by_hand", "num_rounds": 1, "num_bands": 1, "population": 1, '
+        '"clients_per_round": 1}',
+        '{"name": "poisson", "num_rounds": 1}',
+        '{"name": "poisson", "num_rounds": 1, "num_bands": 2, "population": 1, '
+        '"clients_per_round": 1}',
+    ],
+)
+def test_ledgers_of_unknown_sampling_are_refused(tmp_path: pathlib.Path, description: str) -> None:
+    """Never taken for one under timers, or for a scheme of other sizes."""
+    path = tmp_path / "p.npz"
+    np.savez(path, client_ids=["a"], offsets=[0, 1], rounds=[0], num_rounds=1)
+    assert ParticipationLedger.load(path).num_rounds == 1
+    np.savez(path, client_ids=["a"], offsets=[0, 1], rounds=[0], num_rounds=1, sampling=description)
+    with pytest.raises(LedgerError, match=r"p\.npz cannot be read"):
+        ParticipationLedger.load(path)
+
+
+@given(_COHORTS, _COHORTS)
+@settings(deadline=None)
+def test_digests_are_of_the_cohorts_and_nothing_else(
+    one: list[list[int]], other: list[list[int]]
+) -> None:
+    ledger = _ledger(one)
+    same = [sorted(cohort) for cohort in one] == [sorted(cohort) for cohort in other]
+    assert (_ledger(other).digest() == ledger.digest()) == same
+    renamed = ParticipationLedger(("ann", "bob", "c", "dan", "eve"), ledger.cohorts)
+    assert renamed.digest() != ledger.digest()
+    shuffled = ParticipationLedger(
+        ledger.client_ids, tuple(cohort[::-1] for cohort in ledger.cohorts)
+    )
+    assert shuffled.digest() == ledger.digest()
+    sampled = ParticipationLedger(ledger.client_ids, ledger.cohorts, PoissonSampling(5, 2, 8, 4))
+    assert sampled.digest() != ledger.digest()
+
+
+def test_two_clients_of_one_name_are_refused() -> None:
+    with pytest.raises(LedgerError, match="two clients have the same name"):
+        ParticipationLedger(("ann", "bob", "ann"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offsets": [0, 2, 1, 2, 2, 2]},
+        {"offsets": [1, 1, 2, 2, 2, 2]},
+        {"offsets": [0, 1, 2]},
+        {"offsets": [0, 1, 1, 1, 1, 1]},
+        {"rounds": [0, 2]},
+        {"rounds": [0, -1]},
+        # Twice in one round, and in a round before the one before.
+        {"offsets": [0, 2, 2, 2, 2, 2], "rounds": [1, 1]},
+        {"offsets": [0, 2, 2, 2, 2, 2], "rounds": [1, 0]},
+        {"num_rounds": -1},
+        {"client_ids": ["ann", "bob", "ann", "dan", "eve"]},
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(
+    tmp_path: pathlib.Path, changes: dict[str, object]
+) -> None:
+    path = tmp_path / "participation.npz"
+    _ledger([[0], [1]]).save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez(path, **arrays)
+    assert ParticipationLedger.load(path).num_rounds == 2
+    np.savez(path, **{**arrays, **{name: np.array(value) for name, value in changes.items()}})
+    with pytest.raises(LedgerError):
+        ParticipationLedger.load(path)

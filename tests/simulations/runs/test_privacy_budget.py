@@ -1,0 +1,238 @@
+"""Epsilon after the first rounds of a run, against enumerated sensitivities."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from simulations.runs import privacy_budget
+from simulations.runs.privacy_budget import PrivacyBudget
+from tests.mf_aggregators import brute_force
+from tests.mf_aggregators.small_mechanisms import factorizations
+
+_NUM_ROUNDS = 6
+_SCHEMAS: list[Participation] = [
+    SingleParticipation(),
+    MinSeparation(2),
+    MinSeparation(3, 2),
+    FixedEpochOrder(2, 3),
+    FixedEpochOrder(3, 2),
+]
+_DELTA = 1e-5
+
+
+@functools.cache
+def _factorizations() -> list[Factorization]:
+    return factorizations(_NUM_ROUNDS)
+
+
+def _leading(factorization: Factorization, rounds: int) -> np.ndarray:
+    """What the first rounds release, up to an invertible map.
+
+    With N the leading rows of the noise and N N^T = L L^T, the releases G + N Z say as much as
+    L^-1 G plus independent noise.
+    """
+    rows = factorization.noising_matrix()[:rounds]
+    return np.linalg.inv(np.linalg.cholesky(rows @ rows.T))
+
+
+@pytest.mark.parametrize("schema", _SCHEMAS, ids=str)
+@pytest.mark.parametrize("index", range(17))
+def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
+    index: int, schema: Participation
+) -> None:
+    factorization = _factorizations()[index]
+    budget = PrivacyBudget(factorization, schema, 0.8, _DELTA, every=1)
+    whole = factorization.sensitivity(schema).value
+    found = budget.curve(range(_NUM_ROUNDS + 1))
+    for rounds in range(1, _NUM_ROUNDS + 1):
+        released = _leading(factorization, rounds)
+        enumerated = brute_force.scalar_sensitivity(released, schema)
+        exact = mfa.accounting.epsilon(0.8 * whole / enumerated, _DELTA)
+        assert found[rounds] >= exact * (1 - 1e-9)
+        if factorization.mechanism == "tree":
+            # Accounted for as if all nodes were released that the rounds are part of.
+            nodes = brute_force.scalar_sensitivity(
+                factorization.strategy_matrix()[:, :rounds], schema
+            )
+            exact = mfa.accounting.epsilon(0.8 * whole / nodes, _DELTA)
+        if factorization.sensitivity_of_first(rounds, schema).is_exact:
+            assert found[rounds] == pytest.approx(exact, rel=1e-6)
+    assert found[0] == 0.0
+    assert found == sorted(found)
+    assert found[-1] == budget.planned.epsilon == mfa.accounting.epsilon(0.8, _DELTA)
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 7, 100])
+def test_rounds_between_two_points_count_as_the_later(every: int) -> None:
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(13), 4)
+    schema = MinSeparation(4)
+    exact = PrivacyBudget(factorization, schema, 1.0, _DELTA, every=1)
+    coarse = PrivacyBudget(factorization, schema, 1.0, _DELTA, every=every)
+    for rounds in range(14):
+        later = min(13, math.ceil(rounds / every) * every)
+        assert coarse.spent(rounds) == exact.spent(later)
+
+
+def test_the_order_of_questions_does_not_matter() -> None:
+    factorization = mfa.factorizations.optimal(mfa.workloads.prefix_sum(12))
+    schema = MinSeparation(3, 3)
+    forwards = PrivacyBudget(factorization, schema, 1.0, _DELTA)
+    backwards = PrivacyBudget(factorization, schema, 1.0, _DELTA)
+    expected = [forwards.spent(rounds) for rounds in range(13)]
+    assert [backwards.spent(rounds) for rounds in range(12, -1, -1)] == expected[::-1]
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 50),
+    st.integers(1, 10),
+    st.sampled_from([None, 1, 2]),
+    st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=60)
+def test_it_never_falls_and_ends_at_the_plan(
+    num_rounds: int, every: int, separation: int, most: int | None, seed: int
+) -> None:
+    # Matrices of random signs, whose sensitivity is only bounded and whose bounds may fall.
+    generator = np.random.default_rng(seed)
+    matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
+    matrix += 0.5 * np.sign(np.diag(np.diag(matrix)))
+    factorization = _Dense(matrix)
+    budget = PrivacyBudget(factorization, MinSeparation(separation, most), 1.5, 1e-6, every)
+    found = budget.curve(range(num_rounds + 1))
+    assert found == sorted(found)
+    assert found[-1] == budget.planned.epsilon
+    for rounds in (1, num_rounds // 2, num_rounds - 1):
+        if rounds >= 1:
+            bound = factorization.sensitivity_of_first(rounds, MinSeparation(separation, 1)).value
+            single = 1.5 * budget.planned.sensitivity / bound
+            assert found[rounds] >= mfa.accounting.epsilon(single, 1e-6) * (1 - 1e-9)
+
+
+class _Dense(Factorization):
+    """Any lower-triangular C."""
+
+    mechanism = "test"
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        super().__init__()
+        self._matrix = matrix
+
+    @property
+    def num_rounds(self) -> int:
+        return self._matrix.shape[0]
+
+    def strategy_matrix(self) -> np.ndarray:
+        return self._matrix
+
+    def noise_recursion(self) -> Any:
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "_Dense":
+        raise NotImplementedError
+
+
+def test_a_bound_that_falls_with_the_rounds_does_not_lower_what_was_spent() -> None:
+    # The third row cancels the product of the first two columns: |X[0, 1]| is 4 after two
+    # rounds and 0 after three, so that the bound falls.
+    matrix = np.array([[2.0, 0.0, 0.0], [2.0, 2.0, 0.0], [-2.0, 2.0, 1.0]])
+    schema = MinSeparation(1)
+    bounds = [mfa.sensitivity.compute(matrix[:t, :t], schema).value for t in (1, 2, 3)]
+    budget = PrivacyBudget(_Dense(matrix), schema, 1.0, _DELTA)
+    found = budget.curve(range(4))
+    assert found == sorted(found)
+    assert found[2] <= budget.planned.epsilon
+    falling = np.array([[1.0, 0, 0, 0], [3.0, 1.0, 0, 0], [-1.0, 3.0, 0.1, 0], [0, 0, 0, 9.0]])
+    bounds = [mfa.sensitivity.compute(falling[:t, :t], MinSeparation(1, 2)).value for t in (2, 3)]
+    whole = mfa.sensitivity.compute(falling, MinSeparation(1, 2)).value
+    curve = PrivacyBudget(_Dense(falling), MinSeparation(1, 2), 1.0, _DELTA).curve(range(5))
+    assert curve == sorted(curve)
+    assert curve[3] >= mfa.accounting.epsilon(whole / max(bounds), _DELTA) * (1 - 1e-9)
+
+
+def test_one_function_asks_for_one_number_of_rounds() -> None:
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(300), 10)
+    schema = MinSeparation(10)
+    budget = PrivacyBudget(factorization, schema, 1.0, _DELTA)
+    assert budget.every == 3
+    found = privacy_budget.spent(factorization, schema, 1.0, _DELTA, 100)
+    took_place = guarantees.RealisedParticipation(100, 1, 10, 10)
+    realised = guarantees.realised(budget.planned, factorization, took_place)
+    assert found == pytest.approx(realised.epsilon, rel=1e-9)
+    assert (
+        found < budget.spent(100) == privacy_budget.spent(factorization, schema, 1.0, _DELTA, 102)
+    )
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
+    scheme = sampling_schemes.create(
+        name, num_rounds=20, num_bands=4, population=4000, clients_per_round=10
+    )
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(20), 4)
+    budget = PrivacyBudget(factorization, scheme, 1.0, 1e-6, every=10)
+    found = budget.curve(range(21))
+    assert found == sorted(found)
+    assert found[-1] == guarantees.sampled(factorization, scheme, 1.0, 1e-6).epsilon
+    assert 0.0 < found[1] <= found[-1]
+    # One pass of a shuffled part costs the same however far it goes.
+    assert (found[1] < found[-1]) == (name != "shuffling")
+    # Ten rounds of the same draws, as a run of their own: C's leading block.
+    shorter = dataclasses.replace(scheme, num_rounds=10)
+    column = factorization.sensitivity_of_first(10, SingleParticipation()).value
+    largest = factorization.sensitivity(SingleParticipation()).value
+    alone = mfa.accounting.amplified_epsilon(
+        largest / column,
+        1e-6,
+        num_rounds=shorter.num_rounds,
+        num_bands=4,
+        population=4000,
+        clients_per_round=10,
+        sampling=name,
+    )
+    assert found[10] == pytest.approx(alone, rel=1e-9)
+
+
+def test_without_noise_everything_is_spent_in_the_first_round() -> None:
+    budget = PrivacyBudget(mfa.factorizations.identity(4), MinSeparation(2), 0.0, _DELTA)
+    assert budget.curve(range(5)) == [0.0, math.inf, math.inf, math.inf, math.inf]
+
+
+def test_bad_arguments_are_refused() -> None:
+    factorization = mfa.factorizations.identity(4)
+    budget = PrivacyBudget(factorization, MinSeparation(2), 1.0, _DELTA)
+    with pytest.raises(ValueError, match="at most 4, the rounds of the factorization, found 5"):
+        budget.spent(5)
+    with pytest.raises(ValueError, match="rounds must be at least 0"):
+        budget.spent(-1)
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        PrivacyBudget(factorization, MinSeparation(2), 1.0, _DELTA, every=0)
+    with pytest.raises(TypeError, match="plan must be a participation schema"):
+        PrivacyBudget(factorization, 3, 1.0, _DELTA)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        PrivacyBudget(factorization, MinSeparation(2), -1.0, _DELTA)
+    with pytest.raises(ValueError, match="delta"):
+        PrivacyBudget(factorization, MinSeparation(2), 1.0, 0.0)

@@ -1,0 +1,482 @@
+"""Run directories: new ones, old ones, and directories that are none."""
+
+import contextlib
+import csv
+import fcntl
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulations.runs import run_directory
+from simulations.runs.run_directory import (MetricsLog, MetricsNotWrittenError, RunDirectory, RunDirectoryError)
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_SECONDS = 60
+
+
+def test_a_new_directory_has_no_configuration(tmp_path: pathlib.Path) -> None:
+    assert RunDirectory(tmp_path / "run").read_config() is None
+    (tmp_path / "empty").mkdir()
+    assert RunDirectory(tmp_path / "empty").read_config() is None
+
+
+def test_a_configuration_is_read_back(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path / "a" / "run")
+    directory.create({"flags": {"num_rounds": 3}})
+    assert directory.read_config() == {"flags": {"num_rounds": 3}}
+
+
+def test_other_directories_are_left_alone(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "photo.jpg").write_text("")
+    with pytest.raises(RunDirectoryError, match="not the directory of a run"):
+        RunDirectory(tmp_path).read_config()
+    with pytest.raises(RunDirectoryError, match="not the directory of a run"):
+        RunDirectory(tmp_path / "photo.jpg").read_config()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_broken_configurations_are_refused(tmp_path: pathlib.Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
+        RunDirectory(tmp_path).read_config()
+
+
+def test_a_run_goes_on_only_with_its_own_flags(tmp_path: pathlib.Path) -> None:
+    run_directory.check_same_flags({"a": 1, "b": None}, {"a": 1, "b": None}, tmp_path)
+    others: list[dict[str, int | None]] = [
+        {"a": 2, "b": None},
+        {"b": None},
+        {"a": 1, "b": None, "c": 3},
+    ]
+    for other in others:
+        with pytest.raises(RunDirectoryError, match="other flags"):
+            run_directory.check_same_flags({"a": 1, "b": None}, other, tmp_path)
+
+
+def test_infinite_numbers_never_reach_a_json_file(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        RunDirectory(tmp_path).write_json("x.json", {"epsilon": float("inf")})
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, str]]:
+    with (path / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_have_one_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss", "accuracy"], 0)
+    log.append(1, {"loss": 2.5})
+    log.append(2, {"loss": float("nan"), "accuracy": 0.5})
+    log.append(3, {"loss": 1.5})
+    # The state of round 3 was not saved, so its row is no longer true.
+    log = MetricsLog(directory, ["loss", "accuracy"], 2)
+    log.append(3, {"loss": 1.25})
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": ""},
+        {"round": "2", "loss": "", "accuracy": "0.5"},
+        {"round": "3", "loss": "1.25", "accuracy": ""},
+    ]
+
+
+def test_a_half_written_row_is_dropped(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "metrics.csv").write_text("round,loss\n1,2.5\ngarbage")
+    MetricsLog(RunDirectory(tmp_path), ["loss"], 1)
+    assert _rows(tmp_path) == [{"round": "1", "loss": "2.5"}]
+
+
+@settings(deadline=None)
+@given(cut=st.integers(0, 80))
+def test_of_metrics_that_were_cut_off_only_whole_rows_stay(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    """A number without its last digits would look like any other."""
+    path = tmp_path_factory.mktemp("run")
+    log = MetricsLog(RunDirectory(path), ["loss", "accuracy"], 0)
+    for number in (1, 2, 3):
+        log.append(number, {"loss": 1.25 * number, "accuracy": 0.125})
+    whole = (path / "metrics.csv").read_bytes()
+    expected = _rows(path)
+    (path / "metrics.csv").write_bytes(whole[:cut])
+    MetricsLog(RunDirectory(path), ["loss", "accuracy"], 3)
+    complete = max(0, whole[:cut].count(b"\n") - 1)
+    empty = [{"round": str(number), "loss": "", "accuracy": ""} for number in (1, 2, 3)]
+    assert _rows(path) == expected[:complete] + empty[complete:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"2,9.0\r\n",
+        b"2,9.0,0.5,7\r\n",
+        b"2,9\0.0,0.5\r\n",
+        b"2.0,9,9\r\n",
+        b"\xff\xfe\r\n",
+        b"2,9,0.5",
+    ],
+)
+def test_damaged_rows_are_dropped(tmp_path: pathlib.Path, damage: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(b"round,loss,accuracy\r\n1,2.5,0.5\r\n" + damage)
+    MetricsLog(RunDirectory(tmp_path), ["loss", "accuracy"], 2)
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": "0.5"},
+        {"round": "2", "loss": "", "accuracy": ""},
+    ]
+
+
+def test_a_round_that_was_cut_off_before_its_row_has_one_without_values(
+    tmp_path: pathlib.Path,
+) -> None:
+    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 0)
+    log.append(1, {"loss": 2.5})
+    # The state of round 2 was saved, and then the process was killed.
+    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 2)
+    log.append(3, {"loss": 1.5})
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5"},
+        {"round": "2", "loss": ""},
+        {"round": "3", "loss": "1.5"},
+    ]
+
+
+def test_values_of_no_column_are_refused(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 0)
+    with pytest.raises(ValueError, match=r"no columns .*accuracy"):
+        log.append(1, {"accuracy": 0.5})
+    assert _rows(tmp_path) == []
+
+
+@contextlib.contextmanager
+def _files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The kernel refuses to let any file of this process grow beyond a size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_row_for_which_there_is_no_room_leaves_no_part(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss"], 0)
+    log.append(1, {"loss": 2.5})
+    path = tmp_path / "metrics.csv"
+    before = path.read_bytes()
+    row = b"2,0.123456\r\n"
+    for room in range(len(row)):
+        with (
+            _files_of_at_most(len(before) + room),
+            pytest.raises(MetricsNotWrittenError) as raised,
+        ):
+            log.append(2, {"loss": 0.123456})
+        assert path.read_bytes() == before
+    message = str(raised.value)
+    assert "\n" not in message
+    assert f"metrics of round 2 could not be written to {path}: File too large" in message
+    assert "free space" in message
+    assert "run the same command again" in message
+    with _files_of_at_most(len(before) + len(row)):
+        log.append(2, {"loss": 0.123456})
+    assert path.read_bytes() == before + row
+
+
+def test_a_resume_without_room_leaves_the_metrics_as_they_were(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss"], 0)
+    for number in (1, 2, 3):
+        log.append(number, {"loss": 2.5})
+    before = (tmp_path / "metrics.csv").read_bytes()
+    for room in (0, 10, 25):
+        with (
+            _files_of_at_most(room),
+            pytest.raises(
+                MetricsNotWrittenError, match=r"metrics\.csv cannot be written"
+            ) as raised,
+        ):
+            MetricsLog(directory, ["loss"], 2)
+        assert "\n" not in str(raised.value)
+        assert (tmp_path / "metrics.csv").read_bytes() == before
+        assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
+    MetricsLog(directory, ["loss"], 2)
+    assert [row["round"] for row in _rows(tmp_path)] == ["1", "2"]
+
+
+# A process that has the directory until its standard input ends, or fails with the message.
+# On a first line it starts a program, which has what a program may inherit.
+_HOLDER = """
+import subprocess
+import sys
+from simulations.runs.run_directory import RunDirectory, RunDirectoryError
+try:
+    with RunDirectory(sys.argv[1]).locked():
+        print("locked", flush=True)
+        if sys.stdin.readline():
+            worker = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL)
+            print(worker.pid, flush=True)
+            sys.stdin.read()
+except RunDirectoryError as error:
+    print(error, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _holder(path: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the directory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(path)],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _second_process(path: pathlib.Path) -> str:
+    """What another process says that wants the directory for a moment."""
+    finished = subprocess.run(
+        [sys.executable, "-c", _HOLDER, str(path)],
+        cwd=_ROOT,
+        input="",
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_SECONDS,
+        check=True,
+    )
+    return finished.stdout.rstrip("\n")
+
+
+def _run_in(path: pathlib.Path) -> RunDirectory:
+    directory = RunDirectory(path)
+    directory.create({"flags": {}})
+    return directory
+
+
+def _names(path: pathlib.Path) -> set[str]:
+    return {entry.name for entry in path.iterdir()}
+
+
+def test_one_process_has_a_directory_at_a_time(tmp_path: pathlib.Path) -> None:
+    directory = _run_in(tmp_path / "run")
+    with _holder(directory.path) as other:
+        with pytest.raises(RunDirectoryError) as raised, directory.locked():
+            pass
+        assert str(raised.value) == (
+            f"another process is running in {directory.path} (pid {other.pid}): wait for it or end "
+            "it."
+        )
+        # Being refused takes nothing away from who has it.
+        assert f"pid {other.pid}" in _second_process(directory.path)
+        other.communicate(timeout=_SECONDS)
+        assert other.returncode == 0
+    assert _names(directory.path) == {"config.json"}
+    with directory.locked():
+        assert f"pid {os.getpid()}" in _second_process(directory.path)
+        # Nor may this process go on twice.
+        with pytest.raises(RunDirectoryError, match=f"pid {os.getpid()}"), directory.locked():
+            pass
+    assert _second_process(directory.path) == "locked"
+
+
+def test_a_killed_process_has_the_directory_no_longer(tmp_path: pathlib.Path) -> None:
+    directory = _run_in(tmp_path)
+    for _ in range(3):
+        with _holder(tmp_path) as other:
+            other.kill()
+            other.wait(_SECONDS)
+            assert (tmp_path / run_directory.LOCK_FILE).read_text() == f"{other.pid}\n"
+            with directory.locked():
+                assert (tmp_path / run_directory.LOCK_FILE).read_text() == f"{os.getpid()}\n"
+    assert _names(tmp_path) == {"config.json"}
+
+
+def test_programs_that_a_killed_process_started_do_not_keep_the_directory(
+    tmp_path: pathlib.Path,
+) -> None:
+    """TFF's worker lives on for a while."""
+    directory = _run_in(tmp_path)
+    with _holder(tmp_path) as other:
+        assert other.stdin is not None
+        other.stdin.write("worker\n")
+        other.stdin.flush()
+        assert other.stdout is not None
+        worker = int(other.stdout.readline())
+        try:
+            other.kill()
+            other.wait(_SECONDS)
+            with directory.locked():
+                # It is alive all the while.
+                os.kill(worker, 0)
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_lock_is_no_way_to_other_files(tmp_path: pathlib.Path) -> None:
+    directory = _run_in(tmp_path / "run")
+    (tmp_path / "file").write_text("contents")
+    for target in ("file", "missing", "missing/file"):
+        (directory.path / run_directory.LOCK_FILE).symlink_to(tmp_path / target)
+        with pytest.raises(RunDirectoryError, match="cannot be locked"), directory.locked():
+            pass
+        (directory.path / run_directory.LOCK_FILE).unlink()
+    assert (tmp_path / "file").read_text() == "contents"
+    assert _names(tmp_path) == {"run", "file"}
+
+
+def test_the_number_of_an_earlier_process_is_forgotten(tmp_path: pathlib.Path) -> None:
+    directory = _run_in(tmp_path)
+    (tmp_path / run_directory.LOCK_FILE).write_text("12345678901234567890\n")
+    with directory.locked():
+        assert (tmp_path / run_directory.LOCK_FILE).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_block_that_raises_releases_the_directory(tmp_path: pathlib.Path) -> None:
+    directory = _run_in(tmp_path)
+    with pytest.raises(KeyError), directory.locked():
+        raise KeyError
+    assert _names(tmp_path) == {"config.json"}
+    with directory.locked():
+        pass
+
+
+def test_a_new_directory_is_locked_before_it_has_a_configuration(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path / "a" / "run")
+    with directory.locked():
+        assert directory.read_config() is None
+        assert "another process is running" in _second_process(directory.path)
+        directory.create({"flags": {}})
+    assert _names(directory.path) == {"config.json"}
+
+
+def test_a_directory_in_which_nothing_was_written_is_removed_if_it_was_new(
+    tmp_path: pathlib.Path,
+) -> None:
+    with RunDirectory(tmp_path / "run").locked():
+        pass
+    assert _names(tmp_path) == set()
+    (tmp_path / "run").mkdir()
+    with RunDirectory(tmp_path / "run").locked():
+        pass
+    assert _names(tmp_path) == {"run"}
+
+
+def test_a_new_run_may_start_where_another_was_killed_before_its_configuration(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / run_directory.LOCK_FILE).write_text("1\n")
+    (tmp_path / ".config.json.half").write_text("{")
+    assert RunDirectory(tmp_path).read_config() is None
+    with RunDirectory(tmp_path).locked():
+        assert _names(tmp_path) == {run_directory.LOCK_FILE}
+
+
+def test_unfinished_files_of_killed_processes_are_removed(tmp_path: pathlib.Path) -> None:
+    directory = _run_in(tmp_path)
+    ours = {"config.json", "metrics.csv", "privacy.json", "PRIVACY.md", "participation.npz"}
+    for name in ours:
+        (tmp_path / f".{name}.x1y2").write_text("half")
+        (tmp_path / name).write_text("{}")
+    (tmp_path / ".notes.txt.swp").write_text("of the user")
+    with directory.locked():
+        assert _names(tmp_path) == {*ours, run_directory.LOCK_FILE, ".notes.txt.swp"}
+
+
+def test_directories_of_something_else_are_not_written_to(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "photo.jpg").write_text("")
+    for path in (tmp_path, tmp_path / "photo.jpg"):
+        with (
+            pytest.raises(RunDirectoryError, match="not the directory of a run"),
+            RunDirectory(path).locked(),
+        ):
+            pass
+    assert _names(tmp_path) == {"photo.jpg"}
+
+
+def test_a_lock_that_is_removed_while_we_wait_is_not_ours(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever had it removes the file: a lock on what was removed keeps nobody out."""
+    directory = _run_in(tmp_path)
+    flock = fcntl.flock
+    calls = 0
+
+    def removed_just_before(descriptor: int, operation: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            (tmp_path / run_directory.LOCK_FILE).unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_just_before)
+    with directory.locked():
+        assert calls == 2
+        assert f"pid {os.getpid()}" in _second_process(tmp_path)
+
+
+def test_file_systems_without_locks_are_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    directory = _run_in(tmp_path)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(RunDirectoryError, match=r"cannot be locked: Function not .*--output_dir"),
+        directory.locked(),
+    ):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_locks_leave_no_open_files(tmp_path: pathlib.Path) -> None:
+    directory = _run_in(tmp_path)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with directory.locked(), contextlib.suppress(RunDirectoryError), directory.locked():
+        pass
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_run_goes_on_with_its_own_data_alone(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create({"flags": {}})
+    directory.fix_data("one")
+    assert directory.states.stat().st_mode & 0o077 == 0
+    directory.fix_data("one")
+    with pytest.raises(RunDirectoryError, match="the data have changed since the run"):
+        directory.fix_data("other")
+    # No other file tells which data they were.
+    others = [path for path in directory.path.rglob("*") if path.is_file()]
+    assert [path for path in others if "one" in path.read_text()] == [directory.data]
+    directory.data.write_text("{}")
+    with pytest.raises(RunDirectoryError, match=r"cannot be read .* restore it"):
+        directory.fix_data("one")
+    directory.data.unlink()
+    directory.fix_data("other")
+    directory.data.unlink()
+    directory.ledger.touch()
+    with pytest.raises(RunDirectoryError, match="is missing: without it nobody knows"):
+        directory.fix_data("one")
+
+
+def test_a_run_has_begun_with_its_statement_or_its_metrics(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create({"flags": {}})
+    assert not directory.has_begun()
+    directory.write_json("privacy.json", {})
+    assert directory.has_begun()

@@ -1,0 +1,319 @@
+"""Figures of runs: what is on their axes, and that they are files."""
+
+import csv
+import io
+import math
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import figures
+from simulations.runs import run_figures
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _rows(num_rounds: int = 12) -> list[dict[str, str]]:
+    """Rows as csv.DictReader gives them, with evaluations in every third round."""
+    text = io.StringIO()
+    names = [
+        "round",
+        "train_loss",
+        "train_accuracy",
+        "heldout_loss",
+        "heldout_accuracy",
+        "eligible_clients",
+        "available_clients",
+        "seconds",
+        "update_norm",
+        "max_update_norm",
+        "clipped_fraction",
+        "zeroed_fraction",
+        "noise_norm",
+        "released_norm",
+        "epsilon_spent",
+    ]
+    writer = csv.DictWriter(text, names, restval="")
+    writer.writeheader()
+    for number in range(1, num_rounds + 1):
+        row: dict[str, Any] = dict.fromkeys(names, number + 0.5)
+        row.update(round=number, train_accuracy=number / 100, clipped_fraction=number / 20)
+        row.update(zeroed_fraction=0.0, epsilon_spent=number / 2)
+        if number % 3:
+            del row["heldout_loss"], row["heldout_accuracy"]
+        else:
+            row["heldout_accuracy"] = number / 50
+        writer.writerow(row)
+    text.seek(0)
+    return list(csv.DictReader(text))
+
+
+def _axes(figure: matplotlib.figure.Figure) -> dict[str, Any]:
+    return {axes.get_ylabel(): axes for axes in figure.axes if axes.axison}
+
+
+def _lines(axes: Any) -> dict[str, Any]:
+    return {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in axes.get_lines()
+    }
+
+
+def test_a_run_has_all_panels_with_its_numbers() -> None:
+    figure = run_figures.run_figure(
+        _rows(),
+        "banded",
+        clip_norm=1.5,
+        planned_epsilon=8.0,
+        delta=1e-4,
+        clients_per_round=3,
+    )
+    axes = _axes(figure)
+    assert list(axes) == [
+        "accuracy, %",
+        "loss",
+        "L2 norm of updates",
+        "of the updates, %",
+        "L2 norm of a round",
+        "clients",
+        "epsilon at delta 0.0001",
+    ]
+    rounds = list(range(1, 13))
+    accuracy = _lines(axes["accuracy, %"])
+    assert accuracy["training"] == (rounds, pytest.approx(rounds))
+    # A line goes straight across rounds without an evaluation.
+    assert accuracy["held out"] == ([3, 6, 9, 12], pytest.approx([6, 12, 18, 24]))
+    assert set(_lines(axes["loss"])) == {"training", "held out"}
+    norms = _lines(axes["L2 norm of updates"])
+    assert norms["mean; largest (the same)"][1] == pytest.approx(
+        [number + 0.5 for number in rounds]
+    )
+    assert norms["clip norm"][1] == [1.5, 1.5]
+    shares = _lines(axes["of the updates, %"])
+    assert shares["clipped"] == (rounds, pytest.approx([5 * number for number in rounds]))
+    assert shares["zeroed"][1] == pytest.approx([0.0] * 12)
+    assert set(_lines(axes["L2 norm of a round"])) == {"released mean; noise in it (the same)"}
+    assert set(_lines(axes["clients"])) == {
+        "the timer allows it; and available (the same)",
+        "clients per round",
+    }
+    epsilon = _lines(axes["epsilon at delta 0.0001"])
+    assert epsilon["spent"] == (rounds, pytest.approx([number / 2 for number in rounds]))
+    assert epsilon["planned"][1] == [8.0, 8.0]
+    assert figure.get_suptitle() == "banded"
+
+
+def test_rows_out_of_order_are_sorted_and_rows_without_a_round_left_out() -> None:
+    rows: list[dict[str, Any]] = [
+        *reversed(_rows(4)),
+        {"round": "", "train_loss": "3.0"},
+        {"train_loss": "3.0"},
+    ]
+    figure = run_figures.run_figure(rows, "")
+    assert _lines(_axes(figure)["loss"])["training"][0] == [1, 2, 3, 4]
+
+
+def test_panels_without_data_are_left_out() -> None:
+    rows: list[dict[str, Any]] = [
+        {"round": 1, "train_loss": 2.0},
+        {"round": 2, "train_loss": "", "update_norm": None},
+    ]
+    figure = run_figures.run_figure(rows, "", clip_norm=1.0, planned_epsilon=math.inf)
+    assert list(_axes(figure)) == ["loss"]
+    spent = [{"round": 1, "epsilon_spent": 1.0}]
+    figure = run_figures.run_figure(spent, "", planned_epsilon=math.inf)
+    assert set(_lines(_axes(figure)["epsilon"])) == {"spent"}
+
+
+@pytest.mark.parametrize("rows", [[], [{"round": "1"}], [{"round": "1", "train_loss": "nan"}]])
+def test_a_run_without_metrics_says_so(rows: list[dict[str, str]], tmp_path: pathlib.Path) -> None:
+    figure = run_figures.run_figure(rows, "")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no metrics"]
+    run_figures.draw(rows, tmp_path / "run.png", "empty")
+    assert (tmp_path / "run.png").read_bytes().startswith(_PNG)
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(
+                ["round", "train_loss", "update_norm", "clipped_fraction", "noise_norm"]
+            ),
+            st.one_of(
+                st.none(),
+                st.text(max_size=5),
+                st.floats(-1e30, 1e30),
+                st.sampled_from(["nan", "inf", "-inf", "", "1e400", "0"]),
+            ),
+        ),
+        max_size=6,
+    )
+)
+@settings(deadline=None, max_examples=25)
+def test_no_cell_breaks_a_figure(rows: list[dict[str, Any]]) -> None:
+    figure = run_figures.run_figure(rows, "any", clip_norm=1.0)
+    figure.savefig(io.BytesIO(), format="png", dpi=20)
+
+
+def test_norms_of_zero_are_drawn(tmp_path: pathlib.Path) -> None:
+    rows = [{"round": i, "noise_norm": 0.0, "released_norm": 0.0} for i in range(3)]
+    run_figures.draw(rows, tmp_path / "run.png", "no noise")
+    assert _axes(run_figures.run_figure(rows, ""))["L2 norm of a round"].get_yscale() == "linear"
+    rows.append({"round": 3, "noise_norm": 0.0, "released_norm": 2.0})
+    assert _axes(run_figures.run_figure(rows, ""))["L2 norm of a round"].get_yscale() == "log"
+
+
+def test_a_column_is_numbers_or_nan() -> None:
+    rows: list[dict[str, Any]] = [
+        {"a": "1.5"},
+        {"a": ""},
+        {},
+        {"a": None},
+        {"a": "x"},
+        {"a": 2},
+        {"a": "inf"},
+    ]
+    found = run_figures.column(rows, "a")
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, [1.5] + [np.nan] * 4 + [2.0, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning"), [("a.png", _PNG), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")]
+)
+def test_the_suffix_is_the_format(name: str, beginning: bytes, tmp_path: pathlib.Path) -> None:
+    run_figures.draw(_rows(), tmp_path / name, "banded", clip_norm=1.0)
+    assert (tmp_path / name).read_bytes().startswith(beginning)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.png"
+    path.write_bytes(b"old")
+
+    def fail(self: Any, file: Any, **arguments: Any) -> None:
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run_figures.draw(_rows(), path, "")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _runs(values: list[list[float]], rounds: list[int]) -> list[list[dict[str, Any]]]:
+    return [
+        [
+            {"round": number, "heldout_accuracy": value}
+            for number, value in zip(rounds, run, strict=True)
+        ]
+        for run in values
+    ]
+
+
+def test_the_mean_over_seeds_has_students_interval() -> None:
+    values = np.random.default_rng(2).normal(size=(5, 4))
+    curve = run_figures.mean_curve(_runs(values.tolist(), [2, 4, 6, 8]), "heldout_accuracy", 0.9)
+    np.testing.assert_array_equal(curve.rounds, [2, 4, 6, 8])
+    np.testing.assert_allclose(curve.mean, np.mean(values, axis=0))
+    assert curve.num_runs == 5
+    for i in range(4):
+        for end in (-1.0, 1.0):
+            # A mean at the end of the interval is one that the test rejects at this level.
+            centre = curve.mean[i] + end * curve.half_width[i]
+            assert scipy.stats.ttest_1samp(values[:, i], centre).pvalue == pytest.approx(0.1)
+
+
+def test_rounds_that_one_run_lacks_are_left_out() -> None:
+    runs = _runs([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], [1, 2, 3])
+    runs[1][2]["heldout_accuracy"] = ""
+    curve = run_figures.mean_curve(runs, "heldout_accuracy")
+    np.testing.assert_array_equal(curve.rounds, [1, 2])
+    np.testing.assert_array_equal(curve.mean, [2.0, 3.0])
+
+
+def test_one_run_has_no_interval() -> None:
+    curve = run_figures.mean_curve(_runs([[1.0, 2.0]], [1, 2]), "heldout_accuracy")
+    assert np.all(np.isnan(curve.half_width))
+    figure = run_figures.comparison_figure({"banded": _runs([[0.1, 0.2]], [1, 2])})
+    (axes,) = figure.axes
+    assert not axes.collections
+    assert axes.get_title() == "banded (one run)"
+    assert figure.get_suptitle() == ""
+    assert _lines(axes) == {"banded": ([1, 2], pytest.approx([10, 20]))}
+
+
+def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
+    series = {
+        "banded": _runs([[0.1, 0.2], [0.3, 0.4], [0.2, 0.6]], [5, 10]),
+        "identity": _runs([[0.1, 0.1], [0.0, 0.1]], [5, 10]),
+    }
+    figure = run_figures.comparison_figure(series, title="epsilon 8", confidence=0.8)
+    first, second = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["banded (3 runs)", "identity (2 runs)"]
+    of_banded, of_identity = ([5, 10], pytest.approx([20, 40])), ([5, 10], pytest.approx([5, 10]))
+    assert _lines(first)["banded"] == of_banded
+    assert _lines(second)["identity"] == of_identity
+    # The other one is in each panel, without a name.
+    assert of_identity in _lines(first).values()
+    assert of_banded in _lines(second).values()
+    assert first.get_ylim() == second.get_ylim()
+    assert figure.get_suptitle().startswith("epsilon 8\nby round: mean and its 80 % interval")
+    assert len(first.collections) == 1
+    curve = run_figures.mean_curve(series["banded"], "heldout_accuracy", 0.8)
+    drawn = np.asarray(first.collections[0].get_paths()[0].vertices)
+    assert np.max(drawn[:, 1]) == pytest.approx(100 * np.max(curve.mean + curve.half_width))
+    accuracies = [figures.Interval("banded", 20.0, 3.0, 18.0, 22.0)]
+    with_accuracies = run_figures.comparison_figure(series, accuracies=accuracies)
+    assert [axes.get_title() for axes in with_accuracies.axes if axes.axison] == [
+        "After training",
+        "banded (3 runs)",
+        "identity (2 runs)",
+    ]
+    run_figures.compare(series, tmp_path / "all.png", title="epsilon 8")
+    assert (tmp_path / "all.png").read_bytes().startswith(_PNG)
+
+
+def test_bad_arguments_are_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"a \.png, \.pdf or \.svg file"):
+        run_figures.draw(_rows(), tmp_path / "run.txt", "")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="at least one mechanism"):
+        run_figures.compare({}, tmp_path / "a.png")
+    with pytest.raises(ValueError, match="at least one run"):
+        run_figures.compare({"banded": []}, tmp_path / "a.png")
+    with pytest.raises(ValueError, match="banded have no round in common"):
+        run_figures.compare({"banded": [[{"round": 1}]]}, tmp_path / "a.png")
+    with pytest.raises(ValueError, match="confidence must be above 0 and below 1"):
+        run_figures.mean_curve([[]], "a", 1.0)
+
+
+def test_no_state_of_pyplot_is_used() -> None:
+    program = (
+        "import sys; from simulations import run_figures; "
+        "run_figures.run_figure([{'round': 1, 'train_loss': 2}], ''); "
+        "assert 'matplotlib.pyplot' not in sys.modules; assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_cut"), [([[0.0, 0.2], [0.3, 0.2]], True), ([[-3.0], [-1.0]], False)]
+)
+def test_intervals_are_not_drawn_below_zero_where_no_mean_is(
+    values: list[list[float]], is_cut: bool
+) -> None:
+    runs = _runs(values, list(range(1, len(values[0]) + 1)))
+    (axes,) = run_figures.comparison_figure({"blt": runs}).axes
+    assert (axes.get_ylim()[0] == 0.0) == is_cut

@@ -1,0 +1,279 @@
+"""Statements of runs say what the flags made of the guarantee."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+import mf_aggregators as mfa
+from digit_classification.run_digits import COMMAND
+from simulations.sampling import data_samplers
+from simulations.devices import device_flags
+from simulations.runs import (run_flags, run_plans, run_statements)
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.privacy_budget import PrivacyBudget
+from simulations.runs.run_directory import RunDirectory
+
+
+def _values(*arguments: str) -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values, COMMAND)
+    values(["run-digits", "--num_rounds=12", "--mechanism=identity", *arguments])
+    return values
+
+
+def _plan(values: flags.FlagValues, **changes: Any) -> run_plans.Plan:
+    options = {**run_flags.options_of(values, COMMAND), **changes}
+    return run_plans.make(options, COMMAND.open_data(options), 64, None, None)
+
+
+def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
+    values = _values("--clients_per_round=20", "--simulated_clients=5", "--target_epsilon=4")
+    plan = _plan(values)
+    assert plan.cohort_size == 5
+    statement = run_statements.planned(plan, device_flags.behaviour(values))
+    # A quarter of the clients, a quarter of the noise in their sum.
+    multiplier = mfa.accounting.noise_multiplier(4.0, plan.options["delta"])
+    expected = mfa.accounting.epsilon(multiplier / 4, plan.options["delta"])
+    assert statement.plan.epsilon == pytest.approx(expected, rel=1e-9)
+    assert statement.earned.epsilon == statement.plan.epsilon
+    contents = json.loads(json.dumps(statement.to_dict()))
+    assert contents["clients_per_round"] == 5
+    assert contents["represents"]["clients_per_round"] == 20
+    assert contents["represents"]["planned"]["epsilon"] == pytest.approx(4.0, rel=1e-6)
+    assert contents["earned"]["epsilon"] > 4 * contents["represents"]["planned"]["epsilon"]
+    (warning,) = statement.warnings
+    assert "5 clients a round stood for 20" in warning
+    # One cohort of 20 a round, and twelve different ones for the separation that fits.
+    assert isinstance(plan.participation, mfa.participation.MinSeparation)
+    needed = min(12, plan.participation.separation) * 20
+    assert f"needs a population of at least {needed} clients" in warning
+    assert contents["represents"]["num_clients"] == needed
+    assert warning in statement.to_markdown()
+
+
+def test_few_clients_whose_noise_is_too_little_for_any_epsilon_earn_none() -> None:
+    values = _values("--clients_per_round=40", "--simulated_clients=4", "--target_epsilon=8")
+    plan = _plan(values)
+    delta = plan.options["delta"]
+    # A tenth of the noise, whose end a client's update passes: no accountant states an epsilon.
+    with pytest.raises(mfa.accounting.TailError):
+        mfa.accounting.epsilon(mfa.accounting.noise_multiplier(8.0, delta) / 10, delta)
+    statement = run_statements.planned(plan, device_flags.behaviour(values))
+    assert statement.plan.epsilon == statement.earned.epsilon == math.inf
+    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert contents["is_private"] is False
+    assert contents["planned"]["epsilon"] is None
+    assert contents["represents"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-6)
+    assert "no finite epsilon" in statement.to_markdown()
+    multiplier = plan.released_noise_multiplier
+    budget = PrivacyBudget(plan.factorization, plan.participation, multiplier, delta)
+    assert budget.spent(0) == 0.0
+    assert budget.spent(1) == math.inf
+
+
+def test_a_run_of_all_its_clients_represents_nothing() -> None:
+    values = _values("--clients_per_round=20", "--target_epsilon=4")
+    statement = run_statements.planned(_plan(values), device_flags.behaviour(values))
+    assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
+    assert statement.represented is None
+    assert statement.to_dict()["represents"] is None
+    assert statement.warnings == ()
+
+
+def test_the_statement_says_what_timers_by_the_wall_clock_leave_open() -> None:
+    values = _values(
+        "--clients_per_round=5", "--separation=4", "--timer=wall_clock", "--timer_hours=36"
+    )
+    behaviour = device_flags.behaviour(values)
+    statement = run_statements.planned(_plan(values), behaviour)
+    text = statement.to_markdown()
+    assert "36 hours pass between two participations" in text
+    assert "assumed, not enforced" in text
+    assert "A timer on each client enforces it" not in text
+    assert "\n" not in statement.to_dict()["enforcement"]
+
+
+def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
+    values = _values("--clients_per_round=1", "--separation=4", "--target_epsilon=4")
+    plan = _plan(values)
+    statement = run_statements.planned(plan, device_flags.behaviour(values))
+    clients = tuple(map(str, range(plan.data.num_clients)))
+    cohorts: list[Any] = [[index] for index in range(12)]
+    kept = run_statements.realised(
+        plan, statement, ParticipationLedger(clients, tuple(cohorts)), None
+    )
+    assert kept.keeps_plan is True
+    assert kept.earned.epsilon <= statement.plan.epsilon
+    # The first client again, sooner than its timer allows.
+    cohorts[1:5] = [[0]] * 4
+    broken = run_statements.realised(
+        plan, statement, ParticipationLedger(clients, tuple(cohorts)), None
+    )
+    assert broken.keeps_plan is False
+    assert broken.earned.epsilon > statement.plan.epsilon
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
+def test_no_statement_of_a_sampled_run_names_a_client_or_its_rounds(
+    tmp_path: pathlib.Path, sampling: str
+) -> None:
+    """Of a run under way, stopped and finished; and of batches that were not drawn so."""
+    values = _values(f"--sampling={sampling}", "--clients_per_round=9", "--noise_multiplier=0.7")
+    behaviour = device_flags.behaviour(values)
+    plan = _plan(values)
+    assert plan.scheme is not None
+    sampler = data_samplers.create(plan.scheme, 3)
+    names = tuple(f"zebra-{index}." for index in range(plan.data.num_clients))
+    drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(12))), plan.scheme)
+    first_cohort = drawn.cohorts[0]
+    # The first clients in all rounds, as no draw gives them; and those of timers.
+    again = dataclasses.replace(drawn, cohorts=(first_cohort,) * 12)
+    by_timers = dataclasses.replace(drawn, sampling=None)
+    run = RunDirectory(tmp_path)
+    statements = run_statements.RunStatements(plan, behaviour, run, sampler)
+    ledgers = [drawn.first_rounds(0), drawn.first_rounds(5), drawn, again, by_timers]
+    for ledger, keeps_plan in zip(ledgers, [None, True, True, False, False], strict=True):
+        statements.before(ledger)
+        contents = _stated(run)
+        assert contents["keeps_plan"] is keeps_plan
+        # What a command prints of a statement is its contents and its warnings.
+        texts = [(run.path / name).read_text() for name in ("privacy.json", "PRIVACY.md")]
+        assert not any("zebra" in text for text in texts)
+        assert contents["worst_client"] is None
+        assert "protected least" not in texts[1]
+        assert not _lists_of_numbers(contents)
+
+
+def _lists_of_numbers(value: Any) -> list[list[int]]:
+    """All lists of numbers in the contents of a JSON file, as rounds of a client are."""
+    parts = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(parts, list):
+        return []
+    is_own = parts is value and parts and all(isinstance(each, int) for each in parts)
+    return [
+        *([parts] if is_own else []),
+        *(found for each in parts for found in _lists_of_numbers(each)),
+    ]
+
+
+def test_lists_of_rounds_are_found_in_the_statement_of_a_run_under_timers(
+    tmp_path: pathlib.Path,
+) -> None:
+    """There, the client that was protected least may be told of itself."""
+    statements, run = _statements(tmp_path)
+    statements.before(_ledger(0, 1))
+    assert _lists_of_numbers(_stated(run)) == [[0]]
+    assert _stated(run)["worst_client"]["client_id"] == "0"
+
+
+def _statements(
+    directory: pathlib.Path, *arguments: str
+) -> tuple[run_statements.RunStatements, RunDirectory]:
+    values = _values("--clients_per_round=1", "--separation=4", "--target_epsilon=4", *arguments)
+    behaviour = device_flags.behaviour(values)
+    directory.mkdir(exist_ok=True)
+    run = RunDirectory(directory)
+    return run_statements.RunStatements(_plan(values), behaviour, run, None), run
+
+
+def _stated(run: RunDirectory) -> dict[str, Any]:
+    contents: dict[str, Any] = json.loads((run.path / "privacy.json").read_text())
+    return contents
+
+
+def _ledger(*clients: int) -> ParticipationLedger:
+    names = tuple(map(str, range(143)))
+    return ParticipationLedger(names, tuple(np.array([client]) for client in clients))
+
+
+_BREAKS = [
+    "--mechanism=banded",
+    "--num_bands=3",
+    "--history_loss_probability=0.2",
+    "--after_history_loss=rejoin",
+]
+
+
+def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
+    tmp_path: pathlib.Path,
+) -> None:
+    statements, run = _statements(tmp_path, *_BREAKS)
+    statements.before(_ledger())
+    assert _stated(run)["status"] == "running"
+    assert _stated(run)["earned"]["epsilon"] == pytest.approx(4.0, rel=1e-6)
+    assert statements.after_round(_ledger(0, 1)) is None
+    broken = statements.after_round(_ledger(0, 1, 0))
+    assert broken is not None
+    assert broken.earned.epsilon > 4.1
+    assert _stated(run)["earned"] == broken.earned.to_dict()
+    assert _stated(run)["keeps_plan"] is False
+    # A further round that breaks nothing more changes nothing.
+    assert statements.after_round(_ledger(0, 1, 0, 2)) is broken
+    worse = statements.after_round(_ledger(0, 1, 0, 2, 2))
+    assert worse is not None
+    assert worse.earned.epsilon > 1.02 * broken.earned.epsilon
+    # Killed here, and started again.
+    again, _ = _statements(tmp_path, *_BREAKS)
+    assert _stated(run)["earned"] == worse.earned.to_dict()
+    again.before(_ledger(0, 1, 0, 2, 2))
+    assert _stated(run)["earned"] == worse.earned.to_dict()
+
+
+def test_timers_by_rounds_break_no_plan(tmp_path: pathlib.Path) -> None:
+    statements, _ = _statements(tmp_path)
+    # It is not even looked at: every round would cost as much as the ledger is long.
+    assert statements.after_round(_ledger(0, 0)) is None
+
+
+def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> None:
+    statements, run = _statements(tmp_path)
+    # Refused before it began: whatever is stated stays.
+    _ledger(0, 0).save(run.ledger)
+    run.write_json("privacy.json", {"status": "of before"})
+    statements.after_failure()
+    assert _stated(run) == {"status": "of before"}
+    statements.before(_ledger(0))
+    statements.after_failure()
+    assert _stated(run)["status"] == "interrupted"
+    assert _stated(run)["keeps_plan"] is False
+    # An error of its own would hide the one that ended the run.
+    run.ledger.write_bytes(b"broken")
+    statements.after_failure()
+    assert _stated(run)["keeps_plan"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--simulated_clients=30"], "stand for fewer clients"),
+        (["--simulated_clients=2", "--sampling=poisson"], "belongs to --sampling=timers"),
+        (["--server_warmup=0.8", "--server_cooldown=0.4"], "must not overlap"),
+        (["--server_warmup=1.5"], r"--server_warmup must be in \[0, 1\]"),
+        (["--zeroing_norm=0"], "--zeroing_norm"),
+        (["--workload=training"], "--workload=training needs"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_flags.options_of(_values("--clients_per_round=20", *arguments), COMMAND)
+
+
+def test_momentum_and_schedule_inside_the_mechanism_change_its_matrix_alone() -> None:
+    arguments = ["--mechanism=banded", "--num_bands=4", "--separation=4", "--clients_per_round=5"]
+    recipe = ["--server_momentum=0.9", "--server_warmup=0.25", "--server_cooldown=0.25"]
+    inside = _plan(_values(*arguments, *recipe, "--workload=training"))
+    after = _plan(_values(*arguments, *recipe))
+    rates = run_plans.server_schedule(inside.options).rates(
+        12, inside.options["server_learning_rate"]
+    )
+    workload = mfa.workloads.momentum_sgd(12, 0.9, rates)
+    error = inside.factorization.total_error(workload, inside.participation)
+    assert error < 0.99 * after.factorization.total_error(workload, after.participation)
+    assert inside.noise_multiplier == after.noise_multiplier

@@ -1,0 +1,163 @@
+"""A ledger is taken for a sampled one only if a data sampler can have made it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.accounting import sampling_schemes
+from simulations.sampling import data_samplers
+from simulations.runs import sampled_participation
+from simulations.sampling.data_samplers import DataSampler
+from simulations.runs.participation_ledger import ParticipationLedger
+
+_NAMES = sampling_schemes.names()
+
+
+def _sampler(name: str, seed: int = 3) -> DataSampler:
+    scheme = sampling_schemes.create(
+        name, num_rounds=13, num_bands=3, population=26, clients_per_round=4
+    )
+    return data_samplers.create(scheme, seed)
+
+
+def _ledger(sampler: DataSampler, rounds: int) -> ParticipationLedger:
+    scheme = sampler.scheme
+    clients = tuple(f"client_{i}" for i in range(scheme.population))
+    cohorts = tuple(sampler.draw(index) for index in range(rounds))
+    return ParticipationLedger(clients, cohorts, scheme)
+
+
+def _with_cohort(ledger: ParticipationLedger, index: int, clients: object) -> ParticipationLedger:
+    cohorts = list(ledger.cohorts)
+    cohorts[index] = np.array(clients, dtype=np.int64)
+    return dataclasses.replace(ledger, cohorts=tuple(cohorts))
+
+
+@given(st.sampled_from(_NAMES), st.integers(0, 13), st.integers(0, 2**128 - 1))
+@settings(deadline=None)
+def test_what_a_sampler_drew_has_no_deviation(name: str, rounds: int, seed: int) -> None:
+    sampler = _sampler(name, seed)
+    ledger = _ledger(sampler, rounds)
+    assert sampled_participation.deviation(sampler.scheme, ledger) is None
+    assert sampled_participation.deviation_from_draws(sampler, ledger) is None
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_ledger_of_another_scheme_or_of_timers_deviates(name: str) -> None:
+    sampler = _sampler(name)
+    ledger = _ledger(sampler, 13)
+    others = [
+        None,
+        *(_sampler(other).scheme for other in _NAMES if other != name),
+        dataclasses.replace(sampler.scheme, num_bands=2),
+        dataclasses.replace(sampler.scheme, clients_per_round=3),
+        dataclasses.replace(sampler.scheme, num_rounds=14),
+        dataclasses.replace(sampler.scheme, population=27),
+    ]
+    for other in others:
+        changed = dataclasses.replace(ledger, sampling=other)
+        found = sampled_participation.deviation(sampler.scheme, changed)
+        assert found == "the ledger records another way of drawing clients"
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_ledger_of_other_sizes_deviates(name: str) -> None:
+    sampler = _sampler(name)
+    ledger = _ledger(sampler, 13)
+    more_clients = dataclasses.replace(ledger, client_ids=(*ledger.client_ids, "another"))
+    more_rounds = ledger.with_round(sampler.draw(1))
+    for changed, message in (
+        (more_clients, "has 27 clients, not 26"),
+        (more_rounds, "has 14 rounds, more than 13"),
+    ):
+        assert message in str(sampled_participation.deviation(sampler.scheme, changed))
+
+
+@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("index", range(13))
+def test_a_client_in_a_round_of_another_part_is_found(name: str, index: int) -> None:
+    sampler = _sampler(name)
+    ledger = _ledger(sampler, 13)
+    # Of any client that was also drawn in a round of another part; the size stays.
+    seen = np.concatenate([ledger.cohorts[i] for i in range(13) if i % 3 != index % 3])
+    for intruder in np.unique(seen):
+        changed = _with_cohort(ledger, index, np.sort([*ledger.cohorts[index][1:], intruder]))
+        found = sampled_participation.deviation(sampler.scheme, changed)
+        assert "another part" in str(found)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("clients", [[1, 1, 2, 3], [3, 1, 2, 0], [-1, 0, 1, 2], [0, 1, 2, 26]])
+def test_cohorts_that_are_no_sets_of_clients_are_found(name: str, clients: list[int]) -> None:
+    sampler = _sampler(name)
+    changed = _with_cohort(_ledger(sampler, 13), 0, clients)
+    found = sampled_participation.deviation(sampler.scheme, changed)
+    assert "round 1 are not different ones" in str(found)
+
+
+@pytest.mark.parametrize("name", ["fixed_size", "shuffling"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_batch_of_another_size_is_found(name: str, change: int) -> None:
+    sampler = _sampler(name)
+    ledger = _ledger(sampler, 13)
+    batch = ledger.cohorts[4]
+    if change > 0:
+        rest = np.setdiff1d(sampler.part_of_round(4), batch)
+        changed = _with_cohort(ledger, 4, np.sort([*batch, rest[0]]))
+    else:
+        changed = _with_cohort(ledger, 4, batch[1:])
+    found = sampled_participation.deviation(sampler.scheme, changed)
+    assert f"round 5 had {4 + change} clients, not 4" in str(found)
+
+
+def test_a_client_twice_in_a_pass_is_found() -> None:
+    sampler = _sampler("shuffling")
+    ledger = _ledger(sampler, 13)
+    # Two batches a pass: rounds 1 and 4 are the first pass over a part, 7 and 10 the second.
+    again = _with_cohort(ledger, 9, ledger.cohorts[6])
+    assert "round 10 took part twice" in str(sampled_participation.deviation(sampler.scheme, again))
+    # In another pass anybody may come first.
+    passes = _with_cohort(_with_cohort(ledger, 6, ledger.cohorts[0]), 9, ledger.cohorts[3])
+    assert sampled_participation.deviation(sampler.scheme, passes) is None
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_more_clients_than_a_part_has_are_found(name: str) -> None:
+    """Batches of clients that no other part has, and no partition that they are drawn from."""
+    scheme = sampling_schemes.create(
+        name, num_rounds=6, num_bands=2, population=10, clients_per_round=2
+    )
+    ledger = ParticipationLedger(tuple("abcdefghij"), sampling=scheme)
+    for batch in ([0, 1], [6, 7], [2, 3], [8, 9], [4, 5]):
+        assert sampled_participation.deviation(scheme, ledger) is None
+        ledger = ledger.with_round(np.array(batch))
+    found = sampled_participation.deviation(scheme, ledger)
+    assert found == "more clients took part in the rounds of part 1 than it can have"
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_draws_of_another_seed_deviate_only_from_those_of_the_sampler(name: str) -> None:
+    """What looks like sampling, and was chosen, is found by whoever holds the seed."""
+    sampler, other = _sampler(name), _sampler(name, seed=4)
+    ledger = _ledger(other, 13)
+    assert sampled_participation.deviation(sampler.scheme, ledger) is None
+    found = sampled_participation.deviation_from_draws(sampler, ledger)
+    assert found == "the clients of round 1 are not those that the sampler draws"
+
+
+def test_a_client_that_was_left_out_is_found_by_the_holder_of_the_seed() -> None:
+    sampler = _sampler("poisson")
+    ledger = _ledger(sampler, 13)
+    changed = _with_cohort(ledger, 12, ledger.cohorts[12][1:])
+    assert sampled_participation.deviation(sampler.scheme, changed) is None
+    found = sampled_participation.deviation_from_draws(sampler, changed)
+    assert found == "the clients of round 13 are not those that the sampler draws"
+    # What anybody can find comes first.
+    assert "another way" in str(
+        sampled_participation.deviation_from_draws(
+            sampler, dataclasses.replace(changed, sampling=None)
+        )
+    )

@@ -1,0 +1,465 @@
+"""Rounds in TFF: cohorts under timers, and runs that resume where they stopped."""
+
+import dataclasses
+import errno
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+import mf_aggregators as mfa
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling
+from simulations.sampling import data_samplers
+from simulations.workers import quiet
+from simulations.runs import training_loop
+from simulations.devices.availability import Independent
+from simulations.sampling.cohorts import TooFewEligibleClientsError
+from simulations.devices.device_populations import (DeviceBehaviour, DevicePopulation, DeviceRound)
+from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
+from simulations.devices.participation_timers import WallClockTimer
+from simulations.workers.quiet import StopRequest
+from simulations.runs.training_loop import (FederatedRun, RoundRefusedError)
+from tests.simulations import linear_run
+
+_NUM_ROUNDS = 6
+_WholeRun: TypeAlias = tuple[list[np.ndarray], ParticipationLedger]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+@pytest.fixture(scope="module")
+def process() -> Any:
+    return linear_run.learning_process(_NUM_ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def sooner_process() -> Any:
+    """With noise for clients that return after two rounds."""
+    return linear_run.learning_process(_NUM_ROUNDS, participation=MinSeparation(2))
+
+
+def _run(process: Any, **changes: Any) -> FederatedRun:
+    return linear_run.federated_run(process, _NUM_ROUNDS, **changes)
+
+
+def _finish(
+    run: FederatedRun, directory: pathlib.Path, at_most: int | None = None
+) -> tuple[list[np.ndarray], ParticipationLedger]:
+    """Runs rounds, stopping after some; returns the model after each and the last ledger."""
+    store = linear_run.store_of(directory)
+    progress = training_loop.start(run, store)
+    stop, models, ledger = StopRequest(), [], progress.ledger
+    for finished in training_loop.rounds(run, store, progress, stop):
+        models.append(linear_run.weights_of(run.process, finished.state))
+        ledger = finished.ledger
+        if len(models) == at_most:
+            stop.is_set = True
+    return models, ledger
+
+
+@pytest.fixture(scope="module")
+def whole_run(process: Any, tmp_path_factory: pytest.TempPathFactory) -> _WholeRun:
+    """The models and the ledger of a run that nothing happens to."""
+    return _finish(_run(process), tmp_path_factory.mktemp("whole"))
+
+
+def _cohorts(ledger: ParticipationLedger) -> list[list[int]]:
+    return [list(cohort) for cohort in ledger.cohorts]
+
+
+def test_all_rounds_run_under_the_timers(process: Any, tmp_path: pathlib.Path) -> None:
+    models, ledger = _finish(_run(process), tmp_path)
+    assert len(models) == ledger.num_rounds == _NUM_ROUNDS
+    took_place = mfa.guarantees.realised_participation(ledger.rounds_of_clients(), _NUM_ROUNDS)
+    assert mfa.guarantees.keeps_plan(linear_run.PARTICIPATION, took_place)
+    assert all(len(cohort) == 3 for cohort in ledger.cohorts)
+    on_disk = ParticipationLedger.load(tmp_path / "ledger.npz")
+    assert _cohorts(on_disk) == _cohorts(ledger)
+
+
+@pytest.mark.parametrize("stops", [[1], [2, 1], [1, 1, 1, 1, 1]])
+def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
+    stops: list[int],
+) -> None:
+    models, ledger = whole_run
+    parts: list[np.ndarray] = []
+    for at_most in [*stops, None]:
+        more, resumed = _finish(_run(process), tmp_path / "parts", at_most)
+        parts.extend(more)
+    np.testing.assert_array_equal(np.array(parts), np.array(models))
+    assert _cohorts(resumed) == _cohorts(ledger)
+
+
+def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
+) -> None:
+    """Killed after the ledger and before the state: the same cohort, data and noise."""
+    models, whole = whole_run
+    _finish(_run(process), tmp_path / "cut", at_most=2)
+    # A third round in the ledger, as if the process had ended before its state was saved.
+    whole.first_rounds(3).save(tmp_path / "cut" / "ledger.npz")
+    # What TFF leaves of a state that was being saved.
+    (tmp_path / "cut" / "states" / "round_3_temp1234").mkdir()
+    rest, resumed = _finish(_run(process), tmp_path / "cut")
+    assert not list((tmp_path / "cut" / "states").glob("*temp*"))
+    np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
+    assert _cohorts(resumed) == _cohorts(whole)
+
+
+class _FullDisk:
+    """A process whose round cannot write: its error is the one of TFF's worker."""
+
+    def __init__(self, process: Any, round_index: int) -> None:
+        self._process = process
+        self._left = round_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def next(self, *arguments: Any) -> Any:
+        if self._left == 0:
+            reason = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'rows.npy.tmp'"
+            raise RuntimeError(f"UNKNOWN: Error evaluating call: OSError: {reason}")
+        self._left -= 1
+        return self._process.next(*arguments)
+
+
+def test_a_round_without_space_for_its_noise_is_refused_and_run_later(
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
+) -> None:
+    models, whole = whole_run
+    with pytest.raises(RoundRefusedError, match=r"round 3 could not write .* Free space and run"):
+        _finish(_run(_FullDisk(process, 2)), tmp_path / "cut")
+    # The round is in no file, and the others stand.
+    assert ParticipationLedger.load(tmp_path / "cut" / "ledger.npz").num_rounds == 2
+    rest, resumed = _finish(_run(process), tmp_path / "cut")
+    np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
+    assert _cohorts(resumed) == _cohorts(whole)
+
+
+def _went_back(run: FederatedRun, directory: pathlib.Path) -> ParticipationLedger:
+    """Four rounds of a run whose states are those after two again; returns its ledger."""
+    _finish(run, directory, at_most=2)
+    shutil.copytree(directory / "states", directory / "copy")
+    _, ledger = _finish(run, directory, at_most=2)
+    shutil.rmtree(directory / "states")
+    (directory / "copy").rename(directory / "states")
+    assert ledger.num_rounds == 4
+    return ledger
+
+
+def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
+) -> None:
+    models, whole = whole_run
+    _went_back(_run(process), tmp_path / "back")
+    store = linear_run.store_of(tmp_path / "back")
+    progress = training_loop.start(_run(process), store)
+    assert progress.num_rounds == 2
+    assert _cohorts(progress.ledger) == _cohorts(whole.first_rounds(4))
+
+    first, after_first = _finish(_run(process), tmp_path / "back", at_most=1)
+    # Released rounds stay in the ledger while they are run again, on disk as well.
+    assert _cohorts(after_first) == _cohorts(whole.first_rounds(4))
+    on_disk = ParticipationLedger.load(tmp_path / "back" / "ledger.npz")
+    assert _cohorts(on_disk) == _cohorts(whole.first_rounds(4))
+
+    rest, resumed = _finish(_run(process), tmp_path / "back")
+    np.testing.assert_array_equal(np.array([*first, *rest]), np.array(models[2:]))
+    assert _cohorts(resumed) == _cohorts(whole)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 2}, {"clients_per_round": 2}, {"participation": MinSeparation(5)}]
+)
+def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
+    sooner_process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
+) -> None:
+    # Of nine clients, a separation of two leaves six to draw three from.
+    participation = MinSeparation(2)
+    ledger = _went_back(_run(sooner_process, participation=participation), tmp_path)
+    with pytest.raises(LedgerError, match="round 3 was released with other clients"):
+        _finish(_run(sooner_process, **{"participation": participation, **changes}), tmp_path)
+    # Nothing was released or forgotten.
+    assert not (tmp_path / "states" / "round_3").exists()
+    assert _cohorts(ParticipationLedger.load(tmp_path / "ledger.npz")) == _cohorts(ledger)
+
+
+@pytest.mark.parametrize("num_rounds", [3, 4])
+def test_the_ledger_of_another_run_is_refused(
+    process: Any, tmp_path: pathlib.Path, num_rounds: int
+) -> None:
+    """It may be of the same population, and as long or longer."""
+    _finish(_run(process), tmp_path / "run", at_most=3)
+    _, other = _finish(_run(process, seed=2), tmp_path / "other")
+    own = ParticipationLedger.load(tmp_path / "run" / "ledger.npz")
+    assert _cohorts(own) != _cohorts(other.first_rounds(3))
+    other.first_rounds(num_rounds).save(tmp_path / "run" / "ledger.npz")
+    with pytest.raises(LedgerError, match="does not belong to the saved state"):
+        _finish(_run(process), tmp_path / "run")
+    own.save(tmp_path / "run" / "ledger.npz")
+    _finish(_run(process), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["client_0", "client_0\0"])
+def test_clients_of_one_name_are_refused(process: Any, name: str) -> None:
+    clients = (*linear_run.CLIENTS[:-1], name)
+    with pytest.raises(ValueError, match="two of client_ids are the same"):
+        _run(process, client_ids=clients)
+
+
+def test_a_later_cohort_that_was_altered_stops_the_run(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    ledger = _went_back(_run(process), tmp_path)
+    absent = next(client for client in range(9) if client not in ledger.cohorts[3])
+    altered = ledger.first_rounds(3).with_round(np.sort([*ledger.cohorts[3][1:], absent]))
+    altered.save(tmp_path / "ledger.npz")
+    with pytest.raises(LedgerError, match="round 4 was released with other clients"):
+        _finish(_run(process), tmp_path)
+    assert not (tmp_path / "states" / "round_4").exists()
+
+
+def test_the_noise_seed_is_saved_before_the_first_round(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    store = linear_run.store_of(tmp_path)
+    first = training_loop.start(_run(process), store).state
+    again = training_loop.start(_run(process), store).state
+
+    def seed(state: Any) -> list[int]:
+        return list(state.aggregator.query_state.numerator_state.noise.seed)
+
+    assert seed(first) == seed(again)
+    assert (tmp_path / "states" / "round_0").is_dir()
+
+
+def test_a_ledger_that_does_not_fit_stops_the_run(process: Any, tmp_path: pathlib.Path) -> None:
+    _finish(_run(process), tmp_path, at_most=2)
+    ledger = ParticipationLedger.load(tmp_path / "ledger.npz")
+    ledger.first_rounds(1).save(tmp_path / "ledger.npz")
+    with pytest.raises(LedgerError, match="start a new run and account for both"):
+        _finish(_run(process), tmp_path)
+    ledger.save(tmp_path / "ledger.npz")
+    with pytest.raises(LedgerError, match="start a new run and account for both"):
+        _finish(_run(process, client_ids=(*linear_run.CLIENTS, "another")), tmp_path)
+
+
+def test_lost_states_are_never_replaced_by_fresh_noise(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    _finish(_run(process), tmp_path, at_most=2)
+    shutil.rmtree(tmp_path / "states")
+    with pytest.raises(LedgerError, match="records 2 released rounds"):
+        _finish(_run(process), tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
+
+
+def test_a_damaged_newest_state_falls_back_to_the_one_before(
+    process: Any,
+    whole_run: _WholeRun,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    models, _ = whole_run
+    _finish(_run(process), tmp_path / "cut", at_most=3)
+    newest = tmp_path / "cut" / "states" / "round_3"
+    for path in newest.rglob("variables.data*"):
+        path.write_bytes(path.read_bytes()[:10])
+    rest, _ = _finish(_run(process), tmp_path / "cut")
+    assert "round_3 is damaged; going on from round 2" in caplog.text
+    np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
+
+
+def test_without_a_readable_state_the_run_stops(process: Any, tmp_path: pathlib.Path) -> None:
+    _finish(_run(process), tmp_path, at_most=2)
+    for path in (tmp_path / "states").rglob("variables.data*"):
+        path.write_bytes(b"")
+    with pytest.raises(LedgerError, match="no state in"):
+        _finish(_run(process), tmp_path)
+
+
+def test_too_few_clients_end_the_run_and_leave_its_rounds(
+    process: Any, tmp_path: pathlib.Path
+) -> None:
+    run = _run(process, participation=MinSeparation(3, 1))
+    with pytest.raises(TooFewEligibleClientsError, match="round 4"):
+        _finish(run, tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
+
+
+# Of nine clients three are needed.
+_DISTURBED = DeviceBehaviour(
+    Independent(0.8),
+    over_selection=1.4,
+    dropout_probability=0.1,
+    upload_loss_probability=0.05,
+    history_loss_probability=0.03,
+)
+_BY_CLOCK = DeviceBehaviour(
+    Independent(0.8),
+    WallClockTimer(1000.0),
+    over_selection=1.4,
+    dropout_probability=0.1,
+    upload_loss_probability=0.1,
+    history_loss_probability=0.1,
+)
+
+
+def _disturbed_run(sooner_process: Any, **changes: Any) -> FederatedRun:
+    # With this seed the timers leave enough of the nine clients in all rounds.
+    arguments: dict[str, Any] = {
+        "behaviour": _DISTURBED,
+        "participation": MinSeparation(2),
+        "seed": 2,
+    }
+    return _run(sooner_process, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("behaviour", [_DISTURBED, _BY_CLOCK])
+def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
+    sooner_process: Any, tmp_path: pathlib.Path, behaviour: DeviceBehaviour
+) -> None:
+    run = _disturbed_run(sooner_process, behaviour=behaviour)
+    population = DevicePopulation(9, MinSeparation(2), 3, behaviour, run.seed)
+    expected: list[DeviceRound] = []
+    while len(expected) < _NUM_ROUNDS:
+        expected.append(population.next_round())
+    # The test is of rounds that the cohorts before them do not determine.
+    assert any(found.num_selected > 3 for found in expected)
+    models, ledger = _finish(run, tmp_path / "whole")
+    assert _cohorts(ledger) == [list(found.cohort) for found in expected]
+
+    store = linear_run.store_of(tmp_path / "parts")
+    parts: list[np.ndarray] = []
+    for at_most in (1, 2, None):
+        stop = StopRequest()
+        progress = training_loop.start(run, store)
+        finished_rounds = training_loop.rounds(run, store, progress, stop)
+        for number, finished in enumerate(finished_rounds, 1):
+            parts.append(linear_run.weights_of(sooner_process, finished.state))
+            found, planned = finished.devices, expected[finished.index]
+            assert found is not None
+            assert found.start_seconds == planned.start_seconds
+            assert found.num_selected == planned.num_selected
+            assert finished.num_eligible == found.num_eligible == planned.num_eligible
+            stop.is_set = number == at_most
+    np.testing.assert_array_equal(np.array(parts), np.array(models))
+    on_disk = ParticipationLedger.load(tmp_path / "parts" / "ledger.npz")
+    assert _cohorts(on_disk) == _cohorts(ledger)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 1},
+        {"behaviour": DeviceBehaviour(Independent(0.3))},
+        {"behaviour": DeviceBehaviour(dropout_probability=0.999, max_attempts=1)},
+    ],
+)
+def test_other_devices_do_not_go_on_with_a_run(
+    sooner_process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
+) -> None:
+    """What they remember of the rounds before is not known."""
+    _finish(_disturbed_run(sooner_process), tmp_path, at_most=2)
+    with pytest.raises(LedgerError, match=r"round 1 took place with other clients.*or start a new"):
+        _finish(_disturbed_run(sooner_process, **changes), tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
+
+
+def test_a_round_says_what_its_devices_did(process: Any, tmp_path: pathlib.Path) -> None:
+    run = _run(process)
+    store = linear_run.store_of(tmp_path)
+    for finished in training_loop.rounds(
+        run, store, training_loop.start(run, store), StopRequest()
+    ):
+        assert finished.devices is not None
+        assert finished.devices.round_index == finished.index
+        np.testing.assert_array_equal(
+            finished.devices.cohort, finished.ledger.cohorts[finished.index]
+        )
+        assert finished.num_eligible == finished.devices.num_eligible
+        assert finished.num_eligible == 9 - 3 * min(finished.index, 2)
+
+
+def test_a_data_centre_has_no_devices(process: Any) -> None:
+    sampler = data_samplers.create(PoissonSampling(_NUM_ROUNDS, 2, 9, 3), 1)
+    with pytest.raises(ValueError, match="no device has a behaviour"):
+        _run(process, sampler=sampler, behaviour=_DISTURBED)
+
+
+# Of a process whose noise is for clients that return after three rounds or more.
+@pytest.mark.parametrize(
+    ("participation", "is_allowed"),
+    [
+        (MinSeparation(1), False),
+        (MinSeparation(2), False),
+        (MinSeparation(2, 2), False),
+        (FixedEpochOrder(2, 2), False),
+        (MinSeparation(3), True),
+        (MinSeparation(4, 2), True),
+        (MinSeparation(1, 1), True),
+        (FixedEpochOrder(2, 3), True),
+        (FixedEpochOrder(9, 6), True),
+        (SingleParticipation(), True),
+    ],
+    ids=str,
+)
+def test_timers_that_allow_more_than_the_noise_covers_are_refused(
+    process: Any, participation: Participation, is_allowed: bool
+) -> None:
+    for behaviour in (DeviceBehaviour(), _BY_CLOCK):
+        if is_allowed:
+            run = _run(process, participation=participation, behaviour=behaviour)
+            assert run.participation == participation
+        else:
+            with pytest.raises(ValueError, match=r"another participation schema .*3 rounds apart"):
+                _run(process, participation=participation, behaviour=behaviour)
+
+
+def test_noise_for_one_participation_is_not_for_timers_that_let_clients_return() -> None:
+    process = linear_run.learning_process(_NUM_ROUNDS, participation=SingleParticipation())
+    with pytest.raises(ValueError, match=r"at most one participation.*the same participation"):
+        _run(process, participation=MinSeparation(1))
+    once = _run(process, participation=SingleParticipation())
+    # What a data sampler draws is accounted for by its scheme, from one participation.
+    sampler = data_samplers.create(PoissonSampling(_NUM_ROUNDS, 2, 9, 3), 1)
+    assert _run(process, sampler=sampler).sampling == sampler.scheme
+    # A state of which nothing is known declares nothing.
+    assert dataclasses.replace(once, initial_state=(), participation=MinSeparation(1))
+
+
+def test_a_resumed_run_keeps_the_schema_of_its_noise(
+    process: Any, sooner_process: Any, tmp_path: pathlib.Path
+) -> None:
+    """Each process fits its own timers, and their noise is of two sizes."""
+    _finish(_run(process), tmp_path, at_most=2)
+    _finish(_run(process), tmp_path, at_most=1)
+    with pytest.raises(LedgerError, match=r"3 rounds apart.*2 rounds apart.*account for both"):
+        _finish(_run(sooner_process, participation=MinSeparation(3)), tmp_path)
+    assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
+    _, ledger = _finish(_run(process), tmp_path)
+    assert ledger.num_rounds == _NUM_ROUNDS

@@ -1,0 +1,155 @@
+"""Cohorts: uniform, repeatable, never bent."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling, SamplingScheme, Shuffling
+from mf_aggregators.participation import MinSeparation
+from simulations.devices import participation_timers
+from simulations.sampling import cohorts, data_samplers
+from simulations.sampling.cohorts import TooFewEligibleClientsError
+from simulations.training import client_data
+
+
+def test_a_cohort_is_a_function_of_seed_round_and_eligible_clients() -> None:
+    eligible = np.ones(50, dtype=bool)
+    first = cohorts.draw(eligible, 10, seed=7, round_index=3)
+    np.testing.assert_array_equal(first, cohorts.draw(eligible, 10, seed=7, round_index=3))
+    assert not np.array_equal(first, cohorts.draw(eligible, 10, seed=8, round_index=3))
+    assert not np.array_equal(first, cohorts.draw(eligible, 10, seed=7, round_index=4))
+
+
+def test_only_eligible_clients_are_drawn_each_once() -> None:
+    eligible = np.arange(40) % 3 == 0
+    cohort = cohorts.draw(eligible, 12, seed=1, round_index=0)
+    assert np.all(eligible[cohort])
+    assert len(np.unique(cohort)) == 12
+
+
+def test_draws_are_uniform() -> None:
+    """A chi-square test over 4000 rounds of a fixed seed."""
+    eligible = np.ones(20, dtype=bool)
+    counts = np.zeros(20)
+    for round_index in range(4000):
+        counts[cohorts.draw(eligible, 5, seed=11, round_index=round_index)] += 1
+    # Without replacement, counts vary by (1 - 5 / 20) of what a multinomial would.
+    statistic = np.sum((counts - 1000.0) ** 2 / 1000.0) / 0.75
+    assert 1e-4 < scipy.stats.chi2.sf(statistic, 19) < 1 - 1e-4
+
+
+def test_too_few_eligible_clients_are_reported() -> None:
+    eligible = np.zeros(30, dtype=bool)
+    eligible[:4] = True
+    with pytest.raises(TooFewEligibleClientsError, match=r"round 3 needs 5 clients.*allow 4 of 30"):
+        cohorts.draw(eligible, 5, seed=0, round_index=2)
+
+
+@given(
+    st.integers(1, 30),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(1, 12),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=200)
+def test_plans_found_feasible_never_run_out_of_clients(
+    num_clients: int, cohort_size: int, separation: int, num_rounds: int, seed: int
+) -> None:
+    """With as many participations as fit, what check_feasible accepts can be run to its end."""
+    schema = MinSeparation(separation)
+    most = schema.most_participations(num_rounds)
+    try:
+        cohorts.check_feasible(num_clients, cohort_size, separation, most, num_rounds)
+    except TooFewEligibleClientsError:
+        return
+    state = participation_timers.initial(num_clients)
+    for round_index in range(num_rounds):
+        eligible = participation_timers.eligible(state, schema, round_index)
+        cohort = cohorts.draw(eligible, cohort_size, seed, round_index)
+        state = participation_timers.record(state, cohort, round_index)
+
+
+@pytest.mark.parametrize(
+    ("separation", "most", "message"),
+    [(6, 2, "separation of at most 5"), (5, 1, "participations")],
+)
+def test_plans_that_cannot_be_filled_are_refused(separation: int, most: int, message: str) -> None:
+    with pytest.raises(TooFewEligibleClientsError, match=message):
+        cohorts.check_feasible(50, 10, separation, most, 10)
+
+
+@given(st.integers(0, 60_000), st.floats(0.0, 1.0), st.integers(1, 40), st.integers(0, 2**64))
+@settings(deadline=None, max_examples=60)
+def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
+    num_clients: int, share: float, cohort_size: int, seed: int
+) -> None:
+    """Whatever blocks of clients it is found in."""
+    eligible = np.random.default_rng(seed).random(num_clients) < share
+    candidates = np.flatnonzero(eligible)
+    if len(candidates) < cohort_size:
+        with pytest.raises(TooFewEligibleClientsError, match=f"allow {len(candidates)} of"):
+            cohorts.draw(eligible, cohort_size, seed, 4)
+        return
+    chosen = cohorts.generator_of(seed, 4).choice(candidates, cohort_size, replace=False)
+    np.testing.assert_array_equal(cohorts.draw(eligible, cohort_size, seed, 4), np.sort(chosen))
+
+
+def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a run draws from its seed, by the functions that draw it; the task's by hand."""
+    owners: dict[tuple[int, ...], str] = {}
+    original, owner = cohorts.generator_of, ""
+
+    def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
+        assert owners.setdefault(coordinates, owner) == owner
+        return original(seed, *coordinates)
+
+    monkeypatch.setattr(cohorts, "generator_of", generator_of)
+    rounds = 12
+    owner = "cohorts"
+    for i in range(rounds):
+        cohorts.draw(np.ones(8, bool), 3, 5, i)
+    owner = "examples"
+    for i in range(rounds):
+        for client in ("", "a", "b", "a client of a long name"):
+            client_data.sample_order(5, i, client, 4)
+    owner = "batches"
+    schemes: list[SamplingScheme] = [
+        PoissonSampling(rounds, 3, 60, 4),
+        Shuffling(rounds, 3, 60, 4),
+    ]
+    for scheme in schemes:
+        sampler = data_samplers.create(scheme, 5)
+        for i in range(rounds):
+            sampler.draw(i)
+    owner = "evaluation"
+    for split in range(3):
+        generator_of(5, cohorts.Stream.EVALUATION, split)
+    owner = "devices"
+    for kind in (0, 1):
+        for i in range(rounds):
+            generator_of(5, cohorts.Stream.DEVICES, kind, i)
+    states = {original(5, *each).bit_generator.random_raw(4).tobytes() for each in owners}
+    assert len(states) == len(owners) > 6 * rounds
+    # Only cohorts have one coordinate, and all others a stream's number before their own.
+    for coordinates, name in owners.items():
+        assert (len(coordinates) == 1) == (name == "cohorts")
+        assert name == "cohorts" or cohorts.Stream(coordinates[0]).name.lower() == name
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "number"),
+    [
+        ((2,), 15069943504308478841),
+        ((cohorts.Stream.EXAMPLES, 4, 97), 12797478197352895144),
+        ((cohorts.Stream.BATCHES, 1, 2), 16331471807744859014),
+        ((cohorts.Stream.DEVICES, 0, 3, 1), 10234321911205539965),
+    ],
+)
+def test_streams_are_those_that_runs_were_begun_with(coordinates: Any, number: int) -> None:
+    """A run that is resumed draws what it would have drawn."""
+    assert int(cohorts.generator_of(7, *coordinates).bit_generator.random_raw()) == number

@@ -1,0 +1,323 @@
+"""Data samplers: each batch from its round's part alone, by exactly the law of the scheme.
+
+Statistical tests use fixed seeds. Each refuses a correct sampler with a probability of at
+most 1e-4 over the choice of its seed, so that one that is changed may have to be looked at
+once, and none fails by chance on the seeds that are here.
+"""
+
+import collections
+import itertools
+import random
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from simulations.sampling import cohorts, data_samplers
+
+_FALSE_ALARM = 1e-4
+
+
+@st.composite
+def _schemes(draw: st.DrawFn) -> SamplingScheme:
+    num_bands = draw(st.integers(1, 5))
+    clients_per_round = draw(st.integers(1, 4))
+    smallest = num_bands * clients_per_round
+    return sampling_schemes.create(
+        draw(st.sampled_from(sampling_schemes.names())),
+        num_rounds=draw(st.integers(num_bands, 25)),
+        num_bands=num_bands,
+        population=draw(st.integers(smallest, 5 * smallest + 3)),
+        clients_per_round=clients_per_round,
+    )
+
+
+_SEEDS = st.integers(0, 2**128 - 1)
+
+
+@given(_schemes(), _SEEDS)
+@settings(deadline=None, max_examples=200)
+def test_clients_take_part_only_in_rounds_congruent_modulo_the_bands(
+    scheme: SamplingScheme, seed: int
+) -> None:
+    sampler = data_samplers.create(scheme, seed)
+    rounds_of = collections.defaultdict(list)
+    for index in range(scheme.num_rounds):
+        batch = sampler.draw(index)
+        assert batch.dtype == np.int64
+        assert np.all(np.diff(batch) > 0)
+        assert np.all((batch >= 0) & (batch < scheme.population))
+        assert np.all(np.isin(batch, sampler.part_of_round(index)))
+        for client in batch.tolist():
+            rounds_of[client].append(index)
+    for rounds in rounds_of.values():
+        assert len({index % scheme.num_bands for index in rounds}) == 1
+        assert len(rounds) <= scheme.most_participations
+
+
+@given(_schemes(), _SEEDS)
+@settings(deadline=None)
+def test_parts_are_disjoint_and_of_the_sizes_of_the_scheme(
+    scheme: SamplingScheme, seed: int
+) -> None:
+    sampler = data_samplers.create(scheme, seed)
+    parts = [sampler.part_of_round(part) for part in range(scheme.num_bands)]
+    clients = np.concatenate(parts)
+    assert len(np.unique(clients)) == len(clients)
+    if isinstance(scheme, PoissonSampling):
+        assert len(clients) == scheme.population
+        smallest = scheme.population // scheme.num_bands
+        assert all(len(part) in (smallest, smallest + 1) for part in parts)
+    else:
+        assert {len(part) for part in parts} == {scheme.part_size}
+
+
+@given(_schemes(), _SEEDS)
+@settings(deadline=None)
+def test_batches_have_exactly_the_size_of_the_scheme(scheme: SamplingScheme, seed: int) -> None:
+    sampler = data_samplers.create(scheme, seed)
+    sizes = {len(sampler.draw(index)) for index in range(scheme.num_rounds)}
+    if isinstance(scheme, PoissonSampling):
+        assert max(sizes) <= -(-scheme.population // scheme.num_bands)
+    else:
+        assert sizes == {scheme.clients_per_round}
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data(), _SEEDS
+)
+@settings(deadline=None)
+def test_each_pass_over_a_part_shows_every_client_of_it_once(
+    num_bands: int, size: int, batches: int, passes: int, data: st.DataObject, seed: int
+) -> None:
+    left_out = data.draw(st.integers(0, num_bands * size - 1))
+    scheme = Shuffling(
+        num_rounds=num_bands * batches * passes,
+        num_bands=num_bands,
+        population=num_bands * size * batches + left_out,
+        clients_per_round=size,
+    )
+    assert (scheme.batches_per_pass, scheme.num_passes) == (batches, passes)
+    sampler = data_samplers.create(scheme, seed)
+    for part, number in itertools.product(range(num_bands), range(passes)):
+        shown = [
+            sampler.draw(part + num_bands * (number * batches + batch)) for batch in range(batches)
+        ]
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate(shown)), np.sort(sampler.part_of_round(part))
+        )
+
+
+@given(_schemes(), _SEEDS, st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_a_batch_is_a_function_of_scheme_seed_and_round_alone(
+    scheme: SamplingScheme, seed: int, chooser: random.Random
+) -> None:
+    """Whatever was drawn before, as after a resume."""
+    sampler = data_samplers.create(scheme, seed)
+    batches = [sampler.draw(index) for index in range(scheme.num_rounds)]
+    order = list(range(scheme.num_rounds))
+    chooser.shuffle(order)
+    for index in order[:5]:
+        np.testing.assert_array_equal(sampler.draw(index), batches[index])
+        np.testing.assert_array_equal(data_samplers.draw(scheme, seed, index), batches[index])
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_all_128_bits_of_a_seed_change_the_partition_and_the_draws(name: str) -> None:
+    scheme = sampling_schemes.create(
+        name, num_rounds=4, num_bands=2, population=400, clients_per_round=50
+    )
+    seeds = [0, *(1 << bit for bit in range(128))]
+    samplers = [data_samplers.create(scheme, seed) for seed in seeds]
+    assert len({sampler.order.tobytes() for sampler in samplers}) == len(seeds)
+    # Where in its part a batch is, whatever the partition.
+    places = {np.isin(sampler.part_of_round(1), sampler.draw(1)).tobytes() for sampler in samplers}
+    assert len(places) == len(seeds)
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_the_partition_is_random(name: str) -> None:
+    """Which part each client is in, over 2,000 seeds: a chi-square test for each client."""
+    scheme = sampling_schemes.create(
+        name, num_rounds=3, num_bands=3, population=12, clients_per_round=4
+    )
+    counts = np.zeros((12, 3))
+    for seed in range(2000):
+        sampler = data_samplers.create(scheme, seed)
+        for part in range(3):
+            counts[sampler.part_of_round(part), part] += 1
+    assert np.all(counts.sum(axis=1) == 2000)
+    statistics = np.sum((counts - 2000 / 3) ** 2 / (2000 / 3), axis=1)
+    assert np.min(scipy.stats.chi2.sf(statistics, 2)) > _FALSE_ALARM / 12
+
+
+def _inclusions(scheme: SamplingScheme, seed: int) -> np.ndarray:
+    """(participations, clients) bool: who of part 0 is in each of its rounds."""
+    sampler = data_samplers.create(scheme, seed)
+    part = sampler.part_of_round(0)
+    rounds = range(0, scheme.num_rounds, scheme.num_bands)
+    return np.array([np.isin(part, sampler.draw(index)) for index in rounds])
+
+
+def _independence(pairs: np.ndarray, expected: np.ndarray) -> float:
+    """The p-value of a chi-square test that 2 x 2 counts have known expectations."""
+    statistic = np.sum((pairs - expected) ** 2 / expected)
+    return float(scipy.stats.chi2.sf(statistic, pairs.size - 1))
+
+
+def test_poisson_clients_join_with_the_probability_of_the_scheme() -> None:
+    """Each client's count, all together, and the size of batches are binomial."""
+    scheme = PoissonSampling(num_rounds=12_000, num_bands=3, population=38, clients_per_round=4)
+    inclusions = _inclusions(scheme, seed=3)
+    rounds, clients = inclusions.shape
+    probability = 4 * 3 / 38
+    assert scheme.sampling_probability == probability
+    for count in inclusions.sum(axis=0):
+        test = scipy.stats.binomtest(int(count), rounds, probability)
+        assert test.pvalue > _FALSE_ALARM / clients
+    total = scipy.stats.binomtest(int(inclusions.sum()), inclusions.size, probability)
+    assert total.pvalue > _FALSE_ALARM
+    # Batches of 8 and more, which are rare, in one class.
+    sizes = np.bincount(np.minimum(inclusions.sum(axis=1), 8), minlength=9)
+    law = scipy.stats.binom(clients, probability)
+    expected = rounds * np.array([*law.pmf(np.arange(8)), law.sf(7)])
+    assert scipy.stats.chisquare(sizes, expected).pvalue > _FALSE_ALARM
+
+
+def test_poisson_clients_join_independently_of_each_other_and_of_other_rounds() -> None:
+    scheme = PoissonSampling(num_rounds=9_000, num_bands=3, population=30, clients_per_round=3)
+    inclusions = _inclusions(scheme, seed=4)
+    rounds, clients = inclusions.shape
+    probability = 0.3
+    law = np.array([1.0 - probability, probability])
+    pairs = list(itertools.combinations(range(clients), 2))
+    for first, second in pairs:
+        counts = np.zeros((2, 2))
+        np.add.at(counts, (inclusions[:, first].astype(int), inclusions[:, second].astype(int)), 1)
+        expected = rounds * np.outer(law, law)
+        assert _independence(counts, expected) > _FALSE_ALARM / len(pairs)
+    # Two rounds that follow each other within the part, which do not overlap with the next two.
+    counts = np.zeros((2, 2))
+    earlier, later = inclusions[0::2].astype(int), inclusions[1::2].astype(int)
+    np.add.at(counts, (earlier.ravel(), later.ravel()), 1)
+    expected = earlier.size * np.outer(law, law)
+    assert _independence(counts, expected) > _FALSE_ALARM
+
+
+def test_a_probability_of_one_takes_everybody() -> None:
+    scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=5)
+    inclusions = _inclusions(scheme, seed=0)
+    assert inclusions.shape == (2, 5)
+    assert np.all(inclusions)
+
+
+def test_poisson_batches_may_be_empty() -> None:
+    scheme = PoissonSampling(num_rounds=200, num_bands=2, population=8, clients_per_round=1)
+    sampler = data_samplers.create(scheme, 1)
+    batches = [sampler.draw(index) for index in range(200)]
+    empty = [batch for batch in batches if not len(batch)]
+    assert empty
+    assert all(batch.dtype == np.int64 and batch.shape == (0,) for batch in empty)
+    test = scipy.stats.binomtest(len(empty), 200, 0.75**4)
+    assert test.pvalue > _FALSE_ALARM
+
+
+def test_all_subsets_of_a_fixed_size_are_equally_likely() -> None:
+    """Against the 10 subsets of 2 of the 5 clients of a part, and in pairs of rounds."""
+    scheme = FixedSizeSampling(num_rounds=12_000, num_bands=2, population=11, clients_per_round=2)
+    sampler = data_samplers.create(scheme, 5)
+    part = np.sort(sampler.part_of_round(0)).tolist()
+    number = {subset: i for i, subset in enumerate(itertools.combinations(part, 2))}
+    drawn = [number[tuple(sampler.draw(index).tolist())] for index in range(0, 12_000, 2)]
+    assert len(number) == 10
+    assert scipy.stats.chisquare(np.bincount(drawn, minlength=10)).pvalue > _FALSE_ALARM
+    # Rounds are independent: all 100 pairs of subsets are equally likely.
+    pairs = np.array(drawn[0::2]) * 10 + np.array(drawn[1::2])
+    assert scipy.stats.chisquare(np.bincount(pairs, minlength=100)).pvalue > _FALSE_ALARM
+
+
+def test_all_ways_to_cut_a_part_into_batches_are_equally_likely() -> None:
+    """Against the 90 orders of 3 batches of 2 clients, and in pairs of passes."""
+    scheme = Shuffling(num_rounds=54_000, num_bands=2, population=13, clients_per_round=2)
+    assert (scheme.part_size, scheme.batches_per_pass) == (6, 3)
+    sampler = data_samplers.create(scheme, 6)
+    part = np.sort(sampler.part_of_round(1)).tolist()
+    number: dict[tuple[int, ...], int] = {}
+    for order in itertools.permutations(part):
+        batches = itertools.chain.from_iterable(sorted(order[i : i + 2]) for i in (0, 2, 4))
+        number.setdefault(tuple(batches), len(number))
+    assert len(number) == 90
+    drawn = []
+    for first in range(1, 54_000, 6):
+        shown = np.concatenate([sampler.draw(first + 2 * i) for i in range(3)])
+        drawn.append(number[tuple(shown.tolist())])
+    assert scipy.stats.chisquare(np.bincount(drawn, minlength=90)).pvalue > _FALSE_ALARM
+    # Passes are independent: all 9 pairs of batches that one client is in, in two passes.
+    passes = np.array(drawn).reshape(-1, 2)
+    places = np.array([np.argsort(order) // 2 for order in number])
+    pairs = places[passes[:, 0], 0] * 3 + places[passes[:, 1], 0]
+    assert scipy.stats.chisquare(np.bincount(pairs, minlength=9)).pvalue > _FALSE_ALARM
+
+
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_parts_draw_independently(name: str) -> None:
+    """Who of a part is in the batch of a round, and who of the next one in that of the next."""
+    scheme = sampling_schemes.create(
+        name, num_rounds=12_000, num_bands=2, population=8, clients_per_round=2
+    )
+    sampler = data_samplers.create(scheme, 7)
+    first, second = sampler.part_of_round(0)[0], sampler.part_of_round(1)[0]
+    counts = np.zeros((2, 2))
+    # Only the first batch of each pass, where there are passes: the second is the rest.
+    for index in range(0, 12_000, 4):
+        one = int(first in sampler.draw(index))
+        other = int(second in sampler.draw(index + 1))
+        counts[one, other] += 1
+    assert _independence(counts, np.full((2, 2), 750.0)) > _FALSE_ALARM
+
+
+def test_draws_have_nothing_to_do_with_cohorts_of_the_same_seed() -> None:
+    """The coordinates of generators are others than those of cohorts and of the task's data."""
+    scheme = FixedSizeSampling(num_rounds=50, num_bands=1, population=1000, clients_per_round=100)
+    sampler = data_samplers.create(scheme, 9)
+    everybody = np.ones(1000, dtype=bool)
+    in_both = [
+        np.intersect1d(
+            sampler.draw(index), sampler.order[cohorts.draw(everybody, 100, 9, index)]
+        ).size
+        for index in range(50)
+    ]
+    # 10 are expected in each round, with a variance of 100 * 0.1 * 0.9 * 900 / 999.
+    deviation = (np.sum(in_both) - 500) / np.sqrt(50 * 8.108)
+    assert 2 * scipy.stats.norm.sf(abs(deviation)) > _FALSE_ALARM
+
+
+def test_errors() -> None:
+    scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=2)
+    with pytest.raises(TypeError, match="scheme must be a PoissonSampling"):
+        data_samplers.create("poisson", 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must not be negative"):
+        data_samplers.create(scheme, -1)
+    sampler = data_samplers.create(scheme, 0)
+    for index in (-1, 4):
+        with pytest.raises(ValueError, match="not one of the 4 rounds"):
+            sampler.draw(index)
+
+
+def test_the_seed_is_secret() -> None:
+    assert data_samplers.secret_seed().bit_length() > 64
+    assert data_samplers.secret_seed() != data_samplers.secret_seed()
+    scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=2)
+    sampler = data_samplers.create(scheme, 123456789)
+    assert "123456789" not in repr(sampler)
+    assert not sampler.order.flags.writeable

@@ -1,0 +1,214 @@
+"""Data sets of clients: of any structure, and functions of seed, round and client alone."""
+
+import collections
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulations.training.client_data import client_datasets
+
+
+def _numbered(**sizes: int) -> tff.simulation.datasets.ClientData:
+    """Clients whose examples are numbers: of the client with the second size, 1000 on."""
+    return tff.simulation.datasets.TestClientData(
+        {
+            name: list(range(1000 * place, 1000 * place + size))
+            for place, (name, size) in enumerate(sizes.items())
+        }
+    )
+
+
+def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
+    return [[int(number) for number in batch] for batch in dataset.as_numpy_iterator()]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    size=st.integers(1, 12),
+    batch_size=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+    max_examples=st.none() | st.integers(1, 14),
+    seed=st.integers(0, 2**64),
+    round_index=st.integers(0, 10**6),
+)
+def test_every_epoch_is_the_same_sample_in_batches(
+    size: int,
+    batch_size: int,
+    epochs: int,
+    max_examples: int | None,
+    seed: int,
+    round_index: int,
+) -> None:
+    make = client_datasets(_numbered(a=size, b=3), batch_size, epochs, max_examples, seed)
+    batches = _batches(make("a", round_index))
+    length = size if max_examples is None else min(size, max_examples)
+    per_epoch = -(-length // batch_size)
+    assert len(batches) == epochs * per_epoch
+    first = batches[:per_epoch]
+    assert batches == first * epochs
+    assert [len(batch) for batch in first[:-1]] == [batch_size] * (per_epoch - 1)
+    sample = [number for batch in first for number in batch]
+    assert len(set(sample)) == len(sample) == length
+    assert set(sample) <= set(range(size))
+
+
+def test_the_sample_depends_on_seed_round_and_client_alone() -> None:
+    data = _numbered(a=50, b=50)
+    expected = _batches(client_datasets(data, 7, 1, 20, 3)("b", 5))
+    # Neither other calls, nor other clients, nor the generators of TensorFlow and NumPy matter.
+    tf.keras.utils.set_random_seed(11)
+    make = client_datasets(
+        tff.simulation.datasets.TestClientData({"b": list(range(1000, 1050))}), 7, 1, 20, 3
+    )
+    make("b", 4)
+    dataset = make("b", 5)
+    assert _batches(dataset) == expected
+    assert _batches(dataset) == expected
+    assert _batches(client_datasets(data, 7, 1, 20, 4)("b", 5)) != expected
+    assert _batches(make("b", 6)) != expected
+    of_a = _batches(client_datasets(data, 7, 1, 20, 3)("a", 5))
+    assert [[number + 1000 for number in batch] for batch in of_a] != expected
+
+
+def test_samples_are_uniform() -> None:
+    """Each of ten examples is first in 10 % of the rounds, and third as often.
+
+    The chi-squared statistic of 400 rounds with 9 degrees of freedom is above 33.7 with
+    probability 1e-4, twice.
+    """
+    make = client_datasets(_numbered(a=10), 1, 1, 3, 0)
+    places = np.array([_batches(make("a", index)) for index in range(400)])[:, :, 0]
+    for place in (0, 2):
+        counts = np.bincount(places[:, place], minlength=10)
+        assert np.sum((counts - 40.0) ** 2 / 40.0) < 33.7
+
+
+def test_parts_of_nested_examples_stay_together() -> None:
+    numbers = np.arange(9)
+    examples = collections.OrderedDict(
+        x=np.stack([numbers, 2 * numbers], axis=1).astype(np.float32),
+        rest=(numbers, np.array([f"text {number}".encode() for number in numbers])),
+    )
+    data = tff.simulation.datasets.TestClientData({"a": examples})
+    dataset = client_datasets(data, 4, 1, 8, 0)("a", 0)
+    assert dataset.element_spec == data.create_tf_dataset_for_client("a").batch(4).element_spec
+    seen = []
+    for batch in dataset.as_numpy_iterator():
+        for x, number, text in zip(batch["x"], *batch["rest"], strict=True):
+            assert list(x) == [number, 2 * number]
+            assert text == f"text {number}".encode()
+            seen.append(int(number))
+    assert len(set(seen)) == 8
+    assert seen != sorted(seen)
+
+
+def test_clients_of_a_database(tmp_path: pathlib.Path) -> None:
+    path = os.fspath(tmp_path / "clients.sqlite")
+    source = {
+        f"client {i}": collections.OrderedDict(x=np.arange(10 * i, 10 * i + i + 1))
+        for i in range(3)
+    }
+    memory = tff.simulation.datasets.TestClientData(source)
+    tff.simulation.datasets.save_to_sql_client_data(
+        memory.client_ids, memory.create_tf_dataset_for_client, path
+    )
+    element = collections.OrderedDict(x=tf.TensorSpec((), tf.int64))
+    database = tff.simulation.datasets.load_and_parse_sql_client_data(path, element)
+
+    def rows(data: Any, client: str) -> list[int]:
+        dataset = client_datasets(data, 2, 1, None, 6)(client, 1)
+        return [int(x) for batch in dataset.as_numpy_iterator() for x in batch["x"]]
+
+    for client, examples in source.items():
+        assert sorted(rows(database, client)) == list(examples["x"])
+        assert rows(database, client) == rows(memory, client)
+
+
+def test_preprocessed_clients_and_empty_ones() -> None:
+    data = _numbered(a=6).preprocess(lambda dataset: dataset.map(lambda number: -number))
+    batches = _batches(client_datasets(data, 4, 1, None, 0)("a", 0))
+    assert sorted(-number for batch in batches for number in batch) == list(range(6))
+    empty = data.preprocess(lambda dataset: dataset.filter(lambda number: number > 0))
+    dataset = client_datasets(empty, 4, 2, None, 0)("a", 0)
+    assert _batches(dataset) == []
+    assert dataset.element_spec == tf.TensorSpec((None,), tf.int32)
+
+
+class _Counted(tff.simulation.datasets.TestClientData):
+    """Clients that say which of them were read."""
+
+    def __init__(self, examples: dict[str, list[Any]]) -> None:
+        self.read: list[str] = []
+        super().__init__(examples)
+        # It looks at one of them itself.
+        self.read.clear()
+
+    def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
+        self.read.append(client_id)
+        return super().create_tf_dataset_for_client(client_id)
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "read"),
+    [
+        # Examples of four bytes. a and b take 40, all three 64; without b, which was used
+        # longest ago when c comes, there are 40 again.
+        (64, "abc"),
+        (63, "abcb"),
+        (40, "abcb"),
+        (39, "abacab"),
+        (0, "abacab"),
+    ],
+)
+def test_the_clients_used_last_are_read_once(cache_bytes: int, read: str) -> None:
+    examples = {"a": list(range(4)), "b": list(range(6)), "c": list(range(6))}
+    data = _Counted(examples)
+    make = client_datasets(data, 2, 1, None, 9, cache_bytes)
+    plain = client_datasets(_Counted(examples), 2, 1, None, 9, 0)
+    for round_index, client in enumerate("abacab"):
+        assert _batches(make(client, round_index)) == _batches(plain(client, round_index))
+    assert "".join(data.read) == read
+
+
+@pytest.mark.parametrize(("cache_bytes", "read"), [(120, "ab"), (119, "aba")])
+def test_texts_count_by_their_length(cache_bytes: int, read: str) -> None:
+    data = _Counted({name: [name * 20] * 3 for name in "ab"})
+    make = client_datasets(data, 1, 1, None, 0, cache_bytes)
+    for client in "aba":
+        make(client, 0)
+    assert "".join(data.read) == read
+
+
+def test_clients_that_cannot_be_used_are_refused() -> None:
+    data = _numbered(a=3)
+    endless = data.preprocess(lambda dataset: dataset.repeat())
+    with pytest.raises(ValueError, match=r"client 'a' has no end: take `repeat` out"):
+        client_datasets(endless, 1, 1, None, 0)("a", 0)
+    uneven = data.preprocess(lambda dataset: dataset.map(tf.range))
+    with pytest.raises(ValueError, match="client 'a' have different shapes: pad them"):
+        client_datasets(uneven, 1, 1, None, 0)("a", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
+        ({"epochs": 0}, "epochs must be at least 1, found 0"),
+        ({"max_examples": 0}, "max_examples must be at least 1, found 0"),
+        ({"seed": -1}, "seed must be at least 0, found -1"),
+        ({"cache_bytes": -1}, "cache_bytes must be at least 0, found -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
+    arguments = {"batch_size": 1, "epochs": 1, "max_examples": None, "seed": 0, **changes}
+    with pytest.raises(ValueError, match=message):
+        client_datasets(_numbered(a=3), **arguments)

@@ -1,0 +1,260 @@
+"""Learning rates of every round, and the optimizer that applies them."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from simulations.runs import run_plans
+from simulations.training import learning_rate_schedules
+from simulations.training.learning_rate_schedules import Schedule
+
+_BANDMF_ROUNDS = 2052
+_DENISOV_ROUNDS = 2048
+
+
+def _rates(name: str, num_rounds: int) -> np.ndarray:
+    return learning_rate_schedules.by_name(name).rates(num_rounds, 1.0)
+
+
+def test_a_constant_rate_is_the_peak() -> None:
+    rates = learning_rate_schedules.by_name("constant").rates(7, 0.3)
+    assert rates.dtype == np.float64
+    np.testing.assert_array_equal(rates, np.full(7, 0.3))
+
+
+def test_warm_up_reaches_the_full_rate_in_round_309_of_bandmf() -> None:
+    rates = _rates("warmup_cooldown", _BANDMF_ROUNDS)
+    assert rates[0] == pytest.approx(0.05, rel=1e-12)
+    np.testing.assert_allclose(rates[:309], np.linspace(0.05, 1.0, 309), rtol=1e-12)
+    assert rates[307] < 1.0
+    assert rates[308] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rounds", "reduced"),
+    [("warmup_cooldown", _BANDMF_ROUNDS, 513), ("cooldown", _DENISOV_ROUNDS, 512)],
+)
+def test_the_cool_down_is_linear_over_the_papers_last_rounds(
+    name: str, num_rounds: int, reduced: int
+) -> None:
+    rates = _rates(name, num_rounds)
+    assert rates[-reduced - 1] == 1.0
+    assert rates[-reduced] < 1.0
+    assert rates[-1] == pytest.approx(0.05, rel=1e-12)
+    np.testing.assert_allclose(
+        rates[-reduced - 1 :], np.linspace(1.0, 0.05, reduced + 1), rtol=1e-12
+    )
+    if name == "cooldown":
+        assert np.all(rates[:-reduced] == 1.0)
+    else:
+        assert np.all(rates[308:-reduced] == 1.0)
+
+
+def test_decay_drops_to_15_percent_for_the_last_512_of_2048_rounds() -> None:
+    rates = _rates("decay", _DENISOV_ROUNDS)
+    np.testing.assert_array_equal(rates[:-512], np.ones(1536))
+    np.testing.assert_array_equal(rates[-512:], np.full(512, 0.15))
+
+
+def test_a_clipped_cool_down_is_steeper_and_stays_at_its_end() -> None:
+    rates = _rates("clipped_cooldown", 200)
+    expected = [min(1.0, max(0.05, (200 - i) / 50)) for i in range(200)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-12)
+    # The two last rounds are at the end already; a linear cool-down gets there in the last.
+    assert np.count_nonzero(rates == 0.05) == 2
+    linear = _rates("cooldown", 200)
+    assert np.max(np.abs(rates - linear)) == pytest.approx(0.028, rel=1e-9)
+    # Over fewer than 20 rounds it never comes down to 0.05.
+    assert _rates("clipped_cooldown", 40)[-1] == pytest.approx(0.1)
+    assert _rates("cooldown", 40)[-1] == pytest.approx(0.05)
+
+
+def test_a_share_that_is_no_binary_fraction_is_not_rounded_up() -> None:
+    # In floating point, 0.07 * 100 is above 7.
+    rates = Schedule(cooldown_share=0.07, cooldown="drop").rates(100, 1.0)
+    assert np.count_nonzero(rates < 1.0) == 7
+
+
+@given(
+    st.integers(1, 300),
+    st.floats(0.0, 0.6),
+    st.floats(0.0, 0.4),
+    st.sampled_from(["linear", "drop", "clipped"]),
+    st.floats(1e-3, 10.0),
+)
+@settings(deadline=None)
+def test_rates_rise_then_fall_within_their_range(
+    num_rounds: int, warmup: float, cooldown: float, kind: str, peak: float
+) -> None:
+    rates = Schedule(warmup, cooldown, kind).rates(num_rounds, peak)
+    assert rates.shape == (num_rounds,)
+    assert np.all(rates >= 0.05 * peak * (1 - 1e-12))
+    assert np.all(rates <= peak * (1 + 1e-12))
+    highest = int(np.argmax(rates))
+    slack = 1e-12 * peak
+    assert np.all(np.diff(rates[: highest + 1]) >= -slack)
+    assert np.all(np.diff(rates[highest:]) <= slack)
+    # A workload needs rates above zero, and takes these.
+    mfa.workloads.momentum_sgd(num_rounds, 0.5, rates)
+
+
+def test_one_round_is_the_last_round() -> None:
+    assert _rates("warmup_cooldown", 1) == pytest.approx([0.05])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"warmup_share": -0.1}, "warmup_share must not be negative"),
+        ({"cooldown_share": 1.5}, "at most 1, all rounds"),
+        ({"warmup_share": 0.6, "cooldown_share": 0.5}, "more than all rounds together"),
+        ({"cooldown": "cosine"}, "one of linear, drop, clipped"),
+        ({"warmup_factor": 0.0}, "warmup_factor must be above zero"),
+        ({"cooldown_factor": 2.0}, "cooldown_factor must be at most 1"),
+    ],
+)
+def test_bad_schedules_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schedule(**fields)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_rounds must be at least 1"):
+        Schedule().rates(0, 1.0)
+    with pytest.raises(ValueError, match="peak must be above zero"):
+        Schedule().rates(3, 0.0)
+    with pytest.raises(ValueError, match="one of constant, decay, cooldown, warmup_cooldown"):
+        learning_rate_schedules.by_name("cosine")
+    with pytest.raises(ValueError, match="one learning rate for each round"):
+        learning_rate_schedules.rate_of_round([])
+    with pytest.raises(ValueError, match="finite and not negative"):
+        learning_rate_schedules.rate_of_round([1.0, np.nan])
+    with pytest.raises(ValueError, match="finite and not negative"):
+        learning_rate_schedules.rate_of_round([1.0, -1.0])
+
+
+def test_names_are_those_of_schedules() -> None:
+    assert learning_rate_schedules.names() == (
+        "constant",
+        "decay",
+        "cooldown",
+        "warmup_cooldown",
+        "clipped_cooldown",
+    )
+
+
+def test_the_module_imports_no_tensorflow() -> None:
+    program = (
+        "import sys; from simulations import learning_rate_schedules as schedules; "
+        "schedules.by_name('cooldown').rates(8, 1.0); assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_rate_of_a_round_is_gathered_in_a_graph_and_ends_with_the_last() -> None:
+    rate = tf.function(learning_rate_schedules.rate_of_round([0.5, 0.25, 0.125]))
+    found = [float(rate(tf.constant(i))) for i in range(5)]
+    assert found == [0.5, 0.25, 0.125, 0.125, 0.125]
+
+
+def _models_of_tff(gradients: np.ndarray, momentum: float, rates: np.ndarray) -> np.ndarray:
+    """The model after every round of TFF's momentum SGD, started at zero."""
+    optimizer = tff.learning.optimizers.schedule_learning_rate(
+        # The rate that is given here must not matter.
+        tff.learning.optimizers.build_sgdm(123.0, momentum),
+        learning_rate_schedules.rate_of_round(rates),
+    )
+    weights = tf.zeros(gradients.shape[1:], tf.float32)
+    state = optimizer.initialize(tf.TensorSpec(weights.shape, tf.float32))
+    models = []
+    for gradient in gradients:
+        state, weights = optimizer.next(state, weights, tf.constant(gradient, tf.float32))
+        models.append(weights.numpy())
+    return np.array(models, np.float64)
+
+
+def _models_of_algorithm_2(gradients: np.ndarray, momentum: float, rates: np.ndarray) -> np.ndarray:
+    """Denisov et al. Alg. 2, in NumPy."""
+    model, velocity = np.zeros(gradients.shape[1:]), np.zeros(gradients.shape[1:])
+    models = []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        velocity = momentum * velocity + gradient
+        model = model - rate * velocity
+        models.append(model)
+    return np.array(models)
+
+
+def _models_with_the_rate_in_the_velocity(
+    gradients: np.ndarray, momentum: float, rates: np.ndarray
+) -> np.ndarray:
+    """The other usual definition, under which a change of the rate comes late."""
+    model, velocity = np.zeros(gradients.shape[1:]), np.zeros(gradients.shape[1:])
+    models = []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        velocity = momentum * velocity + rate * gradient
+        model = model - velocity
+        models.append(model)
+    return np.array(models)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.95])
+@pytest.mark.parametrize("name", learning_rate_schedules.names())
+def test_tffs_momentum_sgd_is_algorithm_2_under_every_schedule(name: str, momentum: float) -> None:
+    num_rounds = 40
+    gradients = np.random.default_rng(3).normal(size=(num_rounds, 3))
+    rates = learning_rate_schedules.by_name(name).rates(num_rounds, 0.7)
+    found = _models_of_tff(gradients, momentum, rates)
+    expected = _models_of_algorithm_2(gradients, momentum, rates)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+    if momentum and name != "constant":
+        other = _models_with_the_rate_in_the_velocity(gradients, momentum, rates)
+        assert np.max(np.abs(found - other)) > 0.1
+
+
+@pytest.mark.parametrize("num_bands", [1, 4, 24])
+def test_noisy_training_is_the_momentum_workload(num_bands: int) -> None:
+    # What the optimizer makes of noisy gradients G + C^-1 Z is -(M G + B Z), B = M C^-1, for
+    # any C: a C that is optimised for M needs no other run.
+    num_rounds, momentum = 24, 0.9
+    generator = np.random.default_rng(num_bands)
+    rates = learning_rate_schedules.by_name("warmup_cooldown").rates(num_rounds, 0.7)
+    workload = mfa.workloads.momentum_sgd(num_rounds, momentum, rates)
+    factorization = mfa.factorizations.banded(workload, num_bands)
+    gradients = generator.normal(size=(num_rounds, 3))
+    z = 2.0 * generator.normal(size=(num_rounds, 3))
+    found = _models_of_tff(gradients + factorization.noise_rows(z), momentum, rates)
+    expected = -(workload @ gradients + factorization.decoder_matrix(workload) @ z)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_mechanism_for_the_workload_beats_one_for_prefix_sums() -> None:
+    num_rounds = 64
+    rates = learning_rate_schedules.by_name("cooldown").rates(num_rounds, 1.0)
+    workload = mfa.workloads.momentum_sgd(num_rounds, 0.95, rates)
+    schema = mfa.participation.SingleParticipation()
+    inside = mfa.factorizations.optimal(workload).rmse(workload, schema)
+    prefix = mfa.factorizations.optimal(mfa.workloads.prefix_sum(num_rounds))
+    assert inside < 0.99 * prefix.rmse(workload, schema)
+
+
+@pytest.mark.parametrize(("cooldown", "last"), [("linear", 0.05), ("drop", 0.15)])
+def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last: float) -> None:
+    """Denisov et al. Sec. 5: linearly to 0.05, or at once to 0.15, over 512 of 2048 rounds."""
+    options = {"server_warmup": 0.0, "server_cooldown": 0.25, "cooldown": cooldown}
+    rates = run_plans.server_schedule(options).rates(2048, 2.0)
+    assert np.all(rates[:1536] == 2.0)
+    assert np.all(rates[1536:] < 2.0)
+    assert rates[-1] == pytest.approx(2.0 * last)
+    if cooldown == "drop":
+        assert np.all(rates[1536:] == rates[-1])

@@ -1,0 +1,337 @@
+"""Zeroing, clipping, noise and measurements, in TensorFlow Federated's own execution."""
+
+import collections
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators.tff.dp_query import FixedSeedWarning
+from simulations.training import private_aggregation
+from simulations.workers import quiet
+from tests.mf_aggregators.small_mechanisms import factorizations
+
+_NUM_ROUNDS = 6
+_PARTICIPATION = mfa.participation.MinSeparation(3)
+_VECTOR = tff.TensorType(np.float32, [3])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    quiet.end_workers()
+
+
+def _aggregator(**changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "factorization": mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3),
+        "participation": _PARTICIPATION,
+        "noise_multiplier": 0.0,
+        "clip_norm": 1.0,
+        "clients_per_round": 4,
+    }
+    arguments.update(changes)
+    return private_aggregation.aggregator(arguments.pop("factorization"), **arguments)
+
+
+def _process(value_type: Any = _VECTOR, **changes: Any) -> tff.templates.AggregationProcess:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return _aggregator(**changes).create(value_type)
+
+
+def _update(*entries: float) -> np.ndarray:
+    return np.array(entries, np.float32)
+
+
+_UPDATES = [
+    _update(0.3, 0.0, 0.4),  # of norm 0.5: passes
+    _update(0.0, -1.2, 1.6),  # of norm 2: clipped
+    _update(30.0, 40.0, 0.0),  # of norm 50: zeroed, or clipped
+    _update(0.6, 0.0, 0.8),  # of norm 1, rounded
+    _update(0.1, np.nan, 0.1),
+    _update(0.1, -np.inf, 0.1),
+]
+
+
+@pytest.mark.parametrize("zeroing_norm", [None, 10.0])
+def test_the_state_tells_the_schema_of_the_noise(zeroing_norm: float | None) -> None:
+    """Wherever the aggregator stands among others, at first and after a round."""
+    weighted = tff.aggregators.as_weighted_aggregator(_aggregator(zeroing_norm=zeroing_norm))
+    for process, arguments in (
+        (_process(zeroing_norm=zeroing_norm), (_UPDATES,)),
+        (weighted.create(_VECTOR, tff.TensorType(np.float32)), (_UPDATES, [1.0] * 6)),
+    ):
+        first = process.initialize()
+        for state in (first, process.next(first, *arguments).state):
+            assert mfa.declared_participation.in_state(state) == (_PARTICIPATION,)
+
+
+def test_measurements_of_a_round_with_zeroing() -> None:
+    process = _process(zeroing_norm=10.0, clip_norm=1.01)
+    output = process.next(process.initialize(), _UPDATES)
+    found = output.measurements
+    assert found["num_updates"] == 6
+    assert found["non_finite_updates"] == 2
+    assert found["update_norm"] == pytest.approx((0.5 + 2.0 + 50.0 + 1.0) / 4, rel=1e-6)
+    assert found["max_update_norm"] == pytest.approx(50.0, rel=1e-6)
+    assert found["zeroed_fraction"] == pytest.approx(1 / 6)
+    assert found["clipped_fraction"] == pytest.approx(1 / 6)
+    kept = _UPDATES[0] + _UPDATES[1] * 1.01 / 2.0 + _UPDATES[3]
+    np.testing.assert_allclose(output.result, kept / 4, rtol=1e-5, atol=1e-7)
+    assert found["released_norm"] == pytest.approx(np.linalg.norm(kept) / 4, rel=1e-5)
+    # What the inner processes measure is kept.
+    assert found["zeroing"]["dp_query_metrics"]["rounds_released"] == 1
+    assert found["zeroing_norm"] == pytest.approx(10.0)
+
+
+def test_without_zeroing_a_large_update_is_clipped() -> None:
+    process = _process(clip_norm=1.01)
+    output = process.next(process.initialize(), _UPDATES)
+    assert output.measurements["zeroed_fraction"] == 0.0
+    assert output.measurements["clipped_fraction"] == pytest.approx(2 / 6)
+    assert output.measurements["dp_query_metrics"]["rounds_released"] == 1
+    kept = _UPDATES[0] + (_UPDATES[1] / 2.0 + _UPDATES[2] / 50.0) * 1.01 + _UPDATES[3]
+    np.testing.assert_allclose(output.result, kept / 4, rtol=1e-5, atol=1e-7)
+
+
+def test_zeroing_looks_at_the_largest_entry_alone() -> None:
+    # All entries at the threshold, an L2 norm far above it.
+    process = _process(zeroing_norm=2.0, clip_norm=10.0)
+    state = process.initialize()
+    at_most = process.next(state, [_update(2.0, -2.0, 2.0)])
+    assert at_most.measurements["zeroed_fraction"] == 0.0
+    np.testing.assert_allclose(at_most.result, [0.5, -0.5, 0.5])
+    above = process.next(state, [_update(0.0, -2.01, 0.0)])
+    assert above.measurements["zeroed_fraction"] == 1.0
+    np.testing.assert_array_equal(above.result, np.zeros(3))
+
+
+def test_measure_false_measures_nothing_and_changes_nothing() -> None:
+    arguments = {"noise_multiplier": 1.0, "seed": 7, "zeroing_norm": 10.0}
+    plain, measured = _process(measure=False, **arguments), _process(**arguments)
+    first = plain.next(plain.initialize(), _UPDATES)
+    second = measured.next(measured.initialize(), _UPDATES)
+    assert set(first.measurements) == {"zeroing", "zeroing_norm", "zeroed_count"}
+    np.testing.assert_array_equal(first.result, second.result)
+
+
+@pytest.mark.parametrize("zeroing_norm", [None, 5.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_broken_update_breaks_no_measurement(
+    bad: float, position: int, zeroing_norm: float | None
+) -> None:
+    process = _process(zeroing_norm=zeroing_norm)
+    broken = _update(3.0, 3.0, 3.0)
+    broken[position] = bad
+    output = process.next(process.initialize(), [_update(0.6, 0.8, 0.0), broken])
+    assert np.all(np.isfinite(output.result))
+    assert output.measurements["non_finite_updates"] == 1
+    assert output.measurements["update_norm"] == pytest.approx(1.0, rel=1e-6)
+    assert output.measurements["max_update_norm"] == pytest.approx(1.0, rel=1e-6)
+    assert output.measurements["zeroed_fraction"] == 0.0
+
+
+def test_without_finite_updates_norms_are_zero() -> None:
+    process = _process()
+    state = process.initialize()
+    for updates in ([], [_update(np.nan, 0.0, 0.0)]):
+        found = process.next(state, updates).measurements
+        assert found["num_updates"] == len(updates)
+        assert found["update_norm"] == 0.0
+        assert found["max_update_norm"] == 0.0
+        assert found["clipped_fraction"] == 0.0
+        assert found["released_norm"] == 0.0
+
+
+def test_norms_of_large_single_precision_updates_do_not_overflow() -> None:
+    process = _process()
+    output = process.next(process.initialize(), [_update(3e38, 3e38, 0.0)])
+    assert output.measurements["update_norm"] == pytest.approx(np.sqrt(2) * 3e38, rel=1e-6)
+    assert output.measurements["clipped_fraction"] == 1.0
+    assert output.measurements["non_finite_updates"] == 0
+
+
+_NEST = tff.types.to_type(
+    collections.OrderedDict(
+        layer=(tff.TensorType(np.float32, [2, 2]), tff.TensorType(np.float64, [])),
+        half=tff.TensorType(np.float16, [3]),
+        empty=tff.TensorType(np.float32, [0, 4]),
+    )
+)
+
+
+def test_any_nest_of_floats_is_one_vector() -> None:
+    process = _process(_NEST, zeroing_norm=3.0, clip_norm=100.0)
+    value = collections.OrderedDict(
+        layer=(np.full([2, 2], 1.0, np.float32), np.float64(2.0)),
+        half=np.full([3], -1.0, np.float16),
+        empty=np.zeros([0, 4], np.float32),
+    )
+    assert process.next.type_signature.result.result.member == _NEST
+    found = process.next(process.initialize(), [value]).measurements
+    assert found["update_norm"] == pytest.approx(np.sqrt(4 + 4 + 3), rel=1e-6)
+    assert found["released_norm"] == pytest.approx(np.sqrt(11) / 4, rel=1e-3)
+    assert found["zeroed_fraction"] == 0.0
+
+
+@pytest.mark.parametrize("zeroing_norm", [None, 0.5, 20.0])
+def test_one_client_moves_the_sum_by_at_most_the_clip_norm(zeroing_norm: float | None) -> None:
+    # The same noise in all calls, from one state: what differs is the client.
+    clip_norm, divisor = 1.5, 4
+    process = _process(
+        zeroing_norm=zeroing_norm,
+        clip_norm=clip_norm,
+        clients_per_round=divisor,
+        noise_multiplier=1.0,
+        seed=3,
+    )
+    state = process.initialize()
+    others = [_update(0.3, -0.1, 0.2), _update(4.0, 0.4, 0.1)]
+    without = np.array(process.next(state, others).result, np.float64)
+    generator = np.random.default_rng(5)
+    furthest = 0.0
+    for magnitude in [1e-3, 0.4, 0.6, 1.0, 5.0, 19.0, 21.0, 1e4, 1e38]:
+        direction = generator.normal(size=3)
+        direction *= magnitude / np.max(np.abs(direction))
+        output = process.next(state, [*others, direction.astype(np.float32)])
+        change = divisor * float(np.linalg.norm(np.array(output.result, np.float64) - without))
+        assert change <= clip_norm * (1 + 1e-5)
+        furthest = max(furthest, change)
+    # The bound is reached unless what is kept is smaller than the clip norm.
+    if zeroing_norm != 0.5:
+        assert furthest == pytest.approx(clip_norm, rel=1e-4)
+
+
+def _linear_model() -> tff.learning.models.VariableModel:
+    inputs = tf.keras.Input((2,))
+    outputs = tf.keras.layers.Dense(1, kernel_initializer="zeros")(inputs)
+    return tff.learning.models.from_keras_model(
+        tf.keras.Model(inputs, outputs),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=(tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))),
+    )
+
+
+def _data(scale: float) -> tf.data.Dataset:
+    x = np.array([[1.0, 0.0]], np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, np.full((1, 1), scale, np.float32))).batch(1)
+
+
+def test_metrics_arrive_through_the_learning_process() -> None:
+    process = tff.learning.algorithms.build_unweighted_fed_avg(
+        _linear_model,
+        tff.learning.optimizers.build_sgdm(0.5),
+        tff.learning.optimizers.build_sgdm(1.0),
+        model_aggregator=_aggregator(zeroing_norm=20.0, clip_norm=1.0, clients_per_round=2),
+    )
+    output = process.next(process.initialize(), [_data(0.5), _data(3.0), _data(100.0)])
+    found = output.metrics["aggregator"]
+    # One step of rate 0.5 on (w x + b - y)^2 from zero: weight and bias move by y each.
+    assert found["num_updates"] == 3
+    assert found["update_norm"] == pytest.approx(np.sqrt(2) * (0.5 + 3.0 + 100.0) / 3, rel=1e-5)
+    assert found["max_update_norm"] == pytest.approx(np.sqrt(2) * 100.0, rel=1e-5)
+    assert found["clipped_fraction"] == pytest.approx(1 / 3)
+    assert found["zeroed_fraction"] == pytest.approx(1 / 3)
+    released = (0.5 * np.sqrt(2) + 1.0) / 2
+    assert found["released_norm"] == pytest.approx(released, rel=1e-5)
+    weights = process.get_model_weights(output.state).trainable
+    moved = np.concatenate([np.ravel(weight) for weight in weights])
+    np.testing.assert_allclose(moved, [released / np.sqrt(2), 0.0, released / np.sqrt(2)])
+    empty = process.next(output.state, []).metrics["aggregator"]
+    assert empty["num_updates"] == 0
+    assert empty["update_norm"] == 0.0
+    assert empty["released_norm"] == 0.0
+
+
+@pytest.mark.parametrize("index", range(17))
+def test_row_norms_of_every_mechanism(index: int) -> None:
+    factorization = factorizations(9)[index]
+    schema = mfa.participation.MinSeparation(4)
+    found = private_aggregation.expected_noise_norm(factorization, schema, 0.5, 2.0, 10, 49)
+    assert found.shape == (9,)
+    assert found.dtype == np.float64
+    # The noise as the error of a workload whose outputs are the inputs themselves.
+    rows = np.sqrt(factorization.per_round_variance(np.eye(9), schema))
+    np.testing.assert_allclose(found, 0.5 * 2.0 / 10 * 7 * rows, rtol=1e-9)
+
+
+def test_more_columns_than_are_treated_at_a_time() -> None:
+    num_rounds = 700
+    factorization = mfa.factorizations.blt(num_rounds, 2)
+    schema = mfa.participation.SingleParticipation()
+    found = private_aggregation.expected_noise_norm(factorization, schema, 1.0, 1.0, 1, 1)
+    rows = np.linalg.norm(factorization.noising_matrix(), axis=1)
+    np.testing.assert_allclose(found, factorization.sensitivity(schema).value * rows, rtol=1e-9)
+
+
+def test_the_aggregators_noise_has_the_expected_norm() -> None:
+    # Of d independent normal numbers, |noise|^2 / variance is chi-squared of d degrees of
+    # freedom: 2 x 6 tests, each false with probability 1e-8.
+    num_parameters = 4000
+    arguments: dict[str, Any] = {
+        "participation": _PARTICIPATION,
+        "noise_multiplier": 0.7,
+        "clip_norm": 3.0,
+        "clients_per_round": 5,
+    }
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3)
+    expected = private_aggregation.expected_noise_norm(
+        factorization, num_parameters=num_parameters, **arguments
+    )
+    # The check can tell: rounds differ by more than its width.
+    assert np.max(expected) > 1.2 * np.min(expected)
+    low, high = scipy.stats.chi2.ppf([1e-8, 1 - 1e-8], num_parameters)
+    process = _process(tff.TensorType(np.float32, [num_parameters]), **arguments)
+    state = process.initialize()
+    for index in range(_NUM_ROUNDS):
+        output = process.next(state, [np.zeros(num_parameters, np.float32)])
+        state = output.state
+        found = float(output.measurements["released_norm"])
+        assert found == pytest.approx(np.linalg.norm(output.result), rel=1e-5)
+        assert low < num_parameters * (found / expected[index]) ** 2 < high
+
+
+def test_few_clients_have_the_noise_of_the_cohort_in_their_mean() -> None:
+    assert private_aggregation.scaled_noise_multiplier(0.341, 100, 1000) == pytest.approx(0.0341)
+    assert private_aggregation.scaled_noise_multiplier(0.5, 7, 7) == 0.5
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(8), 3)
+    schema = mfa.participation.MinSeparation(3)
+    cohort = private_aggregation.expected_noise_norm(factorization, schema, 0.8, 1.0, 1000, 50)
+    scaled = private_aggregation.scaled_noise_multiplier(0.8, 100, 1000)
+    simulated = private_aggregation.expected_noise_norm(factorization, schema, scaled, 1.0, 100, 50)
+    np.testing.assert_allclose(simulated, cohort, rtol=1e-12)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="zeroing_norm must be above zero"):
+        _aggregator(zeroing_norm=0.0)
+    with pytest.raises(ValueError, match="zeroing_norm must be finite"):
+        _aggregator(zeroing_norm=np.inf)
+    with pytest.raises(ValueError, match="clip_norm must be above zero"):
+        _aggregator(clip_norm=0.0)
+    with pytest.raises(ValueError, match="cannot stand for a smaller cohort of 10"):
+        private_aggregation.scaled_noise_multiplier(1.0, 11, 10)
+    with pytest.raises(ValueError, match="simulated_clients must be at least 1"):
+        private_aggregation.scaled_noise_multiplier(1.0, 0, 10)
+    with pytest.raises(ValueError, match="noise_multiplier must not be negative"):
+        private_aggregation.scaled_noise_multiplier(-1.0, 1, 10)
+    identity = mfa.factorizations.identity(3)
+    with pytest.raises(ValueError, match="num_parameters must be at least 0"):
+        private_aggregation.expected_noise_norm(identity, _PARTICIPATION, 1.0, 1.0, 1, -1)
+
+
+def test_it_is_an_unweighted_factory() -> None:
+    for measure in (True, False):
+        found = _aggregator(measure=measure, zeroing_norm=1)
+        assert isinstance(found, tff.aggregators.UnweightedAggregationFactory)

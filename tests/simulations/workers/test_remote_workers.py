@@ -1,0 +1,526 @@
+"""Rounds on several workers: the same result, one row of noise, and errors that end."""
+
+import ipaddress
+import pathlib
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorflow.core.framework import tensor_pb2
+
+from simulations.runs import training_loop
+from simulations.runs.training_loop import RoundRefusedError
+from simulations.workers import quiet, remote_workers
+from simulations.workers.divided_rounds import DividedContext
+from simulations.workers.quiet import StopRequest
+from simulations.workers.remote_workers import Patience, WorkerLostError
+from tests.simulations import linear_run
+from tests.simulations.worker_processes import WorkerProcess, ending, free_port
+
+_ROUNDS = 4
+_FEATURES = 50
+# Seven vectors of norm 1 are added and divided by 3: two orders of the sum differ by at most
+# 2 * 6 * 6e-8 * 7 / 3 = 2e-6 in a coordinate. Four rounds of it, and what training makes of it.
+_ROUNDING = 2e-5
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tuple[WorkerProcess, ...]]:
+    with ending(
+        WorkerProcess("127.0.0.1", free_port()), WorkerProcess("127.0.0.2", free_port())
+    ) as started:
+        yield started
+    quiet.end_workers()
+
+
+@pytest.fixture
+def addresses(workers: tuple[WorkerProcess, ...]) -> tuple[str, ...]:
+    """The workers' addresses, whatever an earlier test did to them."""
+    return _ready(workers)
+
+
+def _ready(workers: tuple[WorkerProcess, ...]) -> tuple[str, ...]:
+    for worker in workers:
+        if not worker.process.is_running() or worker.process.status() == "zombie":
+            worker.start()
+    return tuple(worker.wait_until_ready().address for worker in workers)
+
+
+@pytest.fixture(scope="module")
+def process() -> Any:
+    return linear_run.learning_process(_ROUNDS, _FEATURES)
+
+
+@pytest.fixture(scope="module")
+def disk_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, pathlib.Path]:
+    """A process whose noise is on disk, and where."""
+    directory = tmp_path_factory.mktemp("noise")
+    process = linear_run.learning_process(_ROUNDS, noise_storage="disk", noise_directory=directory)
+    return process, directory
+
+
+@pytest.fixture(scope="module")
+def whole(
+    disk_process: tuple[Any, pathlib.Path],
+    workers: tuple[WorkerProcess, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[np.ndarray]:
+    """The models of a run that nothing happens to."""
+    addresses = _ready(workers)
+    return _released(disk_process[0], tmp_path_factory.mktemp("whole"), addresses, [])
+
+
+def _installed(context: Any) -> Any:
+    return tff.framework.get_context_stack().install(context)
+
+
+def _local() -> Any:
+    return tff.framework.get_context_stack().current
+
+
+class _LocalPlace:
+    """A place for clients in this process, with what it was asked to do."""
+
+    # All places share this process's context, which runs one computation at a time: a second
+    # thread would find its executor closed when the first one has ended.
+    _one_at_a_time = threading.Lock()
+
+    def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
+        self._local = _local()
+        self._before = before
+        self.num_clients: list[int] = []
+
+    def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
+        self.num_clients.append(len(arguments[1]))
+        self._before()
+        with self._one_at_a_time, _installed(self._local):
+            return computation(*arguments)
+
+
+def _datasets(num_clients: int, num_features: int = _FEATURES) -> list[tf.data.Dataset]:
+    generator = np.random.default_rng(num_clients)
+
+    def client() -> tf.data.Dataset:
+        x = generator.normal(size=(4, num_features)).astype(np.float32)
+        y = x[:, :1] + generator.normal(size=(4, 1)).astype(np.float32)
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+
+    return [client() for _ in range(num_clients)]
+
+
+def _trained(process: Any, context: Any, data: list[tf.data.Dataset]) -> list[Any]:
+    """Each round's metrics and model."""
+    with _installed(context):
+        state, rounds = process.initialize(), []
+        for _ in range(_ROUNDS):
+            output = process.next(state, data)
+            state = output.state
+            rounds.append((output.metrics, linear_run.weights_of(process, state)))
+        return rounds
+
+
+def _assert_same(one: list[Any], other: list[Any], rounding: float) -> None:
+    for (metrics, model), (other_metrics, other_model) in zip(one, other, strict=True):
+        tf.nest.assert_same_structure(metrics, other_metrics)
+        for value, other_value in zip(
+            tf.nest.flatten(metrics), tf.nest.flatten(other_metrics), strict=True
+        ):
+            assert value.dtype == other_value.dtype
+            if not np.issubdtype(value.dtype, np.floating):
+                assert value == other_value
+            np.testing.assert_allclose(value, other_value, rtol=rounding)
+        np.testing.assert_allclose(model, other_model, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("num_clients", [0, 1, 7])
+def test_workers_give_what_one_process_gives(
+    process: Any, addresses: tuple[str, ...], num_clients: int
+) -> None:
+    data = _datasets(num_clients)
+    whole = _trained(process, _local(), data)
+    assert np.all(np.diff([model for _, model in whole], axis=0) != 0)
+    _assert_same(_trained(process, remote_workers.connect(addresses[:1]), data), whole, 0.0)
+    two = _trained(process, remote_workers.connect(addresses), data)
+    _assert_same(two, whole, _ROUNDING if num_clients > 1 else 0.0)
+    # Only the order of the sum is different: in this process in the same order, no bit is.
+    places = DividedContext(_local(), [_LocalPlace(), _LocalPlace()])
+    _assert_same(two, _trained(process, places, data), 0.0)
+    if num_clients == 7:
+        # Or else this would not tell an order from another.
+        assert any(
+            np.any(model != other) for (_, model), (_, other) in zip(two, whole, strict=True)
+        )
+
+
+def test_noise_is_added_once(process: Any, addresses: tuple[str, ...]) -> None:
+    # Clients without examples send updates of zero: the model is the noise alone.
+    data = [client.take(0) for client in _datasets(4)]
+    whole = _trained(process, _local(), data)
+    assert all(np.all(model != 0) for _, model in whole)
+    _assert_same(_trained(process, remote_workers.connect(addresses), data), whole, 0.0)
+
+
+def test_noise_files_and_their_record_stay_here(
+    disk_process: tuple[Any, pathlib.Path], addresses: tuple[str, ...]
+) -> None:
+    process, directory = disk_process
+    local = _local()
+    with _installed(remote_workers.connect(addresses)):
+        first = process.initialize()
+        released = process.next(first, _datasets(4, 2))
+        again = process.next(first, _datasets(4, 2))
+        np.testing.assert_array_equal(
+            linear_run.weights_of(process, released.state),
+            linear_run.weights_of(process, again.state),
+        )
+        with pytest.raises(Exception, match="added to other data before"):
+            process.next(first, _datasets(5, 2))
+    # The record is the one that a run without workers reads and writes.
+    with _installed(local):
+        alone = process.next(first, _datasets(4, 2))
+        np.testing.assert_allclose(
+            linear_run.weights_of(process, released.state),
+            linear_run.weights_of(process, alone.state),
+            atol=_ROUNDING,
+        )
+        with pytest.raises(Exception, match="added to other data before"):
+            process.next(first, _datasets(5, 2))
+    assert any(directory.rglob("row*"))
+
+
+def test_a_refusal_of_the_server_part_reaches_the_loop(
+    addresses: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    process = linear_run.learning_process(3)
+    with _installed(remote_workers.connect(addresses)):
+        run = linear_run.federated_run(process, 4)
+        store = linear_run.store_of(tmp_path)
+        progress = training_loop.start(run, store)
+        with pytest.raises(RoundRefusedError, match="noise for 3 rounds"):
+            list(training_loop.rounds(run, store, progress, StopRequest()))
+
+
+def test_the_seed_is_sent_to_nobody(
+    process: Any, addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    call = remote_workers._Stub._call
+
+    def recorded(stub: Any, method: Any, request: Any) -> Any:
+        sent.append(request.SerializeToString())
+        return call(stub, method, request)
+
+    monkeypatch.setattr(remote_workers._Stub, "_call", recorded)
+    with _installed(remote_workers.connect(addresses)):
+        state = process.initialize()
+        for _ in range(2):
+            state = process.next(state, _datasets(3)).state
+    everything = b"".join(sent)
+    # What clients have to know is found; what they have not is not, in any of its forms.
+    (kernel, _) = state.global_model_weights.trainable
+    clip_norm = state.aggregator.query_state.numerator_state.l2_norm_clip
+    assert struct.pack("<d", clip_norm) in everything
+    noise = state.aggregator.query_state.numerator_state.noise
+    assert not any(form in everything for form in _forms(noise.seed))
+    assert not any(form in everything for form in _forms(noise.stream))
+    whole_state = tf.make_tensor_proto(noise.seed).SerializeToString()
+    assert any(form in whole_state for form in _forms(noise.seed))
+    # Nor is the model after the last round, which nobody was told yet.
+    assert kernel.tobytes() not in everything
+
+
+def _forms(words: np.ndarray) -> list[bytes]:
+    """How integers may stand in a message: as they are in memory, or as protocol buffers pack."""
+    packed = tensor_pb2.TensorProto(int64_val=[int(words[0])])
+    return [words[:1].tobytes(), words[1:].tobytes(), packed.SerializeToString()[2:]]
+
+
+_BREAKS = ["killed before", "killed within", "frozen", "started again"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("what", _BREAKS)
+def test_a_lost_worker_ends_the_run_which_resumes(
+    disk_process: tuple[Any, pathlib.Path],
+    whole: list[np.ndarray],
+    workers: tuple[WorkerProcess, ...],
+    addresses: tuple[str, ...],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    process = disk_process[0]
+    # In the second round, when the worker has its clients and may have begun with them.
+    computes = []
+    killing = threading.Timer(0.5, workers[1].kill)
+    compute = remote_workers._Stub.compute
+
+    def broken(stub: Any, request: Any) -> Any:
+        if stub._address != addresses[1]:
+            return compute(stub, request)
+        computes.append(request)
+        if len(computes) == 2:
+            if what == "killed before":
+                workers[1].kill()
+            elif what == "started again":
+                workers[1].kill()
+                workers[1].start()
+                workers[1].wait_until_ready()
+                grpc.channel_ready_future(stub._channel).result(timeout=30.0)
+            else:
+                workers[1].freeze()
+            if what == "killed within":
+                killing.start()
+        return compute(stub, request)
+
+    monkeypatch.setattr(remote_workers._Stub, "compute", broken)
+    released: list[np.ndarray] = []
+    try:
+        with pytest.raises(WorkerLostError) as lost:
+            _released(process, tmp_path, addresses, released)
+    finally:
+        monkeypatch.undo()
+        if what == "killed within":
+            killing.join()
+        workers[1].thaw()
+    message = str(lost.value)
+    assert f"the TFF worker at {addresses[1]} was lost" in message
+    assert f"start-tff-worker --port={addresses[1].split(':')[1]}" in message
+    assert "run the same command to resume" in message
+    assert "\n" not in message
+    assert len(released) == 1
+
+    if not workers[1].workers():
+        workers[1].start()
+        workers[1].wait_until_ready()
+    _released(process, tmp_path, addresses, released)
+    np.testing.assert_array_equal(released, whole)
+
+
+def _released(
+    process: Any, directory: pathlib.Path, addresses: tuple[str, ...], released: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Runs the rounds that are left in a directory, and adds the models after them."""
+    patience = Patience(seconds_between_questions=0.3, seconds_to_answer=1.5)
+    with _installed(remote_workers.connect(addresses, patience)):
+        run = linear_run.federated_run(process, _ROUNDS)
+        store = linear_run.store_of(directory)
+        progress = training_loop.start(run, store)
+        assert progress.num_rounds == len(released)
+        for finished in training_loop.rounds(run, store, progress, StopRequest()):
+            released.append(linear_run.weights_of(process, finished.state))
+    return released
+
+
+@pytest.mark.timeout(60)
+def test_an_error_does_not_wait_for_the_other_workers(
+    process: Any, workers: tuple[WorkerProcess, ...], addresses: tuple[str, ...]
+) -> None:
+    patience = Patience(seconds_between_questions=1000.0)
+    with _installed(remote_workers.connect(addresses, patience)):
+        state = process.initialize()
+        process.next(state, _datasets(2))
+        workers[0].freeze()
+        try:
+            workers[1].kill()
+            with pytest.raises(WorkerLostError, match=re.escape(addresses[1])):
+                process.next(state, _datasets(2))
+        finally:
+            workers[0].thaw()
+
+
+@pytest.mark.timeout(60)
+def test_a_long_computation_is_waited_for(addresses: tuple[str, ...]) -> None:
+    # Longer than the patience, and the worker answers meanwhile.
+    @tff.tensorflow.computation(np.float32)
+    def slow(value: tf.Tensor) -> tf.Tensor:
+        end = tf.timestamp() + 4.0
+        (value,) = tf.while_loop(lambda _: tf.timestamp() < end, lambda v: (v + 0.0,), (value,))
+        return value
+
+    process = _sum_process(lambda value: tff.federated_map(slow, value))
+    patience = Patience(seconds_between_questions=0.3, seconds_to_answer=2.0)
+    with _installed(remote_workers.connect(addresses, patience)):
+        assert process(0.0, [1.0, 2.0]) == (3.0, 3.0)
+
+
+def test_an_error_of_a_client_is_no_lost_worker(addresses: tuple[str, ...]) -> None:
+    @tff.tensorflow.computation(np.float32)
+    def checked(value: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.debugging.Assert(value < 5.0, ["too large"])]):
+            return tf.identity(value)
+
+    process = _sum_process(lambda value: tff.federated_map(checked, value))
+    with _installed(remote_workers.connect(addresses)):
+        with pytest.raises(grpc.RpcError, match="too large"):
+            process(0.0, [1.0, 9.0])
+        assert process(0.0, [1.0, 2.0]) == (3.0, 3.0)
+
+
+def _sum_process(client_work: Callable[[Any], Any] = lambda value: value) -> Any:
+    """From (state, a number for each client) to (state + sum, state + sum)."""
+    add = tff.tensorflow.computation(lambda x, y: x + y, (np.float32, np.float32))
+
+    @tff.federated_computation(
+        tff.FederatedType(np.float32, tff.SERVER), tff.FederatedType(np.float32, tff.CLIENTS)
+    )
+    def process(state: Any, clients: Any) -> Any:
+        total = tff.federated_map(add, (state, tff.federated_sum(client_work(clients))))
+        return total, total
+
+    return process
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "shares"),
+    [(0, [0]), (1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (7, [2, 2, 3]), (8, [2, 3, 3])],
+)
+def test_clients_are_divided_evenly(num_clients: int, shares: list[int]) -> None:
+    places = [_LocalPlace() for _ in range(3)]
+    clients = [2.0**client for client in range(num_clients)]
+    with _installed(DividedContext(_local(), places)):
+        assert _sum_process()(1.0, clients)[0] == 2.0**num_clients
+    assert [count for place in places for count in place.num_clients] == shares
+
+
+def test_sums_are_added_in_the_order_of_clients() -> None:
+    # (1e8 - 1e8) + 1 is 1, and (1 - 1e8) + 1e8 is 0 in float32.
+    waits = (0.6, 0.3, 0.0)
+    places = [_LocalPlace(lambda wait=wait: time.sleep(wait)) for wait in waits]  # type: ignore[misc]
+    with _installed(DividedContext(_local(), places)):
+        assert _sum_process()(0.0, [1e8, -1e8, 1.0]) == (1.0, 1.0)
+
+
+def test_places_compute_at_the_same_time() -> None:
+    barrier = threading.Barrier(2)
+    places = [_LocalPlace(lambda: barrier.wait(30.0)) for _ in range(2)]
+    with _installed(DividedContext(_local(), places)):
+        assert _sum_process()(0.0, [1.0, 2.0]) == (3.0, 3.0)
+
+
+def test_other_computations_run_here(process: Any, addresses: tuple[str, ...]) -> None:
+    clients = tff.FederatedType(np.float32, tff.CLIENTS)
+    total = tff.federated_computation(lambda values: tff.federated_sum(values), clients)
+    before = _local()
+    try:
+        context = remote_workers.use(addresses)
+        assert _local() is context
+        # A second call replaces the first, and does not divide what is divided already.
+        assert remote_workers.use(addresses[:1]).local is before
+        assert total([1.0, 2.0]) == 3.0
+        weights = process.get_model_weights(process.initialize())
+        weights.trainable[0] = weights.trainable[0] + 1.0
+        state = process.set_model_weights(process.initialize(), weights)
+        np.testing.assert_array_equal(linear_run.weights_of(process, state)[:_FEATURES], 1.0)
+    finally:
+        tff.framework.set_default_context(before)
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    state = tff.FederatedType(np.int32, tff.SERVER)
+    clients = tff.FederatedType(np.int32, tff.CLIENTS)
+
+    @tff.federated_computation(state, clients)
+    def secure(state: Any, values: Any) -> Any:
+        return state, tff.federated_secure_sum(values, 10)
+
+    @tff.federated_computation(state, clients)
+    def twice(state: Any, values: Any) -> Any:
+        first = tff.federated_broadcast(tff.federated_sum(values))
+        return state, tff.federated_sum(first)
+
+    places = [_LocalPlace()]
+    with _installed(DividedContext(_local(), places)):
+        with pytest.raises(ValueError, match="aggregates securely"):
+            secure(1, [1, 2])
+        with pytest.raises(ValueError, match="cannot be divided"):
+            twice(1, [1, 2])
+    assert not places[0].num_clients
+
+
+def test_a_worker_that_is_not_there_is_named() -> None:
+    address = f"127.0.0.2:{free_port()}"
+    with pytest.raises(WorkerLostError, match=rf"{address} within 1 s.*start-tff-worker --port="):
+        remote_workers.use((address,), Patience(seconds_to_connect=1.0))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(WorkerLostError, match=rf"no TFF worker answers at {address}"):
+            remote_workers.use((address,), Patience(seconds_to_connect=1.0))
+    with pytest.raises(ValueError, match="no worker was named"):
+        remote_workers.use(())
+
+
+def test_another_server_is_no_worker() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(WorkerLostError, match=f"127.0.0.1:{port} is no TFF worker"):
+            remote_workers.use((f"127.0.0.1:{port}",))
+    finally:
+        server.stop(None)
+
+
+_NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,10}[a-z0-9](\.[a-z]{2,5}){0,2}", fullmatch=True)
+_HOSTS = st.one_of(
+    _NAMES,
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(lambda address: f"[{address}]"),
+)
+
+
+@given(st.lists(st.tuples(_HOSTS, st.integers(1, 65535)), min_size=1, unique=True))
+def test_addresses_are_parsed(pairs: list[tuple[str, int]]) -> None:
+    expected = tuple(f"{host}:{port}" for host, port in pairs)
+    assert remote_workers.parse(",".join(expected)) == expected
+    assert remote_workers.parse(" , ".join(expected)) == expected
+    with pytest.raises(ValueError, match="listed twice"):
+        remote_workers.parse(",".join([*expected, expected[0].upper()]))
+
+
+@given(st.ip_addresses(v=6), st.integers(1, 65535))
+def test_spellings_of_an_address_are_one(address: ipaddress.IPv6Address, port: int) -> None:
+    with pytest.raises(ValueError, match="listed twice"):
+        remote_workers.parse(f"[{address.exploded}]:{port},[{address.compressed}]:{port}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a:1,,b:2", "is empty"),
+        ("a:1,", "is empty"),
+        ("host", "'host' has no port"),
+        ("host:", "has no port"),
+        ("host:http", "has no port"),
+        ("host:-1", "has no port"),
+        ("host:0", "between 1 and 65535"),
+        ("host:65536", "between 1 and 65535"),
+        (":8000", "has no host name"),
+        ("a b:8000", "has no host name"),
+        ("-a:8000", "has no host name"),
+        ("a..b:8000", "has no host name"),
+        ("user@host:8000", "has no host name"),
+        ("http://host:8000", "no scheme"),
+        ("::1:8000", "needs brackets"),
+        ("[::1]", "has no port"),
+        ("[::g]:8000", "no IPv6 address"),
+        ("256.0.0.1:8000", "no IPv4 address"),
+        ("10.0.1:8000", "no IPv4 address"),
+    ],
+)
+def test_what_is_no_address_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        remote_workers.parse(text)
