@@ -17,22 +17,22 @@ from typing import Any, NoReturn
 import tqdm
 from absl import flags
 
-from mf_aggregators import (checkpoints, version)
-from mf_aggregators.tff import noise_directory
-from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators import checkpoints, version
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.privacy import printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
-from simulations.devices import (device_flags, device_populations)
-from simulations.workers import (quiet, worker_addresses)
-from simulations.runs import (run_directory, run_flags, run_plans, sampled_runs)
+from mf_aggregators.tff import noise_directory
+from simulations.devices import device_flags, device_populations
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.training.federated_task import TaskCommand
+from simulations.runs import run_directory, run_flags, run_plans, sampled_runs
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_plans import Plan
 from simulations.runs.run_statements import RunStatements
+from simulations.training.federated_task import TaskCommand
+from simulations.workers import quiet, worker_addresses
 
 _PACKAGES = (
     "tensorflow-federated",

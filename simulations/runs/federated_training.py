@@ -15,22 +15,22 @@ import tensorflow_federated as tff
 import tqdm
 
 from mf_aggregators.noise import costs
-from mf_aggregators.tff.dp_query import FixedSeedWarning
 from mf_aggregators.noise.costs import NoiseStorage
-from simulations.training import (learning_rate_schedules, private_aggregation)
-from simulations.runs import (run_directory, run_figures, run_plans, training_loop)
-from simulations.sampling.cohorts import TooFewEligibleClientsError
-from simulations.sampling.data_samplers import DataSampler
+from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.training.federated_task import (HELDOUT, TEST, FederatedTask)
+from simulations.runs import run_directory, run_figures, run_plans, training_loop
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
-from simulations.workers.quiet import StopRequest
-from simulations.runs.run_directory import (MetricsLog, RunDirectory)
+from simulations.runs.run_directory import MetricsLog, RunDirectory
 from simulations.runs.run_plans import Plan
 from simulations.runs.run_statements import RunStatements
 from simulations.runs.state_store import StateStore
-from simulations.runs.training_loop import (FederatedRun, Round)
+from simulations.runs.training_loop import FederatedRun, Round
+from simulations.sampling.cohorts import TooFewEligibleClientsError
+from simulations.sampling.data_samplers import DataSampler
+from simulations.training import learning_rate_schedules, private_aggregation
+from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
+from simulations.workers.quiet import StopRequest
 from simulations.workers.worker_addresses import WorkerLostError
 
 _MEASURED = (

@@ -8,12 +8,12 @@ import os
 
 import numpy as np
 
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.privacy import participation_records
 from mf_aggregators.privacy.participation_records import RecordError
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from simulations.runs import atomic_files
 from simulations.devices import participation_timers
 from simulations.devices.participation_timers import TimerState
+from simulations.runs import atomic_files
 
 
 class LedgerError(ValueError):

@@ -12,17 +12,22 @@ neither the data nor what was released had a part in the decision to stop.
 import math
 from collections.abc import Iterable
 
-from mf_aggregators import (accounting, validation)
-from mf_aggregators.privacy import guarantees
+from mf_aggregators import accounting, validation
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.privacy.guarantees import (Guarantee, RealisedParticipation)
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.accounting.sampling_schemes import (FixedSizeSampling, PoissonSampling, SamplingScheme, Shuffling)
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
 
 # A curve of about this many points is smooth enough.
 _POINTS = 100

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mf_aggregators.commands.command_line import CommandError
-from simulations.runs import (federated_runs, run_directory)
+from simulations.runs import federated_runs, run_directory
 from simulations.runs.run_directory import RunDirectory
 
 _WHAT_TO_DO = (

@@ -10,7 +10,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.random_words import NoiseSource
 from simulations.devices import device_flags
-from simulations.runs import (run_directory, sampled_runs)
+from simulations.runs import run_directory, sampled_runs
 from simulations.training.federated_task import TaskCommand
 
 _MECHANISMS = (

@@ -5,13 +5,13 @@ import pathlib
 from typing import Any
 
 from mf_aggregators import checkpoints, factorizations, workloads
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from simulations.runs import run_flags, sampled_runs
 from simulations.sampling import cohorts
 from simulations.training import learning_rate_schedules
-from simulations.runs import (run_flags, sampled_runs)
 from simulations.training.federated_task import TaskData
 from simulations.training.learning_rate_schedules import Schedule
 

@@ -3,17 +3,22 @@
 import contextlib
 import dataclasses
 
-from mf_aggregators.privacy import guarantees
 from mf_aggregators import participation
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.participation_records import ParticipationRecord
-from mf_aggregators.privacy.statement import (TIMERS_BY_ROUNDS, PrivacyStatement, Represented, RunFacts)
+from mf_aggregators.privacy.statement import (
+    TIMERS_BY_ROUNDS,
+    PrivacyStatement,
+    Represented,
+    RunFacts,
+)
 from simulations.devices import device_populations
-from simulations.runs import (run_directory, sampled_runs)
-from simulations.sampling.data_samplers import DataSampler
 from simulations.devices.device_populations import DeviceBehaviour
+from simulations.runs import run_directory, sampled_runs
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_plans import Plan
+from simulations.sampling.data_samplers import DataSampler
 
 _DRAWN_BATCHES = (
     "The server draws every batch itself and keeps secret who was drawn; there are no timers."

@@ -1,16 +1,16 @@
 """Checks of a ledger against the sampling scheme that is said to have made it.
 
 What the cohorts alone can show is the library's to check
-(:mod:`mf_aggregators.privacy.sampled_cohorts`). That they are the very batches of a secret seed, and
+(``mf_aggregators.privacy.sampled_cohorts``). That they are the very batches of a secret seed, and
 not chosen to look like such, only the holder of the seed can (:func:`deviation_from_draws`).
 """
 
 import numpy as np
 
-from mf_aggregators.privacy import sampled_cohorts
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from simulations.sampling.data_samplers import DataSampler
+from mf_aggregators.privacy import sampled_cohorts
 from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.sampling.data_samplers import DataSampler
 
 
 def deviation(scheme: SamplingScheme, ledger: ParticipationLedger) -> str | None:

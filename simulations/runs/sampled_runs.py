@@ -11,17 +11,17 @@ import logging
 from typing import Any
 
 from mf_aggregators import accounting
-from mf_aggregators.privacy import guarantees
 from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from simulations.runs import (atomic_files, sampled_participation)
-from simulations.sampling import data_samplers
-from simulations.sampling.data_samplers import DataSampler
+from simulations.runs import atomic_files, sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
+from simulations.sampling import data_samplers
+from simulations.sampling.data_samplers import DataSampler
 
 _LOGGER = logging.getLogger(__name__)
 

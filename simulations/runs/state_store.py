@@ -23,7 +23,7 @@ import tensorflow_federated as tff
 from mf_aggregators.tff import declared_participation
 from simulations.runs import atomic_files
 from simulations.runs.atomic_files import DamagedDirectoryError
-from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
+from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
 
 _LOGGER = logging.getLogger(__name__)

@@ -27,16 +27,16 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
-from mf_aggregators.tff import (declared_participation, processes)
 from mf_aggregators import participation as participations
-from mf_aggregators.participation import Participation
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.participation import Participation
+from mf_aggregators.tff import declared_participation, processes
+from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
+from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.state_store import Progress, StateStore
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.sampling.data_samplers import DataSampler
-from simulations.devices.device_populations import (DeviceBehaviour, DevicePopulation, DeviceRound)
-from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
 from simulations.workers.quiet import StopRequest
-from simulations.runs.state_store import (Progress, StateStore)
 
 # What an operating system says of a full disk, in an error of TFF's worker.
 _FULL = "No space left on device"

@@ -113,7 +113,7 @@ def test_what_a_killed_process_left_in_a_directory_goes(tmp_path: pathlib.Path) 
 
 _SCRIPT = """
 import pathlib, sys
-from mf_aggregators import noise_directory
+from mf_aggregators.tff import noise_directory
 parent = pathlib.Path(sys.argv[1])
 for directory in (
     noise_directory.open_directory(None),
@@ -136,7 +136,7 @@ def test_temporary_directories_go_when_python_ends(end: str, tmp_path: pathlib.P
     process = subprocess.run(
         [sys.executable, "-c", _SCRIPT, os.fspath(tmp_path), end],
         env={**os.environ, "TMPDIR": os.fspath(temporary)},
-        cwd=pathlib.Path(noise_directory.__file__).parents[1],
+        cwd=pathlib.Path(noise_directory.__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,

@@ -13,13 +13,13 @@ from digit_classification.run_digits import COMMAND, DigitsData
 from mf_aggregators import factorizations
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
-from simulations.runs import (federated_training, run_flags, run_plans)
-from simulations.workers import quiet
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.training.federated_task import FederatedTask
-from simulations.workers.quiet import StopRequest
+from simulations.runs import federated_training, run_flags, run_plans
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
+from simulations.training.federated_task import FederatedTask
+from simulations.workers import quiet
+from simulations.workers.quiet import StopRequest
 
 
 @pytest.fixture(scope="module", autouse=True)

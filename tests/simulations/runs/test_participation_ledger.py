@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting.sampling_schemes import (FixedSizeSampling, PoissonSampling, SamplingScheme, Shuffling)
-from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 
 _COHORTS = st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), max_size=8)
 

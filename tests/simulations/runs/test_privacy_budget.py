@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.privacy import guarantees
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -21,6 +20,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.privacy import guarantees
 from simulations.runs import privacy_budget
 from simulations.runs.privacy_budget import PrivacyBudget
 from tests.mf_aggregators import brute_force

@@ -16,9 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulations.runs import run_directory
-from simulations.runs.run_directory import (MetricsLog, MetricsNotWrittenError, RunDirectory, RunDirectoryError)
+from simulations.runs.run_directory import (
+    MetricsLog,
+    MetricsNotWrittenError,
+    RunDirectory,
+    RunDirectoryError,
+)
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).parents[3]
 _SECONDS = 60
 
 

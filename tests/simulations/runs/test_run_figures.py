@@ -301,7 +301,7 @@ def test_bad_arguments_are_refused(tmp_path: pathlib.Path) -> None:
 
 def test_no_state_of_pyplot_is_used() -> None:
     program = (
-        "import sys; from simulations import run_figures; "
+        "import sys; from simulations.runs import run_figures; "
         "run_figures.run_figure([{'round': 1, 'train_loss': 2}], ''); "
         "assert 'matplotlib.pyplot' not in sys.modules; assert 'tensorflow' not in sys.modules"
     )

@@ -12,12 +12,12 @@ from absl import flags
 
 import mf_aggregators as mfa
 from digit_classification.run_digits import COMMAND
-from simulations.sampling import data_samplers
 from simulations.devices import device_flags
-from simulations.runs import (run_flags, run_plans, run_statements)
+from simulations.runs import run_flags, run_plans, run_statements
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import RunDirectory
+from simulations.sampling import data_samplers
 
 
 def _values(*arguments: str) -> flags.FlagValues:

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulations.runs import atomic_files
-from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
-from simulations.runs.state_store import (Progress, StateNotSavedError, StateStore)
+from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.state_store import Progress, StateNotSavedError, StateStore
 
 _CLIENTS = ("a", "b", "c")
 

@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling
-from simulations.sampling import data_samplers
-from simulations.workers import quiet
-from simulations.runs import training_loop
 from simulations.devices.availability import Independent
-from simulations.sampling.cohorts import TooFewEligibleClientsError
-from simulations.devices.device_populations import (DeviceBehaviour, DevicePopulation, DeviceRound)
-from simulations.runs.participation_ledger import (LedgerError, ParticipationLedger)
+from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.devices.participation_timers import WallClockTimer
+from simulations.runs import training_loop
+from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.training_loop import FederatedRun, RoundRefusedError
+from simulations.sampling import data_samplers
+from simulations.sampling.cohorts import TooFewEligibleClientsError
+from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest
-from simulations.runs.training_loop import (FederatedRun, RoundRefusedError)
 from tests.simulations import linear_run
 
 _NUM_ROUNDS = 6

@@ -156,7 +156,7 @@ def test_names_are_those_of_schedules() -> None:
 
 def test_the_module_imports_no_tensorflow() -> None:
     program = (
-        "import sys; from simulations import learning_rate_schedules as schedules; "
+        "import sys; from simulations.training import learning_rate_schedules as schedules; "
         "schedules.by_name('cooldown').rates(8, 1.0); assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

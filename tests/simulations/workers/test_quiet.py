@@ -12,7 +12,7 @@ from simulations.workers import quiet
 
 _PROGRAM = """
 import sys
-from simulations import quiet
+from simulations.workers import quiet
 quiet.prepare_environment()
 import tensorflow_federated as tff
 quiet.end_workers_at_exit()

@@ -1,0 +1,1 @@
+"""A training run: its directory, flags, plan, loop, ledger, statement and figures."""
