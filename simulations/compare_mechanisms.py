@@ -22,27 +22,16 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from mf_aggregators import validation
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.comparison import repeated_runs, run_comparisons, run_compositions
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
-from simulations.runs import atomic_files
+from simulations.runs import atomic_files, run_flags
 
 MARKDOWN_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"
 
-_NOT_PRIVATE = "none"
-_MECHANISMS = (
-    _NOT_PRIVATE,
-    "identity",
-    "tree",
-    "banded",
-    "toeplitz",
-    "blt",
-    "banded_inverse",
-    "optimal",
-)
 # Why runs of a comparison cannot be handed a flag.
 _NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
     {
@@ -58,6 +47,10 @@ _NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
 # A run without noise refuses these.
 _OF_PRIVATE_RUNS = ("target_epsilon", "noise_multiplier")
 _FLAG = re.compile(r"--([A-Za-z]\w*)(?:=.*)?", re.DOTALL)
+
+
+def _mechanisms() -> list[str]:
+    return [run_flags.NOT_PRIVATE, *mechanism_flags.names(for_runs=True)]
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -96,7 +89,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Runs")
     group.words(
         "mechanisms",
-        f"What is compared, with commas: any of {', '.join(_MECHANISMS)}.",
+        f"What is compared, with commas: any of {', '.join(_mechanisms())}.",
         ["none", "blt", "banded", "tree", "identity"],
     )
     group.integer("repetitions", "The number of runs with each mechanism.", 3)
@@ -106,7 +99,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.string(
         "flags",
         "The flags of that command for every run, in quotes: --flags='--num_rounds=100 "
-        f"--clip_norm=1'. --mechanism={_NOT_PRIVATE} is not handed "
+        f"--clip_norm=1'. --mechanism={run_flags.NOT_PRIVATE} is not handed "
         f"{' and '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse.",
         "",
     )
@@ -141,8 +134,8 @@ def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
     check_choice(bool(mechanisms), "--mechanisms must name at least one mechanism.")
     for mechanism in mechanisms:
         check_choice(
-            mechanism in _MECHANISMS,
-            f"--mechanisms takes names out of {', '.join(_MECHANISMS)}, found {mechanism!r}.",
+            mechanism in _mechanisms(),
+            f"--mechanisms takes names out of {', '.join(_mechanisms())}, found {mechanism!r}.",
         )
         check_choice(
             mechanisms.count(mechanism) == 1,
@@ -154,7 +147,7 @@ def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
         Variant(
             mechanism,
             mechanism,
-            tuple((without_noise if mechanism == _NOT_PRIVATE else given).values()),
+            tuple((without_noise if mechanism == run_flags.NOT_PRIVATE else given).values()),
         )
         for mechanism in mechanisms
     ]

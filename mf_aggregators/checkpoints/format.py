@@ -24,33 +24,12 @@ import numpy as np
 from mf_aggregators import participation as participations
 from mf_aggregators import version, workloads
 from mf_aggregators.checkpoints import published_matrices
-from mf_aggregators.factorizations import (
-    BandedFactorization,
-    BandedInverseFactorization,
-    BltFactorization,
-    DenseFactorization,
-    Factorization,
-    IdentityFactorization,
-    StructuredFactorization,
-    ToeplitzFactorization,
-    TreeAggregationFactorization,
-)
+from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.participation import Participation, SingleParticipation
 
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "factorization.json"
 ARRAYS_FILE = "arrays.npz"
-
-_CLASSES: Mapping[str, type[Factorization]] = {
-    BandedFactorization.mechanism: BandedFactorization,
-    BandedInverseFactorization.mechanism: BandedInverseFactorization,
-    BltFactorization.mechanism: BltFactorization,
-    DenseFactorization.mechanism: DenseFactorization,
-    IdentityFactorization.mechanism: IdentityFactorization,
-    StructuredFactorization.mechanism: StructuredFactorization,
-    ToeplitzFactorization.mechanism: ToeplitzFactorization,
-    TreeAggregationFactorization.mechanism: TreeAggregationFactorization,
-}
 
 # How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.
 _SENSITIVITY_TOLERANCE = 1e-9
@@ -179,12 +158,11 @@ def load_with_description(
     arrays = _read_arrays(arrays_path, description.get("arrays_sha256"))
     try:
         mechanism = description["mechanism"]
-        if mechanism not in _CLASSES:
-            raise ValueError(f"its mechanism {mechanism!r} is not one of {', '.join(_CLASSES)}")
         if not isinstance(description["parameters"], dict):
             raise ValueError("its parameters are no description")
         stated = description["optimised_for"]
-        factorization = _CLASSES[mechanism].from_arrays(
+        factorization = registry.load(
+            mechanism,
             description["num_rounds"],
             arrays,
             participation=None if stated is None else participations.from_dict(stated),

@@ -12,16 +12,15 @@ Examples:
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
 
-from mf_aggregators import audit, checkpoints, factorizations, workloads
+from mf_aggregators import audit, checkpoints, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, Request, registry
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
 
@@ -30,21 +29,10 @@ VIOLATED = 1
 # At this noise multiplier errors are rare enough to tell much and frequent enough to count.
 _NOISE_MULTIPLIER = 1.0 / 3.0
 _NUM_ROUNDS = 8
-_NUM_BUFFERS = 2
 _CLIP_NORM = 1.0
 _CLIENTS_PER_ROUND = 100
 # Below this share of the claim, an audit proves little.
 _SHARE_THAT_TELLS = 0.7
-
-_FLAGS_OF: Mapping[str, tuple[str, ...]] = {
-    "identity": (),
-    "tree": ("decoder",),
-    "optimal": (),
-    "banded": ("num_bands",),
-    "toeplitz": ("num_bands",),
-    "blt": ("num_buffers",),
-    "banded_inverse": ("num_bands",),
-}
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -52,22 +40,11 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Mechanism")
     group.choice(
         "mechanism",
-        list(_FLAGS_OF),
+        mechanism_flags.names(),
         "What is audited, for prefix sums. It or --checkpoint is required.",
     )
     group.string("checkpoint", "A checkpoint directory to audit, in place of --mechanism.")
     group.integer("num_rounds", f"The number of rounds of --mechanism. Default: {_NUM_ROUNDS}.")
-    group.integer(
-        "num_bands",
-        "The bands of banded, toeplitz and banded_inverse. Default: the --separation.",
-    )
-    group.integer("num_buffers", f"The buffers of blt. Default: {_NUM_BUFFERS}.")
-    group.choice(
-        "decoder",
-        ["online", "full"],
-        "How tree estimates sums: from the nodes below alone, or from all nodes. Default: "
-        "from the nodes below.",
-    )
     group = FlagGroup(values, "Audit")
     group.integer(
         "canaries",
@@ -94,6 +71,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "Where the aggregator's random bits come from.",
         "philox",
     )
+    mechanism_flags.define_options(values)
 
 
 def main(values: flags.FlagValues) -> int:
@@ -208,12 +186,8 @@ def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:
         "one of --checkpoint and --mechanism is required, and not both.",
     )
     schema = mechanism_flags.participation(values)
-    for name in ("num_bands", "num_buffers", "decoder"):
-        takers = [mechanism for mechanism, names in _FLAGS_OF.items() if name in names]
-        command_line.check_choice(
-            getattr(values, name) is None or values.mechanism in takers,
-            f"--{name} belongs to --mechanism={'|'.join(takers)}.",
-        )
+    flag_values = values.flag_values_dict()
+    mechanism_flags.check_options(flag_values, values.mechanism)
     if values.checkpoint is not None:
         command_line.check_choice(
             values.num_rounds is None, "--num_rounds is the checkpoint's own: leave it out."
@@ -224,31 +198,16 @@ def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:
         )
     num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
     # Also refuses what is no number of rounds, before anything is optimised.
-    workload = workloads.prefix_sum(num_rounds)
+    workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
     if schema is not None:
         participations.check_fits(schema, num_rounds)
-
-    def num_bands() -> int:
-        given = values.separation if values.num_bands is None else values.num_bands
-        command_line.check_choice(
-            given is not None, f"--mechanism={values.mechanism} needs --num_bands or --separation."
-        )
-        return int(given)
-
-    builders: Mapping[str, Callable[[], Factorization]] = {
-        "identity": lambda: factorizations.identity(num_rounds),
-        "tree": lambda: factorizations.tree_aggregation(num_rounds, values.decoder or "online"),
-        "optimal": lambda: factorizations.optimal(workload, schema),
-        "banded": lambda: factorizations.banded(workload, num_bands(), participation=schema),
-        "toeplitz": lambda: factorizations.toeplitz(num_rounds, num_bands(), participation=schema),
-        "blt": lambda: factorizations.blt(
-            num_rounds,
-            _NUM_BUFFERS if values.num_buffers is None else values.num_buffers,
-            schema,
-        ),
-        "banded_inverse": lambda: factorizations.banded_inverse(num_rounds, num_bands(), schema),
-    }
-    return builders[values.mechanism](), schema or SingleParticipation()
+    mechanism = registry.mechanism(values.mechanism)
+    request = Request(
+        num_rounds, workload, schema, mechanism_flags.given_options(flag_values, values.mechanism)
+    )
+    made = mechanism.build(mechanism.for_audit(request))
+    assert isinstance(made, Factorization)
+    return made, schema or SingleParticipation()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ _INSTALL_EXTRA = "install the extra mf-aggregators[tff], as Installing in README
 
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
+# Names that no mechanism's option may have.
+FLAGS_OF_ALL_COMMANDS = ("flagfile", "format", "help", "helpfull", "helpshort", "undefok")
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 
 
@@ -65,8 +67,8 @@ def run(
     """
     argv = list(sys.argv if argv is None else argv)
     program = argv[0].rsplit("/", 1)[-1] if argv else "command"
-    values = flags_of(define_flags)
     try:
+        values = flags_of(define_flags)
         if _HELP.intersection(argv[1:]):
             print(command_help.text(description, values, command_help.width()))
             return DONE

@@ -1,16 +1,18 @@
-"""Flags that describe participation schemas, workloads and privacy targets."""
+"""Flags that describe mechanisms, participation schemas, workloads and privacy targets."""
 
 import pathlib
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, workloads
+from mf_aggregators import accounting, checkpoints, workloads
+from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, Option, registry
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -18,6 +20,139 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
+
+
+def names(*, for_runs: bool = False) -> list[str]:
+    """Returns the mechanisms that a command offers, as ``--mechanism`` spells them.
+
+    Args:
+      for_runs: Whether the command trains.
+    """
+    return [
+        name
+        for name, mechanism in registry.mechanisms().items()
+        if mechanism.is_for_runs or not for_runs
+    ]
+
+
+def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
+    """Defines a flag for each option of the mechanisms that a command offers.
+
+    Is called after all other flags are defined, so that one of another package that has the name
+    of a flag of the command is found.
+
+    Args:
+      values: Where flags are defined.
+      for_runs: Whether the command trains.
+
+    Raises:
+      CommandError: If an option has the name of another flag.
+    """
+    group = FlagGroup(values, "Mechanism")
+    for name, takers in _options(for_runs=for_runs).items():
+        check_choice(
+            name not in values and name not in command_line.FLAGS_OF_ALL_COMMANDS,
+            f"--{name} of the mechanism {takers[0][0]} is a flag of this command already: rename "
+            "it in the package that the mechanism is from, or uninstall that.",
+        )
+        meaning, kind = _meaning(takers), takers[0][1].kind
+        if kind == "choice":
+            group.choice(name, takers[0][1].choices, meaning)
+        elif kind == "integer":
+            group.integer(name, meaning)
+        elif kind == "number":
+            group.number(name, meaning)
+        elif kind == "boolean":
+            group.boolean(name, meaning)
+        else:
+            group.string(name, meaning)
+
+
+def option_names(*, for_runs: bool = False) -> list[str]:
+    """Returns the names of the flags that :func:`define_options` defines."""
+    return list(_options(for_runs=for_runs))
+
+
+def check_options(
+    given: Mapping[str, Any], mechanism: str | None, *, for_runs: bool = False
+) -> None:
+    """Checks that only options of one mechanism were given.
+
+    Args:
+      given: The values of flags by name; None for what was not given.
+      mechanism: The mechanism; None for a checkpoint, which takes no options.
+      for_runs: Whether the command trains.
+
+    Raises:
+      CommandError: If an option belongs to other mechanisms.
+    """
+    for name, takers in _options(for_runs=for_runs).items():
+        belongs = [taker for taker, _ in takers]
+        check_choice(
+            given.get(name) is None or mechanism in belongs,
+            f"--{name} belongs to --mechanism={'|'.join(belongs)}"
+            + ("." if mechanism is None else f", not to --mechanism={mechanism}."),
+        )
+
+
+def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
+    """Returns the options of a mechanism that were given, with checkpoints loaded.
+
+    Args:
+      given: The values of flags by name; None for what was not given.
+      mechanism: The mechanism.
+
+    Returns:
+      The options by name.
+
+    Raises:
+      CheckpointError: If a checkpoint cannot be read.
+    """
+    return {
+        option.name: (
+            checkpoints.load(given[option.name])
+            if option.kind == "checkpoint"
+            else given[option.name]
+        )
+        for option in registry.mechanism(mechanism).options
+        if given.get(option.name) is not None
+    }
+
+
+def _options(*, for_runs: bool) -> dict[str, list[tuple[str, Option]]]:
+    kept = {
+        name: [(taker, option) for taker, option in takers if option.for_runs or not for_runs]
+        for name, takers in registry.options(names(for_runs=for_runs)).items()
+    }
+    return {name: takers for name, takers in kept.items() if takers}
+
+
+def _meaning(takers: Sequence[tuple[str, Option]]) -> str:
+    """What a flag says: once for mechanisms for which it says the same."""
+    meanings, defaults = _by_text(takers, "meaning"), _by_text(takers, "default")
+    said = [
+        f"For {_listed(names)}: {meaning[0].lower()}{meaning[1:]}"
+        for meaning, names in meanings.items()
+    ]
+    if len(defaults) == 1:
+        said += [f"Default: {default}." for default in defaults if default]
+    else:
+        each = [
+            f"for {_listed(names)}, {default}" for default, names in defaults.items() if default
+        ]
+        said.append(f"Default: {'; '.join(each)}.")
+    return " ".join(said)
+
+
+def _by_text(takers: Sequence[tuple[str, Option]], attribute: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for taker, option in takers:
+        found.setdefault(getattr(option, attribute), []).append(taker)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
 def define_participation(values: flags.FlagValues) -> None:

@@ -91,12 +91,14 @@ def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
     rounds, schema = plan.setting.num_rounds, _participation_flags(chosen.participation)
     steps, base = [], ""
-    if chosen.base_bands is not None:
+    if chosen.base is not None:
+        mechanism, options = chosen.base
         base_directory = shlex.quote(f"{directory}_base")
         steps.append(
             _shell(
-                f"mf-factorize --mechanism=banded --num_rounds={rounds}",
-                f"--num_bands={chosen.base_bands} {schema} --output={base_directory}",
+                f"mf-factorize --mechanism={mechanism} --num_rounds={rounds}",
+                *(f"--{name}={value}" for name, value in options),
+                f"{schema} --output={base_directory}",
             )
         )
         base = f"--base_checkpoint={base_directory}"

@@ -10,6 +10,15 @@ from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
+from mf_aggregators.factorizations.mechanism import (
+    Mechanism,
+    Option,
+    OptionError,
+    Request,
+    SamplingSetting,
+    TimerSetting,
+    Variant,
+)
 from mf_aggregators.factorizations.optimal import optimal
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
@@ -25,10 +34,17 @@ __all__ = [
     "DenseFactorization",
     "Factorization",
     "IdentityFactorization",
+    "Mechanism",
     "NotConvergedWarning",
+    "Option",
+    "OptionError",
+    "Request",
+    "SamplingSetting",
     "StructuredFactorization",
+    "TimerSetting",
     "ToeplitzFactorization",
     "TreeAggregationFactorization",
+    "Variant",
     "banded",
     "banded_inverse",
     "blt",

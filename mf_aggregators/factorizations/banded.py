@@ -1,6 +1,7 @@
 """Banded factorizations, with equal column norms (BandMF Problem 2) and without (App. B)."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ from mf_aggregators.factorizations.band_constraints import (
 from mf_aggregators.factorizations.banded_search import BandedSearch
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.mechanism import (
+    RELATIVE_GAP_OF_A_PLAN,
+    Mechanism,
+    Option,
+    Request,
+    SamplingSetting,
+    TimerSetting,
+    Variant,
+    too_many_rounds,
+)
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
@@ -28,6 +39,11 @@ from mf_aggregators.participation import (
     check_fits,
 )
 from mf_aggregators.sensitivity import Sensitivity
+
+# In a plan: the search takes minutes above so many rounds; fewer bands than the most are for
+# those who look for less memory.
+MOST_ROUNDS_OF_A_PLAN = 4096
+_FEWER_BANDS_OF_A_PLAN = (4, 16, 64)
 
 
 class BandedFactorization(Factorization):
@@ -245,4 +261,97 @@ def banded(
             "relative_gap": relative_gap,
             "workload": workloads.fingerprint(workload),
         },
+    )
+
+
+class BandedMechanism(Mechanism):
+    """The optimum of few bands."""
+
+    name = "banded"
+    summary = "the matrix of least error among those of few bands"
+    factorization = BandedFactorization
+    has_any_workload = True
+    options = (
+        Option("num_bands", "integer", "The bands of C.", default="the separation"),
+        Option(
+            "equal_column_norms",
+            "boolean",
+            "Whether C has equal column norms.",
+            default="true",
+            for_runs=False,
+        ),
+        Option(
+            "relative_gap",
+            "number",
+            "The certified relative gap of the squared error at which the search stops.",
+            default="1e-5",
+            for_runs=False,
+        ),
+    )
+
+    def build(self, request: Request) -> BandedFactorization:
+        """Makes the factorization."""
+        if request.separation is not None:
+            request = request.with_defaults(num_bands=min(request.separation, request.num_rounds))
+        return banded(
+            request.workload.matrix(),
+            self.required(request, "num_bands", " or --separation"),
+            participation=request.participation,
+            show_progress=request.show_progress,
+            **request.given("equal_column_norms", "relative_gap"),
+        )
+
+    def for_run(self, request: Request, most_bands: int) -> Request:
+        """Returns the request with as many bands as a run gets."""
+        return request.with_defaults(num_bands=most_bands)
+
+    def num_bands(self, options: Mapping[str, Any]) -> int | None:
+        """Returns the given number of bands; see the base class."""
+        return options.get("num_bands")
+
+    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
+        """Returns the most bands that the budget allows, and fewer for less memory."""
+        affordable = setting.affordable_bands
+        found = []
+        if affordable < setting.separation:
+            reason = f"keeps more {setting.budget} than allowed; bands that fit: {affordable}"
+            found.append(Variant({"num_bands": setting.separation}, reason=reason))
+        fewer = {number for number in _FEWER_BANDS_OF_A_PLAN if number < affordable}
+        return [
+            *found,
+            *(
+                variant_of_a_plan(setting.num_rounds, number)
+                for number in sorted(fewer | {affordable})
+                if number > 1
+            ),
+        ]
+
+    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
+        """Returns each number of bands that is worth weighing."""
+        return [
+            dataclasses.replace(
+                variant_of_a_plan(setting.num_rounds, number), amplified_bands=number
+            )
+            for number in setting.band_counts
+            if number > 1
+        ]
+
+
+def variant_of_a_plan(num_rounds: int, num_bands: int) -> Variant:
+    """Returns the optimum of a number of bands, which is kept for all schemas that allow them.
+
+    Args:
+      num_rounds: The number of rounds n.
+      num_bands: The number of bands b.
+
+    Returns:
+      The variant, with a reason if its search would take minutes.
+    """
+    too_long = num_rounds > MOST_ROUNDS_OF_A_PLAN
+    return Variant(
+        {"num_bands": num_bands},
+        {"relative_gap": RELATIVE_GAP_OF_A_PLAN},
+        depends_on_schema=False,
+        seconds=30.0,
+        reason=too_many_rounds(MOST_ROUNDS_OF_A_PLAN) if too_long else "",
     )

@@ -6,7 +6,7 @@ drawn again from their seeds: no state (Kalinin, McKenna, Upadhyay and Lampert, 
 square roots").
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,14 @@ import tqdm
 from mf_aggregators import memory, power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.mechanism import (
+    Mechanism,
+    Option,
+    Request,
+    TimerSetting,
+    Variant,
+    too_many_rounds,
+)
 from mf_aggregators.factorizations.toeplitz import check_range, checked_coefficients
 from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
@@ -36,6 +44,10 @@ from mf_aggregators.workloads import Workload
 
 # Bounds of the search's variables: logarithms of steps, or of odds.
 _LARGEST_LOG = 40.0
+# In a plan: the search over coefficients takes minutes above so many rounds.
+_MOST_ROUNDS_OF_A_PLAN = 20_000
+_BANDS_OF_A_PLAN = (16, 64)
+_BANDS_OF_A_RUN = 16
 
 # A lower estimate, for its errors and its sensitivity as well.
 _BYTES_PER_ROUND = 64
@@ -257,3 +269,61 @@ def _optimised(
         )
     logs, _ = ratios_and_slopes(result.x)
     return np.diff(np.exp(np.concatenate([[0.0], np.cumsum(logs)])), prepend=0.0), result
+
+
+class BandedInverseMechanism(Mechanism):
+    """A Toeplitz matrix whose inverse is banded."""
+
+    name = "banded_inverse"
+    summary = "a Toeplitz matrix whose inverse has few bands"
+    factorization = BandedInverseFactorization
+    options = (
+        Option(
+            "num_bands",
+            "integer",
+            "The bands of the inverse of C.",
+            default="16 in a training run and the separation in an audit; mf-factorize needs it",
+        ),
+        Option(
+            "coefficients",
+            "choice",
+            "Where coefficients come from: an optimiser, or the square root of the prefix sums.",
+            default="the optimiser",
+            choices=("optimised", "square_root"),
+            for_runs=False,
+        ),
+        Option(
+            "error",
+            "choice",
+            "What is minimised: the mean squared error over rounds, or its maximum.",
+            default="the mean",
+            choices=("mean", "max"),
+            for_runs=False,
+        ),
+    )
+
+    def build(self, request: Request) -> BandedInverseFactorization:
+        """Makes the factorization."""
+        return banded_inverse(
+            request.num_rounds,
+            self.required(request, "num_bands"),
+            request.participation,
+            workload=request.workload,
+            show_progress=request.show_progress,
+            **request.given("coefficients", "error"),
+        )
+
+    def for_audit(self, request: Request) -> Request:
+        """Returns the request with as many bands as the separation."""
+        return request.with_defaults(num_bands=request.separation)
+
+    def for_run(self, request: Request, most_bands: int) -> Request:
+        """Returns the request with 16 bands."""
+        return request.with_defaults(num_bands=min(_BANDS_OF_A_RUN, request.num_rounds))
+
+    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
+        """Returns few and some bands, where their search does not take minutes."""
+        rounds = setting.num_rounds
+        reason = "" if rounds <= _MOST_ROUNDS_OF_A_PLAN else too_many_rounds(_MOST_ROUNDS_OF_A_PLAN)
+        numbers = sorted({min(number, rounds) for number in _BANDS_OF_A_PLAN})
+        return [Variant({"num_bands": number}, reason=reason) for number in numbers]

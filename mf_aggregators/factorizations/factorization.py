@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -33,7 +33,7 @@ class Factorization(abc.ABC):
       parameters: What the mechanism was made with, for reports and checkpoints.
     """
 
-    mechanism: ClassVar[str]
+    mechanism: str
 
     def __init__(
         self,

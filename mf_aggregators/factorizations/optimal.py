@@ -10,6 +10,7 @@ the same evaluations needs a third of them, fewer still for momentum workloads.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
+from mf_aggregators.factorizations.mechanism import (
+    RELATIVE_GAP_OF_A_PLAN,
+    Mechanism,
+    Option,
+    Request,
+    SamplingSetting,
+    TimerSetting,
+    Variant,
+    too_many_rounds,
+)
 from mf_aggregators.factorizations.multi_epoch import (
     MultiEpochSearch,
     PatternEntries,
@@ -41,6 +52,10 @@ _SAFE_SHARE = 0.99
 # The optimiser's first step relative to one of the fixed-point iteration.
 _FIRST_STEP = 1.5
 _SHORTEST_STEP = 1e-12
+
+# In a plan: dense optimisation takes minutes above so many rounds, and seconds for 2,052.
+_MOST_ROUNDS_OF_A_PLAN = 4096
+_SECONDS_OF_A_PLAN, _SECONDS_OF_A_PLAN_FOR_EPOCHS = 30.0, 120.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -305,3 +320,68 @@ class _Search:
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy
+
+
+class OptimalMechanism(Mechanism):
+    """The dense optimum."""
+
+    name = "optimal"
+    summary = "the dense matrix of least error, for one participation or a fixed order"
+    factorization = DenseFactorization
+    has_any_workload = True
+    options = (
+        Option(
+            "equal_column_norms",
+            "boolean",
+            "Whether C has equal column norms.",
+            default="true, and false for clients that return",
+            for_runs=False,
+        ),
+        Option(
+            "pattern_entries",
+            "choice",
+            "What the entry of C^T C may be for two rounds of one client: any number, one that is "
+            "not negative, or zero.",
+            default="any number",
+            choices=("any", "non_negative", "orthogonal"),
+            for_runs=False,
+        ),
+        Option(
+            "relative_gap",
+            "number",
+            "The certified relative gap of the squared error at which the search stops.",
+            default="1e-6, and 5e-6 for clients that return",
+            for_runs=False,
+        ),
+    )
+
+    def build(self, request: Request) -> DenseFactorization:
+        """Makes the factorization."""
+        return optimal(
+            request.workload.matrix(),
+            request.participation,
+            show_progress=request.show_progress,
+            **request.given("equal_column_norms", "pattern_entries", "relative_gap"),
+        )
+
+    def for_run(self, request: Request, most_bands: int) -> Request:
+        """Returns the request for one participation: timers have no schema with an optimum."""
+        return dataclasses.replace(request, participation=None)
+
+    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
+        """Returns the optimum where a client takes part once, if it is not too large."""
+        if setting.participation.most_participations(setting.num_rounds) > 1:
+            return ()
+        if setting.num_rounds > _MOST_ROUNDS_OF_A_PLAN:
+            return ()
+        return (
+            Variant(arguments={"relative_gap": RELATIVE_GAP_OF_A_PLAN}, seconds=_SECONDS_OF_A_PLAN),
+        )
+
+    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
+        """Returns the optimum for a fixed order of all batches."""
+        if setting.num_rounds > _MOST_ROUNDS_OF_A_PLAN:
+            return (Variant(reason=too_many_rounds(_MOST_ROUNDS_OF_A_PLAN)),)
+        returns = setting.participation.most_participations(setting.num_rounds) > 1
+        seconds = _SECONDS_OF_A_PLAN_FOR_EPOCHS if returns else _SECONDS_OF_A_PLAN
+        return (Variant(arguments={"relative_gap": RELATIVE_GAP_OF_A_PLAN}, seconds=seconds),)

@@ -1,6 +1,6 @@
 """Toeplitz factorizations: the square root of the prefix sum, banded, optimised, normalised."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +11,13 @@ import tqdm
 from mf_aggregators import memory, power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.mechanism import (
+    Mechanism,
+    Option,
+    Request,
+    TimerSetting,
+    Variant,
+)
 from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
     PatternOfRounds,
@@ -457,3 +464,68 @@ def _minimise(
         scale = np.where((result.x > bounds[0]) | (result.jac < 0.0), scale, 0.0)
     warn_unless_stationary(result, scale)
     return np.asarray(result.x)
+
+
+class ToeplitzMechanism(Mechanism):
+    """A Toeplitz matrix, with all bands or few."""
+
+    name = "toeplitz"
+    summary = "a matrix of constant diagonals, made in O(n) memory"
+    factorization = ToeplitzFactorization
+    options = (
+        Option(
+            "num_bands",
+            "integer",
+            "The bands of C.",
+            default="the separation, and all n without one",
+        ),
+        Option(
+            "error",
+            "choice",
+            "What is minimised: the mean squared error over rounds, or its maximum.",
+            default="the mean",
+            choices=("mean", "max"),
+            for_runs=False,
+        ),
+        Option(
+            "coefficients",
+            "choice",
+            "Where coefficients come from: an optimiser, or the square root of the prefix sums.",
+            default="the optimiser",
+            choices=("optimised", "square_root"),
+            for_runs=False,
+        ),
+        Option(
+            "equal_column_norms",
+            "boolean",
+            "Whether the columns of C are scaled to equal norms.",
+            default="false",
+            for_runs=False,
+        ),
+    )
+
+    def build(self, request: Request) -> ToeplitzFactorization:
+        """Makes the factorization."""
+        return toeplitz(
+            request.num_rounds,
+            participation=request.participation,
+            workload=request.workload,
+            show_progress=request.show_progress,
+            **request.given("num_bands", "equal_column_norms", "coefficients", "error"),
+        )
+
+    def for_audit(self, request: Request) -> Request:
+        """Returns the request with as many bands as the separation."""
+        return request.with_defaults(num_bands=request.separation)
+
+    def for_run(self, request: Request, most_bands: int) -> Request:
+        """Returns the request with as many bands as a run gets."""
+        return request.with_defaults(num_bands=most_bands)
+
+    def num_bands(self, options: Mapping[str, Any]) -> int | None:
+        """Returns the given number of bands; see the base class."""
+        return options.get("num_bands")
+
+    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
+        """Returns the matrix of the most bands that the budget allows."""
+        return (Variant({"num_bands": setting.affordable_bands}),)

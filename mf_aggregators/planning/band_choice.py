@@ -21,11 +21,12 @@ from mf_aggregators.accounting import amplification, gaussian, noise_tail, sampl
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations.mechanism import RELATIVE_GAP_OF_A_PLAN
 from mf_aggregators.participation import SingleParticipation
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
 # much less on average, and reach their own default in twice the time.
-RELATIVE_GAP = 1e-3
+RELATIVE_GAP = RELATIVE_GAP_OF_A_PLAN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,8 @@ class Candidate:
       options: The flags of ``mf-factorize`` that make it, without the common ones.
       participation: The schema that its noise is scaled for.
       sampling: The sampling scheme that amplifies it, if any.
-      base_bands: The bands of the banded matrix that ``structured`` approximates; None where
-        it approximates the optimum, and for other mechanisms.
+      base: The mechanism and the options of what it approximates, if it approximates another
+        factorization.
       rmse: Root mean square error over rounds at sensitivity 1 and noise multiplier 1.
       max_error: The largest error of a round, likewise.
       noise_multiplier: What the target needs, relative to the sensitivity under
@@ -136,7 +136,7 @@ class Candidate:
     options: tuple[tuple[str, Any], ...]
     participation: Participation
     sampling: SamplingScheme | None
-    base_bands: int | None
+    base: tuple[str, tuple[tuple[str, Any], ...]] | None
     rmse: float
     max_error: float
     noise_multiplier: float
@@ -419,7 +419,7 @@ def _candidate(
         options=proposal.options,
         participation=schema,
         sampling=proposal.scheme,
-        base_bands=proposal.base_bands,
+        base=proposal.base,
         rmse=rmse,
         max_error=max_error,
         noise_multiplier=multiplier,

@@ -5,36 +5,33 @@ takes no time first. What would take too long is named with the reason.
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from mf_aggregators import factorizations, workloads
 from mf_aggregators import participation as participations
+from mf_aggregators import workloads
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import (
+    Factorization,
+    Request,
+    SamplingSetting,
+    TimerSetting,
+    Variant,
+    registry,
+)
 from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
 from mf_aggregators.planning import band_choice
 
-# Dense optimisation takes minutes above these.
-_MOST_ROUNDS_OF_BANDED = 4096
-_MOST_ROUNDS_OF_OPTIMAL = 4096
-# Searches over Toeplitz coefficients take minutes above this.
-_MOST_ROUNDS_OF_BANDED_INVERSE = 20_000
-_BUFFERS = (2, 4)
-_BANDS_OF_INVERSE = (16, 64)
-# Fewer bands than the most, for those who look for less memory.
-_FEWER_BANDS = (4, 16, 64)
-# The diagonals and the ranks of structured: docs/planning.md has the errors of others.
-_DIAGONALS, _RANKS = 4, (8, 16)
-
-# Seconds for 2,052 rounds on two cores, and the power of the rounds that they grow with.
+# The option of a mechanism that approximates another factorization.
+_BASE = "base_checkpoint"
+# Variants say how long they take for so many rounds, which grows with a power of the rounds.
 _ROUNDS_OF_SECONDS = 2052
 _POWER_OF_SECONDS = 2.5
-_SECONDS = {"banded": 30.0, "optimal": 30.0, "structured": 5.0, "optimal for epochs": 120.0}
 # What takes less is not worth a word.
 _SHORT_SECONDS = 3.0
 
@@ -49,8 +46,8 @@ class Proposal:
       participation: The schema that it is made for.
       compute: Computes it, or takes it from the cache; None for what is left out.
       scheme: The sampling scheme that amplifies it, if any.
-      base_bands: The bands of the banded matrix that ``structured`` approximates; None where
-        it approximates the optimum, and for other mechanisms.
+      base: The mechanism and the options of what it approximates, if it approximates another
+        factorization.
       reason: Why it is left out.
       is_kept: Whether it is in the cache.
       expected_seconds: How long computing it takes on two cores; None if it is not known or
@@ -62,7 +59,7 @@ class Proposal:
     participation: Participation
     compute: Callable[[], Factorization] | None = None
     scheme: SamplingScheme | None = None
-    base_bands: int | None = None
+    base: tuple[str, tuple[tuple[str, Any], ...]] | None = None
     reason: str = ""
     is_kept: bool = False
     expected_seconds: float | None = None
@@ -91,7 +88,14 @@ def for_timers(
     Returns:
       The proposals.
     """
-    return list(_for_timers(num_rounds, participation, affordable_bands, cache_directory))
+    separation = _separation(participation, num_rounds)
+    affordable, budget = affordable_bands(separation)
+    setting = TimerSetting(num_rounds, participation, separation, affordable, budget)
+    return [
+        _proposal(name, variant, num_rounds, participation, cache_directory)
+        for name, mechanism in registry.mechanisms().items()
+        for variant in mechanism.for_timers(setting)
+    ]
 
 
 def for_sampling(
@@ -118,214 +122,102 @@ def for_sampling(
       ValueError: If the population is smaller than one batch.
     """
     most = band_choice.most_bands(num_rounds, population, clients_per_round)
-    proposals = []
-    for num_bands in band_choice.powers_of_two(most):
-        proposal = _banded(num_rounds, num_bands, SingleParticipation(), cache_directory)
-        if proposal.compute is not None:
-            scheme = sampling_schemes.create(
-                sampling,
-                num_rounds=num_rounds,
-                num_bands=num_bands,
-                population=population,
-                clients_per_round=clients_per_round,
-            )
-            proposal = dataclasses.replace(proposal, scheme=scheme)
-        proposals.append(proposal)
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
-    schema = FixedEpochOrder(math.ceil(num_rounds / most), most)
-    return [*proposals, *_optimal(num_rounds, schema, cache_directory)]
+    fixed_order = FixedEpochOrder(math.ceil(num_rounds / most), most)
+    setting = SamplingSetting(num_rounds, tuple(band_choice.powers_of_two(most)), fixed_order)
+    proposals = []
+    for name, mechanism in registry.mechanisms().items():
+        for variant in mechanism.for_sampling(setting):
+            bands = variant.amplified_bands
+            schema: Participation = fixed_order if bands is None else SingleParticipation()
+            proposal = _proposal(name, variant, num_rounds, schema, cache_directory)
+            if bands is not None and proposal.compute is not None:
+                scheme = sampling_schemes.create(
+                    sampling,
+                    num_rounds=num_rounds,
+                    num_bands=bands,
+                    population=population,
+                    clients_per_round=clients_per_round,
+                )
+                proposal = dataclasses.replace(proposal, scheme=scheme)
+            proposals.append(proposal)
+    return proposals
 
 
-def _for_timers(
-    num_rounds: int,
-    schema: Participation,
-    affordable_bands: Callable[[int], tuple[int, str]],
-    cache: pathlib.Path | None,
-) -> Iterator[Proposal]:
-    yield Proposal("identity", (), schema, lambda: factorizations.identity(num_rounds))
-    for decoder in ("online", "full"):
-        yield Proposal(
-            "tree",
-            (("decoder", decoder),),
-            schema,
-            lambda decoder=decoder: factorizations.tree_aggregation(num_rounds, decoder),  # type: ignore[misc]
-        )
-    for num_buffers in _BUFFERS:
-        yield _kept(
-            "blt",
-            {"num_buffers": num_buffers},
-            num_rounds,
-            schema,
-            cache,
-            lambda buffers=num_buffers: factorizations.blt(num_rounds, buffers, schema),  # type: ignore[misc]
-        )
-    for num_bands in sorted({min(bands, num_rounds) for bands in _BANDS_OF_INVERSE}):
-        if num_rounds > _MOST_ROUNDS_OF_BANDED_INVERSE:
-            yield _too_long("banded_inverse", num_bands, schema, _MOST_ROUNDS_OF_BANDED_INVERSE)
-            continue
-        yield _kept(
-            "banded_inverse",
-            {"num_bands": num_bands},
-            num_rounds,
-            schema,
-            cache,
-            lambda bands=num_bands: factorizations.banded_inverse(num_rounds, bands, schema),  # type: ignore[misc]
-        )
-    separation = _separation(schema, num_rounds)
-    affordable, budget = affordable_bands(separation)
-    if affordable < separation:
-        yield Proposal(
-            "banded",
-            (("num_bands", separation),),
-            schema,
-            reason=f"keeps more {budget} than allowed; bands that fit: {affordable}",
-        )
-    yield _kept(
-        "toeplitz",
-        {"num_bands": affordable},
-        num_rounds,
-        schema,
-        cache,
-        lambda: factorizations.toeplitz(num_rounds, affordable, schema),
-    )
-    for num_bands in sorted({bands for bands in _FEWER_BANDS if bands < affordable} | {affordable}):
-        if num_bands > 1:
-            yield _banded(num_rounds, num_bands, schema, cache)
-    if schema.most_participations(num_rounds) == 1:
-        if num_rounds <= _MOST_ROUNDS_OF_OPTIMAL:
-            yield from _optimal(num_rounds, schema, cache)
-    elif separation > 1 and num_rounds <= _MOST_ROUNDS_OF_BANDED:
-        yield from _structured(
-            num_rounds,
-            schema,
-            cache,
-            lambda: band_choice.banded_matrix(num_rounds, separation, cache),
-            base_bands=separation,
-        )
-
-
-def _banded(
-    num_rounds: int, num_bands: int, schema: Participation, cache: pathlib.Path | None
-) -> Proposal:
-    """The optimum for every schema that allows as many bands, which is kept for all of them."""
-    if num_bands == 1:
-        return Proposal("identity", (), schema, lambda: factorizations.identity(num_rounds))
-    if num_rounds > _MOST_ROUNDS_OF_BANDED:
-        return _too_long("banded", num_bands, schema, _MOST_ROUNDS_OF_BANDED)
-    is_kept = band_choice.is_kept(num_rounds, num_bands, cache)
-    return Proposal(
-        "banded",
-        (("num_bands", num_bands),),
-        schema,
-        lambda: band_choice.banded_matrix(num_rounds, num_bands, cache),
-        is_kept=is_kept,
-        expected_seconds=_expected_seconds("banded", num_rounds, is_kept),
-    )
-
-
-def _optimal(
-    num_rounds: int, schema: Participation, cache: pathlib.Path | None
-) -> Iterator[Proposal]:
-    """The dense optimum, and its approximation."""
-    if num_rounds > _MOST_ROUNDS_OF_OPTIMAL:
-        yield Proposal(
-            "optimal",
-            (),
-            schema,
-            reason=f"is optimised for at most {_MOST_ROUNDS_OF_OPTIMAL} rounds",
-        )
-        return
-    returns = schema.most_participations(num_rounds) > 1
-    optimum = _kept(
-        "optimal",
-        {},
-        num_rounds,
-        schema,
-        cache,
-        lambda: factorizations.optimal(
-            workloads.prefix_sum(num_rounds),
-            schema if returns else None,
-            relative_gap=band_choice.RELATIVE_GAP,
-        ),
-        kind="optimal for epochs" if returns else "optimal",
-        relative_gap=band_choice.RELATIVE_GAP,
-    )
-    yield optimum
-    assert optimum.compute is not None
-    yield from _structured(num_rounds, schema, cache, optimum.compute, base_bands=None)
-
-
-def _structured(
-    num_rounds: int,
-    schema: Participation,
-    cache: pathlib.Path | None,
-    base: Callable[[], Factorization],
-    base_bands: int | None,
-) -> Iterator[Proposal]:
-    """Approximations of a base: of fewer rounds, the rank would be that of the base itself."""
-    for rank in _RANKS:
-        if num_rounds <= _DIAGONALS + rank:
-            return
-        proposal = _kept(
-            "structured",
-            {"num_diagonals": _DIAGONALS, "rank": rank},
-            num_rounds,
-            schema,
-            cache,
-            lambda rank=rank: factorizations.structured(base(), _DIAGONALS, rank),  # type: ignore[misc]
-            kind="structured",
-            # Of what it approximates.
-            **(
-                {} if base_bands is None else {"base_mechanism": "banded", "base_bands": base_bands}
-            ),
-        )
-        yield dataclasses.replace(proposal, base_bands=base_bands)
-
-
-def _kept(
+def _proposal(
     mechanism: str,
-    options: dict[str, Any],
+    variant: Variant,
     num_rounds: int,
     schema: Participation,
     cache: pathlib.Path | None,
-    compute: Callable[[], Factorization],
-    *,
-    kind: str | None = None,
-    **further: Any,
 ) -> Proposal:
-    """A proposal that is kept in the cache; ``further`` is what else it follows from."""
-    description = {
-        "mechanism": mechanism,
-        "num_rounds": num_rounds,
-        "participation": participations.to_dict(schema),
-        **options,
-        **further,
-    }
-    is_kept = factorization_cache.holds(cache, description)
+    base = (
+        None if variant.base is None else (variant.base[0], tuple(variant.base[1].options.items()))
+    )
+    options = tuple(variant.options.items())
+    if variant.reason:
+        return Proposal(mechanism, options, schema, base=base, reason=variant.reason)
+    is_kept = variant.is_kept and factorization_cache.holds(
+        cache, _description(mechanism, variant, num_rounds, schema)
+    )
     return Proposal(
         mechanism,
-        tuple(options.items()),
+        options,
         schema,
-        lambda: factorization_cache.fetch(cache, description, compute),
+        functools.partial(_computed, mechanism, variant, num_rounds, schema, cache),
+        base=base,
         is_kept=is_kept,
-        expected_seconds=_expected_seconds(kind, num_rounds, is_kept),
+        expected_seconds=_expected_seconds(variant, num_rounds, is_kept),
     )
 
 
-def _too_long(mechanism: str, num_bands: int, schema: Participation, most_rounds: int) -> Proposal:
-    return Proposal(
-        mechanism,
-        (("num_bands", num_bands),),
-        schema,
-        reason=f"is optimised for at most {most_rounds} rounds",
+def _computed(
+    mechanism: str,
+    variant: Variant,
+    num_rounds: int,
+    schema: Participation,
+    cache: pathlib.Path | None,
+) -> Factorization:
+    """The factorization of a variant, out of the cache if it is there; its base before it."""
+
+    def compute() -> Factorization:
+        options = {**variant.options, **variant.arguments}
+        if variant.base is not None:
+            options[_BASE] = _computed(*variant.base, num_rounds, schema, cache)
+        request = Request(
+            num_rounds,
+            workloads.describe({"name": "prefix_sum"}, num_rounds),
+            schema if variant.depends_on_schema else None,
+            options,
+        )
+        made = registry.mechanism(mechanism).build(request)
+        assert isinstance(made, Factorization)
+        return made
+
+    if not variant.is_kept:
+        return compute()
+    return factorization_cache.fetch(
+        cache, _description(mechanism, variant, num_rounds, schema), compute
     )
 
 
-def _expected_seconds(kind: str | None, num_rounds: int, is_kept: bool) -> float | None:
-    if kind is None or is_kept:
-        return None
-    seconds = _SECONDS[kind] * (num_rounds / _ROUNDS_OF_SECONDS) ** _POWER_OF_SECONDS
-    return seconds if seconds >= _SHORT_SECONDS else None
+def _description(
+    mechanism: str, variant: Variant, num_rounds: int, schema: Participation
+) -> dict[str, Any]:
+    """What a factorization follows from, by which the cache knows it."""
+    description: dict[str, Any] = {"mechanism": mechanism, "num_rounds": num_rounds}
+    if variant.depends_on_schema:
+        description["participation"] = participations.to_dict(schema)
+    description |= {**variant.options, **variant.arguments}
+    if variant.base is not None:
+        name, base = variant.base
+        description[_BASE] = _description(name, base, num_rounds, schema)
+    return description
+
+
+def _expected_seconds(variant: Variant, num_rounds: int, is_kept: bool) -> float | None:
+    seconds = variant.seconds * (num_rounds / _ROUNDS_OF_SECONDS) ** _POWER_OF_SECONDS
+    return None if is_kept or seconds < _SHORT_SECONDS else seconds
 
 
 def _separation(schema: Participation, num_rounds: int) -> int:

@@ -5,27 +5,19 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import accounting, validation
+from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.factorizations import registry
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.random_words import NoiseSource
 from simulations.devices import device_flags
 from simulations.runs import run_directory, sampled_runs
 from simulations.training.federated_task import TaskCommand
 
-_MECHANISMS = (
-    "banded",
-    "toeplitz",
-    "blt",
-    "banded_inverse",
-    "tree",
-    "identity",
-    "optimal",
-    "none",
-)
+# No noise at all.
+NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
-# Whose matrices can be optimised for any workload.
-_ANY_WORKLOAD = ("banded", "optimal")
 _COUNTS = (
     "num_rounds",
     "clients_per_round",
@@ -36,8 +28,6 @@ _COUNTS = (
 _OPTIONAL_COUNTS = (
     "separation",
     "max_participations",
-    "num_bands",
-    "num_buffers",
     "simulated_clients",
 )
 # What only a task can know.
@@ -77,6 +67,7 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
     _define_participation(group("Participation"))
     device_flags.define(values)
     _define_noise(group("Noise"))
+    mechanism_flags.define_options(values, for_runs=True)
     group("Output").string("output_dir", "The run's directory. Default: runs/<time>.")
 
 
@@ -122,25 +113,19 @@ def _define_training(group: FlagGroup) -> None:
 def _define_mechanism(group: FlagGroup) -> None:
     group.choice(
         "mechanism",
-        _MECHANISMS,
+        [*mechanism_flags.names(for_runs=True), NOT_PRIVATE],
         "The noise: correlated by a matrix factorization (optimal is the dense optimum for single "
         "participation), independent (identity), or none at all with the same training and "
         "clipping.",
         "banded",
     )
-    group.integer(
-        "num_bands",
-        "The bands of C, or of its inverse (banded_inverse). Default: the separation for C, and "
-        "16 for its inverse.",
-    )
-    group.integer("num_buffers", "The buffers of blt. Default: 4.")
     group.string("checkpoint", "A checkpoint directory to use in place of --mechanism.")
     group.choice(
         "workload",
         [PREFIX_SUM, TRAINING],
         "What the mechanism's matrix is optimised for: sums of updates, with momentum and "
         "learning rates as post-processing, or this very training, with both inside the mechanism "
-        "(Denisov et al., Prop. 4.2; --mechanism=banded or optimal).",
+        f"(Denisov et al., Prop. 4.2; --mechanism={' or '.join(_any_workload())}).",
         PREFIX_SUM,
     )
 
@@ -261,20 +246,28 @@ def options_of(values: flags.FlagValues, command: TaskCommand) -> dict[str, Any]
 
 def _check_mechanism(options: dict[str, Any]) -> None:
     has_checkpoint = options["checkpoint"] is not None
-    check_choice(
-        not has_checkpoint or options["num_bands"] is None,
-        "--num_bands and --checkpoint exclude each other: the checkpoint has its bands.",
-    )
-    check_choice(
-        options["num_buffers"] is None or (options["mechanism"] == "blt" and not has_checkpoint),
-        "--num_buffers belongs to --mechanism=blt.",
-    )
+    names = mechanism_flags.option_names(for_runs=True)
+    for name in names if has_checkpoint else ():
+        check_choice(
+            options[name] is None,
+            f"--{name} and --checkpoint exclude each other: the checkpoint has its own.",
+        )
+    mechanism_flags.check_options(options, options["mechanism"], for_runs=True)
+    for name in ("num_bands", "num_buffers"):
+        if options[name] is not None:
+            validation.positive_integer(options[name], f"--{name}")
     check_choice(
         options["workload"] == PREFIX_SUM
-        or (options["mechanism"] in _ANY_WORKLOAD and not has_checkpoint),
-        f"--workload={TRAINING} needs --mechanism={' or '.join(_ANY_WORKLOAD)}: the other "
+        or (options["mechanism"] in _any_workload() and not has_checkpoint),
+        f"--workload={TRAINING} needs --mechanism={' or '.join(_any_workload())}: the other "
         "mechanisms are optimised for sums alone, and a checkpoint has its workload.",
     )
+
+
+def _any_workload() -> list[str]:
+    """The mechanisms whose matrices can be optimised for any workload."""
+    known = registry.mechanisms()
+    return [name for name in mechanism_flags.names(for_runs=True) if known[name].has_any_workload]
 
 
 def _check_simulated_clients(options: dict[str, Any]) -> None:
@@ -297,10 +290,10 @@ def _fill_in_noise_multiplier(options: dict[str, Any], default_epsilon: float) -
         options["noise_multiplier"] is None or options["target_epsilon"] is None,
         "--noise_multiplier and --target_epsilon exclude each other: give one.",
     )
-    if options["mechanism"] == "none" and options["checkpoint"] is None:
+    if options["mechanism"] == NOT_PRIVATE and options["checkpoint"] is None:
         check_choice(
             options["noise_multiplier"] is None and options["target_epsilon"] is None,
-            "--mechanism=none adds no noise: it takes neither --noise_multiplier nor "
+            f"--mechanism={NOT_PRIVATE} adds no noise: it takes neither --noise_multiplier nor "
             "--target_epsilon.",
         )
         options["noise_multiplier"] = 0.0

@@ -6,17 +6,15 @@ from typing import Any
 
 from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import check_choice
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, Request, registry
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from simulations.runs import run_flags, sampled_runs
 from simulations.sampling import cohorts
 from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskData
 from simulations.training.learning_rate_schedules import Schedule
-
-# Without --num_buffers and --num_bands.
-_BUFFERS, _BANDS_OF_INVERSE = 4, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,32 +160,27 @@ def _loaded(options: dict[str, Any]) -> Factorization:
 def _factorization(
     options: dict[str, Any], participation: Participation, default_bands: int
 ) -> Factorization:
-    num_rounds, mechanism = options["num_rounds"], options["mechanism"]
+    num_rounds, name = options["num_rounds"], options["mechanism"]
     if options["checkpoint"] is not None:
         return _loaded(options)
-    if mechanism in ("identity", "none"):
+    if name == run_flags.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
+    description: dict[str, Any] = {"name": "prefix_sum"}
     if options["workload"] == run_flags.TRAINING:
         rates = server_schedule(options).rates(num_rounds, options["server_learning_rate"])
-        workload = workloads.momentum_sgd(num_rounds, options["server_momentum"], rates)
-    else:
-        workload = workloads.prefix_sum(num_rounds)
-    if mechanism == "optimal":
-        return factorizations.optimal(workload, show_progress=True)
-    if mechanism == "tree":
-        return factorizations.tree_aggregation(num_rounds)
-    if mechanism == "blt":
-        return factorizations.blt(
-            num_rounds, options["num_buffers"] or _BUFFERS, participation, show_progress=True
-        )
-    if mechanism == "banded_inverse":
-        num_bands = options["num_bands"] or min(_BANDS_OF_INVERSE, num_rounds)
-        return factorizations.banded_inverse(
-            num_rounds, num_bands, participation, show_progress=True
-        )
-    num_bands = options["num_bands"] or default_bands
-    if mechanism == "toeplitz":
-        return factorizations.toeplitz(num_rounds, num_bands, participation, show_progress=True)
-    return factorizations.banded(
-        workload, num_bands, participation=participation, show_progress=True
+        description = {
+            "name": "momentum_sgd",
+            "momentum": options["server_momentum"],
+            "learning_rates": [float(rate) for rate in rates],
+        }
+    mechanism = registry.mechanism(name)
+    request = Request(
+        num_rounds,
+        workloads.describe(description, num_rounds),
+        participation,
+        mechanism_flags.given_options(options, name),
+        show_progress=True,
     )
+    factorization = mechanism.build(mechanism.for_run(request, default_bands))
+    assert isinstance(factorization, Factorization)
+    return factorization

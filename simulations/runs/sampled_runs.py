@@ -14,7 +14,7 @@ from mf_aggregators import accounting
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from simulations.runs import atomic_files, sampled_participation
@@ -27,8 +27,6 @@ _LOGGER = logging.getLogger(__name__)
 
 # Of --sampling: clients take part whenever their participation timers allow it.
 TIMERS = "timers"
-# Whose matrices C have bands; a banded inverse has a full C.
-_BANDED_MECHANISMS = ("banded", "toeplitz", "identity")
 
 HELP = (
     "How the clients of a round are found. timers: any that their participation timers allow, as "
@@ -36,9 +34,8 @@ HELP = (
     "population into as many parts as C has bands, goes through them in turn, and draws within a "
     "part, which amplifies the guarantee (BandMF Thm 4). They simulate the papers' centralised "
     "setting, a data centre that draws every batch itself and keeps secret who was drawn; no "
-    "population of devices that decide themselves when to take part may use them. They need "
-    "--mechanism=banded or toeplitz with --num_bands (the fewer bands, the more amplification), or "
-    "identity."
+    "population of devices that decide themselves when to take part may use them. They need a "
+    "mechanism whose C has bands, with --num_bands (the fewer bands, the more amplification)."
 )
 
 
@@ -67,22 +64,35 @@ def check_flags(options: dict[str, Any]) -> None:
         )
     if options["checkpoint"] is not None:
         return
+    banded = _banded_mechanisms()
     check_choice(
-        mechanism in _BANDED_MECHANISMS,
-        f"--sampling={sampling} needs a banded mechanism ({', '.join(_BANDED_MECHANISMS)}): "
+        mechanism in banded,
+        f"--sampling={sampling} needs a banded mechanism ({', '.join(banded)}): "
         f"nothing is amplified with --mechanism={mechanism}. Use --sampling={TIMERS} with it.",
     )
-    if mechanism == "identity":
-        check_choice(
-            options["num_bands"] in (None, 1),
-            "--mechanism=identity has 1 band: leave --num_bands out, or use --mechanism=banded.",
-        )
-    else:
-        check_choice(
-            options["num_bands"] is not None,
-            f"--sampling={sampling} needs --num_bands: fewer bands amplify the guarantee more, and "
-            "more bands cancel more noise. The papers use 9 to 64 for 2052 rounds.",
-        )
+    check_choice(
+        _num_bands(options) is not None,
+        f"--sampling={sampling} needs --num_bands: fewer bands amplify the guarantee more, and "
+        "more bands cancel more noise. The papers use 9 to 64 for 2052 rounds.",
+    )
+
+
+def _num_bands(options: dict[str, Any]) -> int | None:
+    """The bands of the mechanism that is asked for, if the options say them."""
+    name = options["mechanism"]
+    return registry.mechanism(name).num_bands({"num_bands": options["num_bands"]})
+
+
+def _banded_mechanisms() -> list[str]:
+    """The mechanisms whose matrices C have bands that are known beforehand."""
+    found = []
+    for name, mechanism in registry.mechanisms().items():
+        try:
+            mechanism.num_bands({})
+        except NotImplementedError:
+            continue
+        found.append(name)
+    return found
 
 
 def scheme_of(
@@ -103,16 +113,17 @@ def scheme_of(
       ValueError: If the sizes do not fit one another.
     """
     if checkpoint is None:
-        num_bands = 1 if options["mechanism"] == "identity" else options["num_bands"]
+        num_bands = _num_bands(options)
     else:
         num_bands = checkpoint.strategy_bands()
         is_banded = num_bands is not None and num_bands < max(2, checkpoint.num_rounds)
         check_choice(
-            is_banded or checkpoint.mechanism in _BANDED_MECHANISMS,
+            is_banded or checkpoint.mechanism in _banded_mechanisms(),
             f"--sampling={options['sampling']} needs a banded matrix, and that of the checkpoint, "
             f"of the mechanism {checkpoint.mechanism}, has no zeros below a band. Use "
             f"--sampling={TIMERS} with it.",
         )
+    assert num_bands is not None
     return sampling_schemes.create(
         options["sampling"],
         num_rounds=options["num_rounds"],

@@ -244,7 +244,7 @@ def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pat
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
     assert plan.recommended.mechanism == "structured"
-    assert plan.recommended.base_bands is None
+    assert plan.recommended.base == ("optimal", ())
     (optimal,) = (each for each in plan.candidates if each.mechanism == "optimal")
     assert plan.recommended.rmse == pytest.approx(optimal.rmse, rel=1e-3)
     # The optimum is certified to 0.1 % of its square.
@@ -261,7 +261,7 @@ def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> Non
     plan = planning.make(bands, cache_directory=cache)
     _check(plan)
     best = plan.candidates[0]
-    assert (best.mechanism, best.base_bands) == ("structured", 20)
+    assert (best.mechanism, best.base) == ("structured", ("banded", (("num_bands", 20),)))
     # Its sensitivity is an upper bound, and counts every participation that is allowed.
     strategy = best.factorization.strategy_matrix()
     pattern = strategy[:, ::20].sum(axis=1)

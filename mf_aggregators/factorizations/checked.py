@@ -1,0 +1,222 @@
+"""Factorizations of other packages, of which nothing is believed but what was computed here."""
+
+import copy
+import dataclasses
+import math
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import memory, validation
+from mf_aggregators.factorizations.dense import DenseFactorization
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.mechanism import (
+    Mechanism,
+    Request,
+    SamplingSetting,
+    TimerSetting,
+    Variant,
+)
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.recursions import NoiseRecursion
+
+# How much of the noise multiplier a recursion may take: rounding takes far less.
+_TOLERANCE = 1e-8
+# C, its inverse and their product.
+_BYTES_PER_ENTRY = 3 * 8
+
+
+class CheckedFactorization(Factorization):
+    """A factorization of another package's class, with the errors that its matrix has.
+
+    The strategy matrix is copied, and the recursion is run: its rows must be those of C^-1.
+    Sensitivity and errors are computed by the base class from the copy. A certified gap is
+    dropped.
+    """
+
+    def __init__(self, factorization: Factorization) -> None:
+        """Checks a factorization.
+
+        Args:
+          factorization: What another package made.
+
+        Raises:
+          ValueError: If its matrix is not square, finite, lower triangular and invertible, or
+            its recursion does not make the rows of C^-1.
+        """
+        super().__init__(parameters=factorization.parameters)
+        num_rounds = validation.positive_integer(factorization.num_rounds, "num_rounds")
+        memory.check(
+            float(_BYTES_PER_ENTRY) * num_rounds**2,
+            f"checking the matrix of {factorization.mechanism} for {num_rounds} rounds",
+            "use fewer rounds",
+        )
+        name = f"the strategy matrix of {factorization.mechanism}"
+        matrix = validation.lower_triangular(factorization.strategy_matrix(), name)
+        if matrix.shape != (num_rounds, num_rounds):
+            raise ValueError(f"{name} has shape {matrix.shape}, and num_rounds is {num_rounds}.")
+        self.mechanism = factorization.mechanism
+        self._matrix = DenseFactorization(matrix).strategy_matrix()
+        self._recursion = copy.deepcopy(factorization.noise_recursion())
+        difference = _difference(self._matrix, self._recursion)
+        # Written so that NaN does not pass.
+        if not difference <= _TOLERANCE:
+            raise ValueError(
+                f"the noise rows of {factorization.mechanism} are not those of its matrix: C times "
+                f"them differs from the identity by {difference:.2g} (Frobenius norm)."
+            )
+        self._arrays = {
+            key: np.array(value, np.float64) for key, value in factorization.arrays().items()
+        }
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self._matrix.shape[0])
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C, read-only."""
+        return self._matrix
+
+    def noise_recursion(self) -> NoiseRecursion:
+        """Returns the recursion that was checked."""
+        return self._recursion
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns copies of the arrays of the other package's class."""
+        return {key: value.copy() for key, value in self._arrays.items()}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "CheckedFactorization":
+        """Is not for this class: the other package's class reads what it has written."""
+        raise NotImplementedError("the class of the other package reads its own arrays.")
+
+
+class CheckedMechanism(Mechanism):
+    """A mechanism of another package, whose factorizations are checked."""
+
+    def __init__(self, made: Mechanism, own: Collection[type[Factorization] | None]) -> None:
+        """Wraps a mechanism.
+
+        Args:
+          made: The mechanism of another package.
+          own: The library's classes, whose constructors check what they are given.
+        """
+        self.name = made.name
+        self.summary = made.summary
+        self.factorization = made.factorization
+        self.options = tuple(made.options)
+        self.has_any_workload = made.has_any_workload
+        self.is_for_runs = made.is_for_runs
+        self._made = made
+        self._own = frozenset(own)
+
+    def build(self, request: Request) -> Factorization:
+        """Makes a factorization and checks it: see the base class.
+
+        Raises:
+          ValueError: If it is not for the rounds that were asked for, or what the classes that
+            check it say.
+        """
+        try:
+            made = self._made.build(request)
+        except (MemoryError, OSError, ValueError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"the mechanism {self.name} failed: {type(error).__name__}: {error}"
+            ) from error
+        factorization = self.checked(made, request.options)
+        if factorization.num_rounds != request.num_rounds:
+            raise ValueError(
+                f"{self.name} made a factorization for {factorization.num_rounds} rounds, and "
+                f"{request.num_rounds} were asked for."
+            )
+        return factorization
+
+    def checked(
+        self, made: Factorization | np.ndarray, options: Mapping[str, Any] | None = None
+    ) -> Factorization:
+        """Returns a factorization of which only its structure is believed.
+
+        Args:
+          made: What the mechanism has made: a factorization, or a strategy matrix.
+          options: The options that it was made with, for the record.
+
+        Returns:
+          The factorization, under the mechanism's name and without a certified gap.
+
+        Raises:
+          ValueError: If its matrix or its recursion is not what it should be.
+        """
+        parameters = {key: _plain(value) for key, value in (options or {}).items()}
+        if isinstance(made, np.ndarray):
+            made = DenseFactorization(made)
+        elif not isinstance(made, Factorization):
+            raise ValueError(f"{self.name} made {type(made).__name__}, which is no factorization.")
+        if type(made) not in self._own:
+            return CheckedFactorization(made)
+        # Rebuilt from its arrays, by the class that checks them.
+        rebuilt = type(made).from_arrays(
+            made.num_rounds,
+            made.arrays(),
+            parameters={**made.parameters, **parameters, "structure": made.mechanism},
+        )
+        return relabelled(rebuilt, self.name)
+
+    def for_audit(self, request: Request) -> Request:
+        """Returns what the mechanism asks for in an audit."""
+        return self._made.for_audit(request)
+
+    def for_run(self, request: Request, most_bands: int) -> Request:
+        """Returns what the mechanism asks for in a training run."""
+        return self._made.for_run(request, most_bands)
+
+    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
+        """Returns what the mechanism wants to be weighed."""
+        return [self._unamplified(each) for each in self._made.for_timers(setting)]
+
+    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
+        """Returns what the mechanism wants to be weighed, without amplification."""
+        return [self._unamplified(each) for each in self._made.for_sampling(setting)]
+
+    def _unamplified(self, variant: Variant) -> Variant:
+        # Its number of bands would have to be believed.
+        return dataclasses.replace(variant, amplified_bands=None)
+
+
+def relabelled(factorization: Factorization, name: str) -> Factorization:
+    """Returns a factorization of the library's classes under another mechanism's name.
+
+    Args:
+      factorization: The factorization.
+      name: The mechanism.
+    """
+    labelled = copy.copy(factorization)
+    labelled.mechanism = name
+    return labelled
+
+
+def _difference(matrix: np.ndarray, recursion: NoiseRecursion) -> float:
+    """The Frobenius norm of E = C N - I for the rows N that a recursion makes of the identity.
+
+    The encoded stream is hidden by C N Z = (I + E) Z, which is at least as much noise as
+    (1 - ||E||) Z: so E takes no more than its norm of the noise multiplier.
+    """
+    if type(recursion) not in typing.get_args(NoiseRecursion):
+        raise ValueError(f"{type(recursion).__name__} is no recursion of the library.")
+    if recursion.num_rounds != len(matrix):
+        return math.inf
+    with np.errstate(all="ignore"):
+        product = matrix @ recursions.noising_matrix(recursion)
+    product[np.diag_indices(len(matrix))] -= 1.0
+    return float(np.linalg.norm(product))
+
+
+def _plain(value: Any) -> Any:
+    """A value as a checkpoint describes it."""
+    return value if isinstance(value, bool | int | float | str) else str(value)

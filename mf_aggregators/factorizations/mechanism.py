@@ -1,0 +1,251 @@
+"""What a mechanism says of itself, so that every command can offer it."""
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.participation import Participation
+from mf_aggregators.workloads import Workload
+
+# Plans compare optima that are certified to this relative gap of the squared error.
+RELATIVE_GAP_OF_A_PLAN = 1e-3
+
+
+class OptionError(ValueError):
+    """An option of a mechanism that is missing or does not fit; the message names the flag."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option of a mechanism, which commands offer as a flag.
+
+    Mechanisms may share a flag: then their options have the same kind and choices, and the help
+    of the flag says what it is for each of them.
+
+    Attributes:
+      name: The name of the flag, without dashes.
+      kind: What it takes: an integer, a number, ``true`` or ``false``, one of ``choices``, or
+        the directory of a checkpoint, in which place the mechanism gets the factorization.
+      meaning: What it says, in whole sentences.
+      default: What holds where it is not given, in words that may follow "Default:"; empty if
+        nothing is to be said.
+      choices: The values of a ``choice``.
+      for_runs: Whether commands that train offer it too. The other commands always do.
+    """
+
+    name: str
+    kind: Literal["integer", "number", "boolean", "choice", "checkpoint"]
+    meaning: str
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    for_runs: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a factorization is made for.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+      workload: The workload A to optimise for.
+      participation: The schema to optimise for; None for a mechanism's own default.
+      options: The values of the options that were given, by name.
+      show_progress: Whether to show a progress bar on standard error.
+    """
+
+    num_rounds: int
+    workload: Workload
+    participation: Participation | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    show_progress: bool = False
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Returns those of the named options that were given."""
+        return {name: self.options[name] for name in names if name in self.options}
+
+    def with_defaults(self, **options: Any) -> "Request":
+        """Returns the request with values for options that were not given; None gives none."""
+        added = {name: value for name, value in options.items() if value is not None}
+        return dataclasses.replace(self, options={**added, **self.options})
+
+    @property
+    def separation(self) -> int | None:
+        """The separation of the schema, where it has one."""
+        return getattr(self.participation, "separation", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A mechanism with its options, which a plan weighs.
+
+    Attributes:
+      options: The flags of ``mf-factorize`` that make it, beside the common ones.
+      arguments: Further options that make it, which nobody has to give.
+      depends_on_schema: Whether the matrix depends on the schema that it is made for; otherwise
+        one is kept for all of them.
+      base: The name and the variant of the factorization that it approximates, if any; it is
+        made first, and is the option ``base_checkpoint``.
+      amplified_bands: The bands of C, where a data sampler amplifies the guarantee; None where
+        batches are in a fixed order.
+      seconds: How long it takes for 2,052 rounds on two cores; 0 for what needs no patience.
+      is_kept: Whether it is worth a place in the cache.
+      reason: Why it is not weighed after all; empty otherwise.
+    """
+
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    depends_on_schema: bool = True
+    base: "tuple[str, Variant] | None" = None
+    amplified_bands: int | None = None
+    seconds: float = 0.0
+    is_kept: bool = True
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class TimerSetting:
+    """Devices with participation timers, for which a plan weighs variants.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+      participation: The schema that the timers enforce.
+      separation: The fewest rounds between two participations of a client; n for one.
+      affordable_bands: The most bands of C, up to the separation, whose noise fits the budget.
+      budget: What limits the bands, for a reader.
+    """
+
+    num_rounds: int
+    participation: Participation
+    separation: int
+    affordable_bands: int
+    budget: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingSetting:
+    """A data centre that draws the batches, for which a plan weighs variants.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+      band_counts: The numbers of bands that are worth weighing, ascending from 1.
+      participation: The schema of a fixed order of all batches, which nothing amplifies.
+    """
+
+    num_rounds: int
+    band_counts: tuple[int, ...]
+    participation: Participation
+
+
+class Mechanism(abc.ABC):
+    """A mechanism: how its factorizations are made, loaded, planned, audited and run.
+
+    Commands, planner, audit and checkpoints know mechanisms by this class alone. One of another
+    package is found through the entry-point group ``mf_aggregators.mechanisms``; the library
+    computes its sensitivity and its errors from the matrix that it returns, and believes nothing
+    else of it: see :mod:`mf_aggregators.factorizations.registry`.
+
+    Attributes:
+      name: As ``--mechanism`` spells it.
+      summary: What it is, in a few words, for a table.
+      factorization: The class that a checkpoint is loaded with. A mechanism of another package
+        that returns matrices or factorizations of the library's classes needs none.
+      options: The options that it takes.
+      has_any_workload: Whether it is optimised for every lower-triangular workload, as for
+        training with momentum and a schedule of learning rates.
+      is_for_runs: Whether commands that train offer it by name.
+    """
+
+    name: str
+    summary: str = ""
+    factorization: type[Factorization] | None = None
+    options: tuple[Option, ...] = ()
+    has_any_workload: bool = False
+    is_for_runs: bool = True
+
+    @abc.abstractmethod
+    def build(self, request: Request) -> Factorization | np.ndarray:
+        """Makes a factorization.
+
+        Args:
+          request: What it is made for.
+
+        Returns:
+          The factorization; or, of a mechanism of another package, its strategy matrix as an
+          (n, n) lower-triangular float array.
+
+        Raises:
+          OptionError: If an option is missing.
+          ValueError: If it cannot be made for this request.
+        """
+
+    def for_audit(self, request: Request) -> Request:
+        """Returns the request of a small audit, with values for what was not given."""
+        return request
+
+    def for_run(self, request: Request, most_bands: int) -> Request:
+        """Returns the request of a training run, with values for what was not given.
+
+        Args:
+          request: What the run asks for.
+          most_bands: The bands of C that a run gets without ``--num_bands``.
+
+        Returns:
+          The request.
+        """
+        del most_bands
+        return request
+
+    def num_bands(self, options: Mapping[str, Any]) -> int | None:
+        """Returns the bands of C before it is made, for amplification by sampling.
+
+        Args:
+          options: The options that were given.
+
+        Returns:
+          The number of bands, or None if the options do not say it.
+
+        Raises:
+          NotImplementedError: If C has no bands that would be known beforehand.
+        """
+        raise NotImplementedError(f"{self.name} has no bands that are known beforehand.")
+
+    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
+        """Returns what a plan weighs for devices with timers: by default, without options."""
+        del setting
+        return (Variant(),)
+
+    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
+        """Returns what a plan weighs for a data centre that draws batches: by default nothing."""
+        del setting
+        return ()
+
+    def required(self, request: Request, name: str, hint: str = "") -> Any:
+        """Returns the value of an option.
+
+        Args:
+          request: What was asked for.
+          name: The option.
+          hint: What may be given in its place, for the message.
+
+        Returns:
+          The value.
+
+        Raises:
+          OptionError: If it was not given.
+        """
+        if name not in request.options:
+            raise OptionError(f"--mechanism={self.name} needs --{name}{hint}.")
+        return request.options[name]
+
+
+def too_many_rounds(most: int) -> str:
+    """Returns why a variant is not weighed whose search would take minutes.
+
+    Args:
+      most: The most rounds that it is searched for.
+    """
+    return f"is optimised for at most {most} rounds"

@@ -1,0 +1,181 @@
+"""All mechanisms: the library's own, and those that other packages register.
+
+Another package registers a :class:`~mf_aggregators.factorizations.mechanism.Mechanism` by an
+entry point of the group ``mf_aggregators.mechanisms``, whose name is the mechanism's. Nothing that
+it says of its sensitivity or its error is believed. What it makes becomes a factorization of the
+library's classes, or is checked row by row (:mod:`mf_aggregators.factorizations.checked`).
+"""
+
+import functools
+import importlib.metadata
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators.factorizations import checked
+from mf_aggregators.factorizations.banded import BandedMechanism
+from mf_aggregators.factorizations.banded_inverse import BandedInverseMechanism
+from mf_aggregators.factorizations.blt import BltMechanism
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.identity import IdentityMechanism
+from mf_aggregators.factorizations.mechanism import Mechanism, Option
+from mf_aggregators.factorizations.optimal import OptimalMechanism
+from mf_aggregators.factorizations.structured import StructuredMechanism
+from mf_aggregators.factorizations.toeplitz import ToeplitzMechanism
+from mf_aggregators.factorizations.tree_aggregation import TreeMechanism
+
+GROUP = "mf_aggregators.mechanisms"
+
+# In the order in which commands and plans name them.
+_OWN: tuple[type[Mechanism], ...] = (
+    IdentityMechanism,
+    TreeMechanism,
+    BltMechanism,
+    BandedInverseMechanism,
+    ToeplitzMechanism,
+    BandedMechanism,
+    OptimalMechanism,
+    StructuredMechanism,
+)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class MechanismWarning(UserWarning):
+    """A mechanism of another package cannot be offered; the message says why."""
+
+
+@functools.cache
+def mechanisms() -> Mapping[str, Mechanism]:
+    """Returns all mechanisms by name: the library's own, then others in the order of names.
+
+    Warns:
+      MechanismWarning: If one of another package is left out, and why.
+    """
+    found = {each.name: each() for each in _OWN}
+    entry_points = importlib.metadata.entry_points(group=GROUP)
+    for entry_point in sorted(entry_points, key=lambda each: (each.name, each.value)):
+        try:
+            mechanism = _loaded(entry_point)
+            if mechanism.name in found:
+                raise ValueError(f"there is a mechanism {mechanism.name} already")
+            _check_options(mechanism, found.values())
+        except Exception as error:
+            # Whatever is wrong with another package, the library's own mechanisms remain.
+            warnings.warn(
+                f"the mechanism {entry_point.name} of {entry_point.value} is left out: "
+                f"{str(error).rstrip('.') or type(error).__name__}.",
+                MechanismWarning,
+                stacklevel=2,
+            )
+            continue
+        found[mechanism.name] = mechanism
+    return MappingProxyType(found)
+
+
+def mechanism(name: str) -> Mechanism:
+    """Returns a mechanism.
+
+    Args:
+      name: As ``--mechanism`` spells it.
+
+    Returns:
+      The mechanism.
+
+    Raises:
+      ValueError: If there is none of this name; the message has those that there are.
+    """
+    known = mechanisms()
+    if name not in known:
+        raise ValueError(
+            f"its mechanism {name!r} is not one of {', '.join(known)}: install the package that "
+            "it is from"
+        )
+    return known[name]
+
+
+def load(
+    name: str, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+) -> Factorization:
+    """Rebuilds a factorization from what a checkpoint holds.
+
+    One that another package made of a class of the library is loaded without that package.
+
+    Args:
+      name: Its mechanism.
+      num_rounds: The number of rounds n.
+      arrays: Its arrays by name.
+      **attributes: ``participation``, ``optimality_gap`` and ``parameters``.
+
+    Returns:
+      The factorization.
+
+    Raises:
+      ValueError: If there is no such mechanism, or the arrays are not what it promises.
+    """
+    own = {each.name: each for each in _OWN}
+    if name in own:
+        made = own[name].factorization
+        assert made is not None
+        return made.from_arrays(num_rounds, arrays, **attributes)
+    structure = own.get(str(attributes["parameters"].get("structure")))
+    if structure is not None and structure.factorization is not None:
+        return checked.relabelled(
+            structure.factorization.from_arrays(
+                num_rounds, arrays, parameters=attributes["parameters"]
+            ),
+            name,
+        )
+    found = mechanism(name)
+    if found.factorization is None:
+        raise ValueError(f"its arrays are of no class that {name} has")
+    assert isinstance(found, checked.CheckedMechanism)
+    return found.checked(
+        found.factorization.from_arrays(num_rounds, arrays, parameters=attributes["parameters"])
+    )
+
+
+def options(names: Sequence[str]) -> Mapping[str, Sequence[tuple[str, Option]]]:
+    """Returns the options of several mechanisms.
+
+    Args:
+      names: The mechanisms.
+
+    Returns:
+      By the name of each option the mechanisms that take it, each with what it is for them.
+    """
+    found: dict[str, list[tuple[str, Option]]] = {}
+    for name in names:
+        for option in mechanism(name).options:
+            found.setdefault(option.name, []).append((name, option))
+    return found
+
+
+def _loaded(entry_point: importlib.metadata.EntryPoint) -> Mechanism:
+    loaded = entry_point.load()
+    made = loaded() if isinstance(loaded, type) else loaded
+    if not isinstance(made, Mechanism):
+        raise TypeError("it is no mf_aggregators.factorizations.Mechanism")
+    if made.name != entry_point.name or not _NAME.fullmatch(made.name):
+        raise ValueError(
+            f"its name is {made.name!r}, which must be that of the entry point, in lower-case "
+            "letters, digits and underscores"
+        )
+    return checked.CheckedMechanism(made, {each.factorization for each in _OWN})
+
+
+def _check_options(made: Mechanism, others: Iterable[Mechanism]) -> None:
+    """Refuses a flag that means something else for another mechanism."""
+    for option in made.options:
+        if not _NAME.fullmatch(option.name):
+            raise ValueError(f"its option {option.name!r} is no name of a flag")
+        for other in others:
+            for theirs in other.options:
+                if theirs.name == option.name and (theirs.kind, theirs.choices) != (
+                    option.kind,
+                    option.choices,
+                ):
+                    raise ValueError(f"its option {option.name} is another one for {other.name}")
