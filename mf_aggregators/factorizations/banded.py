@@ -268,7 +268,7 @@ class BandedMechanism(Mechanism):
     """The optimum of few bands."""
 
     name = "banded"
-    summary = "the matrix of least error among those of few bands"
+    summary = "least total squared error with b bands, certified"
     factorization = BandedFactorization
     has_any_workload = True
     options = (

@@ -275,7 +275,7 @@ class BandedInverseMechanism(Mechanism):
     """A Toeplitz matrix whose inverse is banded."""
 
     name = "banded_inverse"
-    summary = "a Toeplitz matrix whose inverse has few bands"
+    summary = "C^-1 Toeplitz with p bands"
     factorization = BandedInverseFactorization
     options = (
         Option(

@@ -437,7 +437,7 @@ class BltMechanism(Mechanism):
     """Buffered linear Toeplitz matrices."""
 
     name = "blt"
-    summary = "a Toeplitz matrix whose noise needs a few buffers alone"
+    summary = "Toeplitz coefficients that are sums of m powers (buffered linear Toeplitz)"
     factorization = BltFactorization
     options = (
         Option(

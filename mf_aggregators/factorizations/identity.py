@@ -101,7 +101,7 @@ class IdentityMechanism(Mechanism):
     """Independent noise."""
 
     name = "identity"
-    summary = "independent noise in every round, as of DP-SGD"
+    summary = "independent noise of DP-FedAvg and DP-SGD"
     factorization = IdentityFactorization
 
     def build(self, request: Request) -> IdentityFactorization:

@@ -326,7 +326,7 @@ class OptimalMechanism(Mechanism):
     """The dense optimum."""
 
     name = "optimal"
-    summary = "the dense matrix of least error, for one participation or a fixed order"
+    summary = "least total squared error of all matrices, certified"
     factorization = DenseFactorization
     has_any_workload = True
     options = (

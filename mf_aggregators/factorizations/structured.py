@@ -381,7 +381,7 @@ class StructuredMechanism(Mechanism):
     """Diagonals and a low-rank rest, in place of another factorization."""
 
     name = "structured"
-    summary = "another factorization's decoder, approximated by diagonals and a low-rank rest"
+    summary = "a given factorization, its decoder reduced to h diagonals and rank r"
     factorization = StructuredFactorization
     is_for_runs = False
     options = (

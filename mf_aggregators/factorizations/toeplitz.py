@@ -470,7 +470,9 @@ class ToeplitzMechanism(Mechanism):
     """A Toeplitz matrix, with all bands or few."""
 
     name = "toeplitz"
-    summary = "a matrix of constant diagonals, made in O(n) memory"
+    summary = (
+        "the square root of the prefix sum in closed form, or better coefficients; b bands or all"
+    )
     factorization = ToeplitzFactorization
     options = (
         Option(

@@ -219,7 +219,9 @@ class TreeMechanism(Mechanism):
     """Binary-tree aggregation."""
 
     name = "tree"
-    summary = "sums over the nodes of a binary tree"
+    summary = (
+        "noise in the nodes of a binary tree; Honaker's estimators `online` (from below) and `full`"
+    )
     factorization = TreeAggregationFactorization
     options = (
         Option(

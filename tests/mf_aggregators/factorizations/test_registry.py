@@ -1,0 +1,328 @@
+"""Mechanisms of other packages: offered by name, and believed in nothing."""
+
+import ast
+import importlib.metadata
+import itertools
+import pathlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators import checkpoints, sensitivity
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    Mechanism,
+    Option,
+    Request,
+    Variant,
+    registry,
+)
+from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.workloads import Workload
+
+_ROOT = pathlib.Path(__file__).parents[3]
+
+
+class Discounted(Mechanism):
+    """C with a diagonal of ones and a constant below it."""
+
+    name = "discounted"
+    options = (Option("discount", "number", "The entry below the diagonal."),)
+
+    def build(self, request: Request) -> np.ndarray:
+        """Returns the matrix."""
+        discount = request.options.get("discount", 0.5)
+        return np.eye(request.num_rounds) + discount * np.eye(request.num_rounds, k=-1)
+
+
+class InBands(Discounted):
+    """The same, as a factorization of the library that is said to be optimal."""
+
+    def build(self, request: Request) -> BandedFactorization:  # type: ignore[override]
+        """Returns the factorization."""
+        rounds = request.num_rounds
+        bands = np.column_stack([np.ones(rounds), np.full(rounds, 0.5)])
+        bands[0, 1] = 0.0
+        return BandedFactorization(bands, optimality_gap=0.0, participation=SingleParticipation())
+
+
+class Boastful(DenseFactorization):
+    """Says that it is much better than it is."""
+
+    mechanism = "discounted"
+    recursion: NoiseRecursion | None = None
+
+    def sensitivity(self, participation: Any) -> sensitivity.Sensitivity:
+        """Returns far too little."""
+        return sensitivity.Sensitivity(1e-3, True, "none")
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns far too little."""
+        return np.full(self.num_rounds, 1e-6)
+
+    def strategy_bands(self) -> int:
+        """Returns fewer than there are."""
+        return 1
+
+    def noise_recursion(self) -> Any:
+        """Returns the true recursion, or the one that was set."""
+        return self.recursion or super().noise_recursion()
+
+
+class OwnClass(Discounted):
+    """The same matrix in a class of its own."""
+
+    factorization = Boastful
+    made: type[Boastful] = Boastful
+
+    def build(self, request: Request) -> Factorization:  # type: ignore[override]
+        """Returns the factorization."""
+        return self.made(super().build(request), optimality_gap=0.0)
+
+
+class _EntryPoint:
+    """What stands for an installed package."""
+
+    def __init__(self, loaded: Any, name: str = "discounted") -> None:
+        self.loaded, self.name, self.value = loaded, name, f"another.package:{name}"
+
+    def load(self) -> Any:
+        """Returns the class, or raises what importing it raises."""
+        if isinstance(self.loaded, Exception):
+            raise self.loaded
+        return self.loaded
+
+
+@pytest.fixture(autouse=True)
+def _fresh_registry() -> Iterator[None]:
+    registry.mechanisms.cache_clear()
+    yield
+    registry.mechanisms.cache_clear()
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, *entry_points: _EntryPoint) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(entry_points))
+    registry.mechanisms.cache_clear()
+
+
+def _request(num_rounds: int, **options: Any) -> Request:
+    return Request(num_rounds, Workload("prefix_sum", num_rounds), options=options)
+
+
+def _brute_force(matrix: np.ndarray, separation: int) -> float:
+    """The largest norm of signed sums of columns that one client may take part in."""
+    rounds = range(len(matrix))
+    found = 0.0
+    for count in rounds:
+        for pattern in itertools.combinations(rounds, count + 1):
+            if all(j - i >= separation for i, j in itertools.pairwise(pattern)):
+                for signs in itertools.product((-1.0, 1.0), repeat=len(pattern)):
+                    found = max(found, float(np.linalg.norm(matrix[:, pattern] @ signs)))
+    return found
+
+
+@pytest.mark.parametrize("made", [Discounted, InBands, OwnClass])
+@settings(deadline=None, max_examples=15)
+@given(num_rounds=st.integers(2, 7), separation=st.integers(1, 7))
+def test_sensitivity_and_errors_are_those_of_the_matrix(
+    made: type[Mechanism], num_rounds: int, separation: int
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _install(monkeypatch, _EntryPoint(made))
+        factorization = registry.mechanism("discounted").build(_request(num_rounds))
+    assert isinstance(factorization, Factorization)
+    assert factorization.mechanism == "discounted"
+    matrix = np.eye(num_rounds) + 0.5 * np.eye(num_rounds, k=-1)
+    np.testing.assert_array_equal(factorization.strategy_matrix(), matrix)
+    schema = MinSeparation(min(separation, num_rounds))
+    found = factorization.sensitivity(schema)
+    truth = _brute_force(matrix, schema.separation)
+    assert found.value >= truth * (1 - 1e-12)
+    assert not found.is_exact or found.value == pytest.approx(truth)
+    decoder = np.tri(num_rounds) @ np.linalg.inv(matrix)
+    np.testing.assert_allclose(
+        factorization.squared_decoder_rows(Workload("prefix_sum", num_rounds)),
+        np.sum(decoder**2, axis=1),
+    )
+    assert factorization.strategy_bands() in (2, None)
+    # Nobody has certified it.
+    assert factorization.optimality_gap is None
+    np.testing.assert_allclose(factorization.noising_matrix(), np.linalg.inv(matrix))
+
+
+@pytest.mark.parametrize(
+    "recursion",
+    [
+        IndependentNoise(6),
+        IndependentNoise(5),
+        DenseNoise(np.linalg.inv(np.eye(6) + 0.5 * np.eye(6, k=-1)) * (1 - 1e-7)),
+        DenseNoise(np.full((6, 6), np.nan)),
+        object(),
+    ],
+)
+def test_rows_that_are_not_those_of_the_matrix_are_refused(
+    monkeypatch: pytest.MonkeyPatch, recursion: Any
+) -> None:
+    """The third has 1e-7 less noise than it says."""
+    monkeypatch.setattr(Boastful, "recursion", recursion)
+    _install(monkeypatch, _EntryPoint(OwnClass))
+    with pytest.raises(ValueError, match=r"noise rows of discounted|no recursion of the library"):
+        registry.mechanism("discounted").build(_request(6))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (np.triu(np.ones((4, 4))), "lower triangular"),
+        (np.diag([1.0, 0.0, 1.0, 1.0]), "singular|diagonal"),
+        (np.full((4, 4), np.nan), "finite"),
+        (np.eye(3), "3 rounds, and 4 were asked for"),
+        ([[1.0]], "is no factorization"),
+        (KeyError("discount"), "the mechanism discounted failed: KeyError"),
+    ],
+)
+def test_what_is_no_factorization_is_refused(
+    monkeypatch: pytest.MonkeyPatch, made: Any, message: str
+) -> None:
+    class Bad(Discounted):
+        def build(self, request: Request) -> Any:
+            if isinstance(made, Exception):
+                raise made
+            return made
+
+    _install(monkeypatch, _EntryPoint(Bad))
+    with pytest.raises(ValueError, match=message):
+        registry.mechanism("discounted").build(_request(4))
+
+
+def _named(name: str, *options: Option) -> type[Mechanism]:
+    return type("Named", (Discounted,), {"name": name, "options": options})
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "reason"),
+    [
+        (_EntryPoint(ImportError("no module named numba")), "no module named numba"),
+        (_EntryPoint(object), "is no mf_aggregators.factorizations.Mechanism"),
+        (_EntryPoint(Discounted, "other"), "which must be that of the entry point"),
+        (_EntryPoint(_named("Dis-counted"), "Dis-counted"), "lower-case"),
+        (_EntryPoint(_named("banded"), "banded"), "a mechanism banded already"),
+        (
+            _EntryPoint(_named("discounted", Option("num_bands", "number", "A number."))),
+            "num_bands is another one for banded_inverse",
+        ),
+        (_EntryPoint(_named("discounted", Option("a b", "number", "A."))), "no name of a flag"),
+    ],
+)
+def test_packages_that_are_broken_are_left_out_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, entry_point: _EntryPoint, reason: str
+) -> None:
+    own = list(registry.mechanisms())
+    _install(monkeypatch, entry_point)
+    with pytest.warns(registry.MechanismWarning, match=reason):
+        assert list(registry.mechanisms()) == own
+
+
+def test_of_two_packages_with_one_name_the_first_is_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _install(monkeypatch, _EntryPoint(Discounted), _EntryPoint(InBands))
+    with pytest.warns(registry.MechanismWarning, match="a mechanism discounted already"):
+        assert "discounted" in registry.mechanisms()
+
+
+def test_amplification_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Amplified(Discounted):
+        def num_bands(self, options: Mapping[str, Any]) -> int:
+            return 1
+
+        def for_sampling(self, setting: Any) -> tuple[Variant, ...]:
+            return (Variant(amplified_bands=1),)
+
+    _install(monkeypatch, _EntryPoint(Amplified))
+    mechanism = registry.mechanism("discounted")
+    with pytest.raises(NotImplementedError):
+        mechanism.num_bands({})
+    (variant,) = mechanism.for_sampling(
+        mfa.factorizations.SamplingSetting(8, (1, 2), mfa.participation.FixedEpochOrder(2, 4))
+    )
+    assert variant.amplified_bands is None
+
+
+@pytest.mark.parametrize("made", [Discounted, InBands, OwnClass])
+def test_checkpoints_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, made: type[Mechanism]
+) -> None:
+    _install(monkeypatch, _EntryPoint(made))
+    factorization = registry.mechanism("discounted").build(_request(6, discount=0.5))
+    assert isinstance(factorization, Factorization)
+    checkpoints.save(factorization, tmp_path / "checkpoint")
+    for _ in range(2):
+        loaded = checkpoints.load(tmp_path / "checkpoint")
+        assert loaded.mechanism == "discounted"
+        assert type(loaded) is type(factorization)
+        np.testing.assert_array_equal(loaded.strategy_matrix(), factorization.strategy_matrix())
+        assert loaded.sensitivity(MinSeparation(2)) == factorization.sensitivity(MinSeparation(2))
+        if made is OwnClass:
+            break
+        # What is of the library's classes is read without the package.
+        _install(monkeypatch)
+    _install(monkeypatch)
+    if made is OwnClass:
+        with pytest.raises(checkpoints.CheckpointError, match="install the package"):
+            checkpoints.load(tmp_path / "checkpoint")
+
+
+def test_a_damaged_checkpoint_of_another_package_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """The recursion is checked when it is read, too."""
+    _install(monkeypatch, _EntryPoint(OwnClass))
+    factorization = registry.mechanism("discounted").build(_request(6))
+    assert isinstance(factorization, Factorization)
+    checkpoints.save(factorization, tmp_path / "checkpoint")
+    monkeypatch.setattr(Boastful, "recursion", IndependentNoise(6))
+    with pytest.raises(checkpoints.CheckpointError, match="are not those of its matrix"):
+        checkpoints.load(tmp_path / "checkpoint")
+
+
+def test_every_mechanism_says_what_it_is() -> None:
+    """Those of the library: the documentation's table has each of them, in their own words."""
+    table = (_ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, mechanism in registry.mechanisms().items():
+            assert mechanism.summary
+            assert mechanism.factorization is not None
+            assert mechanism.factorization.mechanism == name
+            assert f"\n| `{name}` | {mechanism.summary} |" in table
+
+
+def test_no_other_file_lists_mechanisms() -> None:
+    """Names stand in the files of mechanisms, in colours of figures and in flags' defaults."""
+    names = set(registry.mechanisms())
+    allowed = {
+        "mf_aggregators/planning/band_choice.py",
+        "simulations/compare_mechanisms.py",
+        "simulations/runs/run_flags.py",
+        "stackoverflow_nwp/datasets.py",
+    }
+    found = set()
+    for top in ("mf_aggregators", "simulations", "stackoverflow_nwp", "digit_classification"):
+        for file in (_ROOT / top).rglob("*.py"):
+            where = file.relative_to(_ROOT)
+            if "factorizations" in where.parts or "figures" in where.as_posix():
+                continue
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and node.value in names:
+                    found.add(where.as_posix())
+    assert found <= allowed

@@ -1,0 +1,192 @@
+"""A package with one mechanism, as docs/mechanisms.md prints it, built and installed elsewhere."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+
+import numpy as np
+import pytest
+
+from stackoverflow_nwp import federated_text
+from stackoverflow_nwp.federated_text import Example
+from tests import documents
+
+_SETUP = """
+import setuptools
+setuptools.setup(
+    name="discounted-noise",
+    version="1.0",
+    py_modules=["discounted_noise"],
+    entry_points={"mf_aggregators.mechanisms": ["discounted = discounted_noise:Discounted"]},
+)
+"""
+_WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept")
+
+
+def _printed_code() -> str:
+    text = (documents.ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    start = text.index("```python\n", text.index("## A mechanism of another package"))
+    return text[start:].split("```")[1].removeprefix("python\n")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of the Python of an environment with the package, which sees this one's."""
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "discounted_noise.py").write_text(_printed_code())
+    (folder / "setup.py").write_text(_SETUP)
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    environment = tmp_path_factory.mktemp("environment")
+    venv.create(environment, symlinks=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    ours = sysconfig.get_path("purelib")
+    (packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    return environment / "bin"
+
+
+def _run(programs: pathlib.Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(programs / "python"), "-m", module, *arguments],
+        cwd=documents.ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _result(finished: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_it_is_factorized_reported_planned_and_audited(
+    programs: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    made = _result(
+        _run(
+            programs,
+            "mf_aggregators.commands.factorize",
+            "--mechanism=discounted",
+            "--discount=0.6",
+            "--num_rounds=12",
+            "--separation=3",
+            f"--output={checkpoint}",
+            "--format=json",
+        )
+    )
+    assert made["mechanism"] == "discounted"
+    # All that one client may do: rounds 0, 3, 6, 9, whose columns do not meet.
+    assert made["sensitivity"] == pytest.approx(np.sqrt(4 * (1 + 0.6**2)))
+    report = _result(
+        _run(
+            programs,
+            "mf_aggregators.commands.report",
+            f"--checkpoint={checkpoint}",
+            "--format=json",
+        )
+    )
+    assert report["sensitivity"] == made["sensitivity"]
+    decoder = np.tri(12) @ np.linalg.inv(np.eye(12) + 0.6 * np.eye(12, k=-1))
+    assert report["total_error"] == pytest.approx(
+        float(made["sensitivity"]) * np.linalg.norm(decoder)  # type: ignore[arg-type]
+    )
+    plan = _result(
+        _run(
+            programs,
+            "mf_aggregators.commands.plan",
+            "--num_rounds=12",
+            "--population=300",
+            "--clients_per_round=10",
+            "--separation=3",
+            "--target_epsilon=8",
+            "--delta=1e-4",
+            "--model_size=1000",
+            "--cache_dir=",
+            "--format=json",
+        )
+    )
+    candidates = plan["candidates"]
+    assert isinstance(candidates, list)
+    assert "discounted" in [candidate["mechanism"] for candidate in candidates]
+    audit = _result(
+        _run(
+            programs,
+            "mf_aggregators.commands.audit",
+            "--mechanism=discounted",
+            "--num_rounds=4",
+            "--separation=2",
+            "--canaries=300",
+            "--format=json",
+        )
+    )
+    assert audit["mechanism"] == "discounted"
+    assert audit["exceeded"] is False
+
+
+def test_its_option_belongs_to_it_alone(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    finished = _run(
+        programs,
+        "mf_aggregators.commands.factorize",
+        "--mechanism=identity",
+        "--discount=0.6",
+        "--num_rounds=4",
+        f"--output={tmp_path / 'checkpoint'}",
+    )
+    assert finished.returncode == 2
+    assert "--discount belongs to --mechanism=discounted" in finished.stderr
+    assert len(finished.stderr.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    generator = np.random.default_rng(0)
+    examples = []
+    for split, clients in (("train", 24), ("heldout", 4), ("test", 4)):
+        for client in range(clients):
+            for _ in range(6):
+                start = int(generator.integers(len(_WORDS)))
+                words = [_WORDS[(start + i) % len(_WORDS)] for i in range(7)]
+                examples.append(Example(f"{split}_{client}", split, " ".join(words)))
+    dataset = tmp_path / "small.sqlite"
+    federated_text.write(dataset, examples)
+    result = _result(
+        _run(
+            programs,
+            "stackoverflow_nwp.run_stackoverflow",
+            f"--dataset={dataset}",
+            f"--cache_dir={tmp_path}",
+            f"--output_dir={tmp_path / 'run'}",
+            "--mechanism=discounted",
+            "--discount=0.7",
+            "--num_rounds=3",
+            "--clients_per_round=6",
+            "--vocab_size=8",
+            "--sequence_length=8",
+            "--embedding_size=4",
+            "--lstm_size=4",
+            "--delta=0.01",
+            "--format=json",
+        )
+    )
+    assert result["rounds"] == 3
+    configuration = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert configuration["flags"]["discount"] == 0.7
+    statement = (tmp_path / "run" / "PRIVACY.md").read_text()
+    assert "Discounted matrix factorization" in statement
