@@ -36,5 +36,6 @@ __all__ = [
     "optimal",
     "structured",
     "toeplitz",
+    "toeplitz_errors",
     "tree_aggregation",
 ]
