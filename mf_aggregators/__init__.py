@@ -2,9 +2,11 @@
 
 The mathematics (workloads, participation schemas, factorizations, their sensitivity,
 checkpoints, accounting) needs no TensorFlow;
-``mf_dp_aggregator`` imports TensorFlow Federated when it is first used.
+``mf_dp_aggregator`` imports TensorFlow Federated when it is first used, and ``figures``
+matplotlib.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
@@ -35,18 +37,30 @@ __all__ = [
     "audit",
     "band_choice",
     "checkpoints",
+    "commands",
     "declared_participation",
     "factorizations",
+    "figures",
     "guarantees",
     "lower_bounds",
+    "memory",
     "mf_dp_aggregator",
+    "moved_modules",
+    "noise",
     "participation",
     "planning",
+    "power_series",
+    "privacy",
     "privacy_statement",
     "sampling_schemes",
     "sensitivity",
+    "tff",
+    "validation",
     "workloads",
 ]
+
+# Packages that ``import mf_aggregators`` does without, until somebody asks for them.
+_IMPORTED_WHEN_USED = ("commands", "figures")
 
 # Names of modules that version 0.5.0 documented.
 moved_modules.install(
@@ -67,6 +81,8 @@ def __getattr__(name: str) -> Any:
         from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
         return mf_dp_aggregator
+    if name in _IMPORTED_WHEN_USED:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mf_aggregators import accounting, checkpoints, factorizations, version, workloads
+from mf_aggregators import __version__, accounting, checkpoints, factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -427,7 +427,7 @@ def _checkpoint(
         "num_bands": (
             num_bands(arm, setting, workspace).num_bands if arm.kind in _AMPLIFIED else None
         ),
-        "library_version": version.__version__,
+        "library_version": __version__,
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
     path = (place.directory / "matrices" / f"{arm.kind}_{digest}").resolve()

@@ -10,7 +10,7 @@ import platform
 import re
 from typing import Any
 
-from mf_aggregators import figures, version
+from mf_aggregators import __version__, figures
 from reproduction import drawings
 from reproduction.experiment import Drawing, Row
 from simulations.runs import atomic_files
@@ -63,7 +63,7 @@ class Result:
 def versions() -> dict[str, str]:
     """Returns the versions of what numbers depend on, by package."""
     return {
-        "mf-aggregators": version.__version__,
+        "mf-aggregators": __version__,
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in _PACKAGES},
     }

@@ -1,13 +1,10 @@
 """Every figure as a critical reader sees it: of the committed results and of odd ones."""
 
-import io
 import itertools
 import json
 import math
 import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -298,135 +295,3 @@ def test_the_figure_of_a_report(
         assert status == 0, capsys.readouterr().err
     (figure,) = drawn
     assert figure_checks.faults(figure) == []
-
-
-# The style.
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.sampled_from(["identity", "tree, full", "banded 8", "banded 9", "blt", "BandMF"]),
-            st.text(max_size=5),
-        ),
-        unique=True,
-        max_size=27,
-    )
-)
-@settings(deadline=None, max_examples=20)
-def test_no_two_names_have_one_colour(names: list[str]) -> None:
-    styles = figures.styles(names)
-    assert list(styles) == names
-    colours = [style.colour for style in styles.values()]
-    for one, other in itertools.combinations(colours, 2):
-        assert figure_checks.difference(one, other) >= 10.0
-    white = (1.0, 1.0, 1.0)
-    assert all(figures.contrast(matplotlib.colors.to_rgb(c), white) > 1.3 for c in colours)
-
-
-def test_a_mechanism_has_one_colour_everywhere() -> None:
-    for names in (["banded"], ["BandMF, amplified", "identity"], ["loss", "blt", "banded 342"]):
-        (name,) = [each for each in names if "band" in each.lower()]
-        assert figures.styles(names)[name].colour == figures.styles(["banded"])["banded"].colour
-    of_inverse = figures.styles(["banded_inverse 16"])["banded_inverse 16"].colour
-    assert of_inverse != figures.styles(["banded"])["banded"].colour
-    tree = figures.styles(["tree"])["tree"].colour
-    assert figures.styles(["Optimal TreeAgg"])["Optimal TreeAgg"].colour == tree
-
-
-@given(st.tuples(*[st.floats(0.0, 1.0)] * 3))
-def test_text_in_cells_can_be_read(background: tuple[float, float, float]) -> None:
-    """The root of 21 is the contrast that the better of black and white has at least."""
-    text = matplotlib.colors.to_rgb(figures.text_colour(background))
-    assert figures.contrast(text, background) >= 4.5
-
-
-def test_contrasts_of_the_standard() -> None:
-    """WCAG 2.1: black on white is 21 to 1; the grey #767676 on white is the last with 4.5."""
-    assert figures.contrast((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) == pytest.approx(21.0)
-    for level, at_least in ((0x76, True), (0x77, False)):
-        found = figures.contrast([level / 255] * 3, (1.0, 1.0, 1.0))
-        assert (found >= 4.5) == at_least
-
-
-def _value(label: str) -> float:
-    """The number that a tick label states."""
-    text = label.replace("−", "-").replace(",", "").strip("$")
-    match = re.fullmatch(r"(-?[\d.]*)(?:\\cdot )?10\^\{(-?\d+)\}", text)
-    if match is None:
-        return float(text)
-    mantissa = {"": 1.0, "-": -1.0}.get(match[1]) or float(match[1])
-    return mantissa * 10.0 ** int(match[2])
-
-
-@given(
-    st.floats(-12.0, 12.0),
-    st.floats(1e-4, 14.0),
-    st.booleans(),
-    st.sampled_from([(2.0, 2.0), (4.0, 3.0), (8.0, 2.5)]),
-)
-@settings(deadline=None, max_examples=15)
-def test_ticks_say_where_they_are(
-    start: float, decades: float, is_logarithmic: bool, inches: tuple[float, float]
-) -> None:
-    """Any range: labels state the places of their ticks, and none is on another."""
-    figure, ((axes,),) = figures.panels(1, 1, inches)
-    ends = [10.0**start, 10.0 ** (start + decades)]
-    kinds = "xy" if is_logarithmic else ""
-    figures.lines(axes, {"a": (ends, ends)}, x="x", y="y", logarithmic=kinds)
-    assert figure_checks.faults(figure) == []
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = sorted(axis.get_view_interval())
-        shown = {
-            tick.get_loc(): tick.label1.get_text()
-            for tick in axis.get_major_ticks()
-            if low <= tick.get_loc() <= high
-        }
-        # Numbers of many digits do not fit twice below two inches.
-        assert len(shown) >= (2 if inches[0] > 2.0 else 1)
-        assert len(set(shown.values())) == len(shown)
-        for place, label in shown.items():
-            assert _value(label) == pytest.approx(place, rel=0.01, abs=1e-3 * (high - low))
-
-
-def test_curves_that_are_the_same_are_one_with_all_names() -> None:
-    figure, axes = _panel()
-    places = [1, 2, 4]
-    figures.lines(axes, {"a": (places, places), "b": (places, [3, 2, 1]), "c": (places, places)})
-    assert sorted(line.get_label() for line in axes.get_lines()) == ["a; c (the same)", "b"]
-    assert figure_checks.faults(figure) == []
-
-
-def test_ticks_at_places_are_as_many_as_have_room() -> None:
-    for count, all_shown in ((5, True), (60, False)):
-        figure, axes = _panel()
-        places = np.geomspace(1.0, 1000.0, count)
-        figures.lines(axes, {"a": (places, places)}, logarithmic="x", places=places)
-        assert figure_checks.faults(figure) == []
-        shown = axes.get_xticks()
-        assert set(np.round(shown, 9)) <= set(np.round(places, 9))
-        assert (len(shown) == count) == all_shown
-
-
-def test_a_figure_is_the_same_bytes_again() -> None:
-    files = []
-    for _ in range(2):
-        figure, axes = _panel()
-        figures.lines(axes, {"a": ([1, 2], [1, 2])}, title="same")
-        file = io.BytesIO()
-        figures.save(figure, file)
-        files.append(file.getvalue())
-    assert files[0] == files[1]
-    assert files[0].startswith(b"\x89PNG")
-
-
-def test_plain_imports_need_no_matplotlib_and_figures_no_tensorflow() -> None:
-    program = (
-        "import sys, mf_aggregators; from mf_aggregators.commands import report; "
-        "mf_aggregators.factorizations.identity(3); "
-        "assert not [m for m in sys.modules if m.startswith('matplotlib')]; "
-        "from mf_aggregators import figures; "
-        "assert 'matplotlib.pyplot' not in sys.modules; "
-        "assert not [m for m in sys.modules if m.startswith('tensorflow')]"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -4,7 +4,7 @@ The guarantee of a run follows from its noise multiplier alone. Without amplific
 the noise multiplier is relative to the sensitivity of C under the participation schema
 (``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). ``amplified_*`` are for
 banded mechanisms in a data centre that draws every batch itself by a scheme of
-``mf_aggregators.sampling_schemes``; there it is relative to the largest column norm of C.
+``sampling_schemes``; there it is relative to the largest column norm of C.
 Devices that decide themselves when to take part are never amplified.
 
 Adjacency is zero-out everywhere: neighbouring data sets differ in one client, whose
@@ -18,6 +18,7 @@ from mf_aggregators.accounting.amplified_runs import (
     composed_epsilon,
 )
 from mf_aggregators.accounting.gaussian import (
+    composed_gaussian_epsilon,
     epsilon,
     epsilon_of_zcdp,
     event,
@@ -34,11 +35,13 @@ __all__ = [
     "amplified_event",
     "amplified_noise_multiplier",
     "composed_epsilon",
+    "composed_gaussian_epsilon",
     "epsilon",
     "epsilon_of_zcdp",
     "event",
     "exact_epsilon",
     "noise_multiplier",
     "noise_multiplier_of_zcdp",
+    "sampling_schemes",
     "zcdp_rho",
 ]

@@ -15,7 +15,7 @@ then nothing is stated.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import scipy.optimize
 from dp_accounting import dp_event
@@ -84,6 +84,38 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = validation.delta(delta)
     return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
+
+
+def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) -> float:
+    """Returns the epsilon of several unamplified runs together, for clients who may be in all.
+
+    Together they are one Gaussian mechanism of noise multiplier 1 / sqrt(sum of 1 / sigma^2)
+    (Dong, Roth and Su, 2022, Cor. 3.3), at what the tails of their noise leave of delta.
+
+    Args:
+      noise_multipliers: Of the runs, at least one, each as in :func:`epsilon`.
+      delta: Above 0 and below 1.
+
+    Returns:
+      The epsilon of the composition; infinity if one of the runs has no noise.
+
+    Raises:
+      TailError: If the tails may cost more than half of delta: a ValueError.
+      ValueError: If an argument is out of its range.
+    """
+    sigmas = [
+        validation.non_negative_number(each, "each of noise_multipliers")
+        for each in noise_multipliers
+    ]
+    if not sigmas:
+        raise ValueError("noise_multipliers must have at least one number, found none.")
+    delta = validation.delta(delta)
+    if min(sigmas) == 0.0:
+        return math.inf
+    tail = min(1.0, math.fsum(map(noise_tail.probability, sigmas)))
+    left = noise_tail.delta_left(delta, tail, len(sigmas) * DEFAULT_NUM_COORDINATES)
+    # Squares of floats may be too large or too small for one, which hypot takes care of.
+    return exact_epsilon(1.0 / math.hypot(*(1.0 / sigma for sigma in sigmas)), left)
 
 
 def _left(

@@ -17,7 +17,9 @@ __all__ = [
     "FORMAT_VERSION",
     "CheckpointError",
     "check_destination",
+    "factorization_cache",
     "load",
     "load_with_description",
     "save",
+    "user_cache",
 ]

@@ -1,5 +1,6 @@
 """Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
 
+from mf_aggregators.factorizations import registry
 from mf_aggregators.factorizations.banded import BandedFactorization, banded
 from mf_aggregators.factorizations.banded_inverse import (
     BandedInverseFactorization,
@@ -50,7 +51,9 @@ __all__ = [
     "blt",
     "identity",
     "optimal",
+    "registry",
     "structured",
     "toeplitz",
+    "toeplitz_errors",
     "tree_aggregation",
 ]

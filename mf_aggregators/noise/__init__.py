@@ -1,1 +1,12 @@
 """How the rows of C^-1 Z follow from one another and from random bits, in NumPy."""
+
+from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.random_words import NoiseSource
+
+__all__ = [
+    "NoiseSource",
+    "NoiseStorage",
+    "block_plans",
+    "costs",
+    "recursions",
+]

@@ -17,6 +17,7 @@ __all__ = [
     "LeftOut",
     "Plan",
     "Setting",
+    "band_choice",
     "computations",
     "make",
     "server_learning_rate",

@@ -1,1 +1,9 @@
 """What can be stated of a run: its guarantee, who took part, and the statement in words."""
+
+__all__ = [
+    "guarantees",
+    "participation_records",
+    "printed_guarantees",
+    "sampled_cohorts",
+    "statement",
+]

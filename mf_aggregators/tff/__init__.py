@@ -1,1 +1,11 @@
 """The aggregator in TensorFlow Federated, and the noise as TensorFlow graphs."""
+
+# Modules by name: most of them import TensorFlow, which not every user of the library has.
+__all__ = [
+    "declared_participation",
+    "dp_query",
+    "noise_directory",
+    "noise_making",
+    "processes",
+    "tensor_noise",
+]

@@ -8,7 +8,6 @@ import scipy.optimize
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import gaussian, noise_tail
 from mf_aggregators.accounting.sampling_schemes import PoissonSampling, Shuffling
 from mf_aggregators.privacy import printed_guarantees
 from simulations.comparison.repeated_runs import FinishedRun
@@ -41,12 +40,11 @@ class Composition:
 def composition(runs: Iterable[FinishedRun]) -> Composition:
     """Returns the guarantee of all private runs together.
 
-    Unamplified runs are Gaussian mechanisms, and together one of noise multiplier
-    1 / sqrt(sum of 1 / sigma^2) (Dong, Roth and Su, 2022, Cor. 3.3), at what the tails of their
-    noise leave of delta. Where some are amplified, all are composed by privacy loss distributions
-    (``accounting.composed_epsilon``): Poisson-sampled ones as what they are, and those of other
-    samplers, which such distributions do not know, without amplification. A run that broke its
-    plan enters with what it earned.
+    Unamplified runs are Gaussian mechanisms, and together one of them
+    (``accounting.composed_gaussian_epsilon``). Where some are amplified, all are composed by
+    privacy loss distributions (``accounting.composed_epsilon``): Poisson-sampled ones as what they
+    are, and those of other samplers, which such distributions do not know, without amplification. A
+    run that broke its plan enters with what it earned.
 
     Args:
       runs: The runs.
@@ -61,7 +59,8 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
         return Composition(1, others, private[0].epsilon, delta)
     try:
         if all(run.sampling is None for run in private):
-            epsilon = _gaussian_epsilon([_noise_multiplier(run) for run in private], delta)
+            multipliers = [_noise_multiplier(run) for run in private]
+            epsilon = accounting.composed_gaussian_epsilon(multipliers, delta)
         else:
             epsilon = accounting.composed_epsilon([_event(run) for run in private], delta)
     except ValueError as error:
@@ -96,14 +95,6 @@ def sentences(found: Composition) -> str:
     return text
 
 
-def _gaussian_epsilon(multipliers: list[float], delta: float) -> float:
-    tail = min(1.0, math.fsum(map(noise_tail.probability, multipliers)))
-    coordinates = len(multipliers) * noise_tail.DEFAULT_NUM_COORDINATES
-    left = noise_tail.delta_left(delta, tail, coordinates)
-    together = 1.0 / math.sqrt(math.fsum(sigma**-2 for sigma in multipliers))
-    return gaussian.exact_epsilon(together, left)
-
-
 def _noise_multiplier(run: FinishedRun) -> float:
     return _least_noise_multiplier(run) if run.noise_multiplier is None else run.noise_multiplier
 
@@ -133,7 +124,7 @@ def _least_noise_multiplier(run: FinishedRun) -> float:
     assert delta is not None
 
     def excess(log_sigma: float) -> float:
-        return gaussian.exact_epsilon(math.exp(log_sigma), delta) - epsilon
+        return accounting.exact_epsilon(math.exp(log_sigma), delta) - epsilon
 
     root = scipy.optimize.brentq(excess, *_LOG_BOUNDS, xtol=_TOLERANCE)
     return math.exp(root - 2.0 * _TOLERANCE)

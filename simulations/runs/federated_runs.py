@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import tqdm
 from absl import flags
 
-from mf_aggregators import checkpoints, version
+from mf_aggregators import __version__, checkpoints
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.privacy import printed_guarantees
@@ -282,7 +282,7 @@ def _config(command: TaskCommand, plan: Plan, cohort_seed: int) -> dict[str, Any
 
 def versions() -> dict[str, str]:
     """Returns the versions of what a run depends on, by package: part of its configuration."""
-    found = {"mf-aggregators": version.__version__, "python": platform.python_version()}
+    found = {"mf-aggregators": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

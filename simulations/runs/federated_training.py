@@ -14,8 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
-from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_directory, run_figures, run_plans, training_loop

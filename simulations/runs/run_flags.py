@@ -9,8 +9,7 @@ from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import registry
-from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise import NoiseSource, NoiseStorage
 from simulations.devices import device_flags
 from simulations.runs import run_directory, sampled_runs
 from simulations.training.federated_task import TaskCommand

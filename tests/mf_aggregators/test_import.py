@@ -36,6 +36,18 @@ def test_everything_but_the_aggregator_imports_without_tensorflow() -> None:
     assert finished.stdout == "refused\n"
 
 
+def test_plain_imports_need_no_matplotlib_and_figures_no_tensorflow() -> None:
+    program = (
+        "import sys, mf_aggregators; from mf_aggregators.commands import report; "
+        "mf_aggregators.factorizations.identity(3); "
+        "assert not [m for m in sys.modules if m.startswith('matplotlib')]; "
+        "from mf_aggregators import figures; "
+        "assert 'matplotlib.pyplot' not in sys.modules; "
+        "assert not [m for m in sys.modules if m.startswith('tensorflow')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 _MOVED = [
     ("mf_aggregators.band_choice", "best"),
     ("mf_aggregators.guarantees", "Guarantee"),

@@ -132,6 +132,27 @@ def test_the_tail_is_charged_to_delta(multiplier: float, num_coordinates: int) -
     assert accounting.exact_epsilon(multiplier, 1e-6) < found
 
 
+@given(st.lists(st.floats(0.6, 1e9), min_size=1, max_size=7))
+@settings(deadline=None)
+def test_several_gaussian_runs_are_one(multipliers: list[float]) -> None:
+    found = accounting.composed_gaussian_epsilon(multipliers, 1e-4)
+    one = 1.0 / math.sqrt(sum(each**-2 for each in multipliers))
+    # The exact curve, but for the end of the noise's tail.
+    exact = accounting.exact_epsilon(one, 1e-4)
+    assert exact - 1e-9 <= found <= exact * (1.0 + 1e-5) + 1e-9
+    assert found >= max(accounting.epsilon(each, 1e-4) for each in multipliers) - 1e-9
+
+
+def test_several_runs_of_which_no_epsilon_can_be_stated() -> None:
+    assert accounting.composed_gaussian_epsilon([1.0, 0.0], 1e-4) == math.inf
+    with pytest.raises(accounting.TailError, match="so little noise cannot be accounted for"):
+        accounting.composed_gaussian_epsilon([9.0, 0.2], 1e-10)
+    with pytest.raises(ValueError, match="must have at least one number"):
+        accounting.composed_gaussian_epsilon([], 1e-4)
+    with pytest.raises(ValueError, match="each of noise_multipliers"):
+        accounting.composed_gaussian_epsilon([1.0, -1.0], 1e-4)
+
+
 def test_no_noise_is_no_privacy() -> None:
     assert accounting.epsilon(0.0, 1e-6) == math.inf
     assert accounting.zcdp_rho(0.0) == math.inf
