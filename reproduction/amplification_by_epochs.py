@@ -16,9 +16,9 @@ from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace
 
 # A ratio that is almost one.
 _ALMOST = 1.1
-# Of squared errors, as gaps are.
+# The largest relative gap of an optimum that counts as certified; gaps are of squared errors.
 _CERTIFIED = 1e-2
-# Of a search for the optimum of returning clients: a minute at n = 1024.
+# Evaluations of a search for the optimum of returning clients: a minute at n = 1024.
 _MOST_EVALUATIONS = 110
 
 

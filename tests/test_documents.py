@@ -54,7 +54,7 @@ _SMALL: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _WORDS = ("the", "model", "returns", "a", "list", "of", ".", "values", "for", "each")
-# Of pip and of the tests.
+# Flags of pip and of the tests.
 _OTHERS_FLAGS = ("--no-deps", "--all")
 # Contents of files, which tests of their own read.
 _FILES = ("csv", "toml")

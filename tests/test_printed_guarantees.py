@@ -100,7 +100,7 @@ def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
     try:
         of_less = accounting.epsilon(multiplier * (1.0 - 1e-4), delta)
     except noise_tail.TailError:
-        # Of less noise nothing is stated.
+        # For less noise nothing is stated.
         return
     assert of_less > target or found == 0.0
 

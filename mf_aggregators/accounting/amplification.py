@@ -477,7 +477,7 @@ def safe_delta(delta: float, compositions: int) -> float:
     """Returns delta less what composition by Fourier transforms may lose to rounding.
 
     Args:
-      delta: Of the guarantee.
+      delta: The delta of the guarantee.
       compositions: How many mechanisms are composed.
 
     Returns:

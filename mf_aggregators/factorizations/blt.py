@@ -40,7 +40,7 @@ from mf_aggregators.workloads import Workload
 MOST_BUFFERS = 8
 _ROUNDING = 1e-14
 
-# Of the places where one more buffer can start, how many are followed to the end.
+# How many of the places where one more buffer can start are followed to the end.
 _STARTS_FOLLOWED = 3
 # Logarithms of the least and the largest ratio of neighbouring distances in a search.
 _CLOSEST, _FARTHEST = 1e-9, 20.0

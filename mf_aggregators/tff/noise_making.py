@@ -61,7 +61,7 @@ class NoiseParts:
 
     Attributes:
       noise: The definition of its stream.
-      record: Of what noise was added to; None without a directory to keep it in.
+      record: The record of what noise was added to; None without a directory to keep it in.
     """
 
     noise: TensorNoise

@@ -81,7 +81,7 @@ class DataSampler:
         """
         part, scheme = self.part_of_round(round_index), self.scheme
         if isinstance(scheme, Shuffling):
-            # Of a pass all batches come from one shuffle.
+            # All batches of a pass come from one shuffle.
             visit = round_index // scheme.num_bands
             number, batch = divmod(visit, scheme.batches_per_pass)
             generator = cohorts.generator_of(

@@ -70,7 +70,7 @@ def use(addresses: Sequence[str], patience: Patience | None = None) -> DividedCo
     """Makes all rounds from now on use remote workers: sets TFF's default context.
 
     Args:
-      addresses: Of the workers, from :func:`parse`.
+      addresses: The addresses of the workers, from :func:`parse`.
       patience: How long a worker may be silent.
 
     Returns:
@@ -91,7 +91,7 @@ def connect(addresses: Sequence[str], patience: Patience | None = None) -> Divid
     What is not a client's part is run in the context that is TFF's current one now.
 
     Args:
-      addresses: Of the workers, from :func:`parse`.
+      addresses: The addresses of the workers, from :func:`parse`.
       patience: How long a worker may be silent.
 
     Returns:

@@ -502,7 +502,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 
 
 def test_every_round_makes_its_share_of_the_next_block() -> None:
-    """Of five panels, so that no round has to wait for a whole block of a large model."""
+    """The row has five panels, and no round has to wait for a whole block of a large model."""
     recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
     specs = (tf.TensorSpec((4 * row_layout.PANEL + 1,), tf.float32),)
     plan = BlockPlan(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))

@@ -261,7 +261,7 @@ def test_eligible_and_available_devices_are_counted(
 
 
 def test_the_number_of_available_devices_is_estimated() -> None:
-    """Of a population that is not asked as a whole."""
+    """It is estimated where the population is not asked as a whole."""
     behaviour = DeviceBehaviour(Independent(0.1))
     population = DevicePopulation(100_000, MinSeparation(20), 100, behaviour, 3)
     for found in _rounds(population, 40):
