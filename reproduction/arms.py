@@ -287,7 +287,7 @@ def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization
         TREE_ONLINE: lambda: factorizations.tree_aggregation(n, "online"),
         TREE_FULL: lambda: factorizations.tree_aggregation(n, "full"),
         SINGLE_EPOCH: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
-        # Near enough for a learning rate; the run computes its own.
+        # This matrix is near enough for a learning rate; the run computes its own.
         TRAINING_OPTIMUM: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
         MULTI_EPOCH: lambda: _multi_epoch(setting, workspace),
         MULTI_EPOCH_FIXED_ORDER: lambda: _multi_epoch(setting, workspace),

@@ -41,14 +41,15 @@ from mf_aggregators.noise import rows_of_z
 # The largest share of delta that the tail may take: beyond it, a guarantee would rest on how
 # the tail is bounded.
 LARGEST_SHARE = 0.5
-# Less of delta than is left wherever anything is stated: epsilon at this share is an upper one.
+# A smaller share of delta than is left wherever anything is stated: epsilon at this share is an
+# upper bound.
 SMALL_SHARE = 0.8 * (1.0 - LARGEST_SHARE)
 # The coordinates of all rounds together, where nobody says how many there are.
 DEFAULT_NUM_COORDINATES = 2**20
 
 _T = rows_of_z.LARGEST_NORMAL
 _ROOT = math.sqrt(_T**2 - 4.0)
-# Between them, G is a convex function of the squared contribution.
+# Between these two, G is a convex function of the squared contribution.
 _SMALL, _LARGE = (_T - _ROOT) / 2.0, (_T + _ROOT) / 2.0
 _FACTOR = _T * math.sqrt(2.0 / math.pi)
 # Below this the difference of two probabilities would lose its digits.

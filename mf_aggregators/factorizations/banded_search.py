@@ -137,7 +137,7 @@ class BandedSearch:
 
         self.evaluations += 1
         self.progress.update()
-        # At most one, and one where the scales are exact.
+        # The squared sensitivity is at most one, and one where the scales are exact.
         squared = self._constraint.squared_sensitivity(band_algebra.column_sums(np.square(scaled)))
         self._keep(scaled, squared, error)
         if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:

@@ -36,7 +36,7 @@ _STATES_KEPT = 4
 _GROUP = 64
 _PARALLEL_FILES = 4
 
-# From a block and a panel to the block's rows of the panel, made and written.
+# Takes a block and a panel, and returns the block's rows of the panel, made and written.
 _MakePanel: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 

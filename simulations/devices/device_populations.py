@@ -203,7 +203,7 @@ class DevicePopulation:
         self._seed = validation.integer_at_least(seed, 0, "seed")
         self._round_index = 0
         self._seconds = 0.0
-        # Whose timers have not run out as a round begins.
+        # The number of devices whose timers have not run out as a round begins.
         self._waiting_before = 0
         if behaviour.timer is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)

@@ -24,7 +24,7 @@ _MECHANISMS = (
     "none",
 )
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
-# Whose matrices can be optimised for any workload.
+# Mechanisms whose matrices can be optimised for any workload.
 _ANY_WORKLOAD = ("banded", "optimal")
 _COUNTS = (
     "num_rounds",

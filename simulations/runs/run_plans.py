@@ -15,7 +15,7 @@ from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskData
 from simulations.training.learning_rate_schedules import Schedule
 
-# Without --num_buffers and --num_bands.
+# The defaults of --num_buffers, and of --num_bands for a banded inverse.
 _BUFFERS, _BANDS_OF_INVERSE = 4, 16
 
 

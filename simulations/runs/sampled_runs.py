@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 # A value of --sampling: clients take part whenever their participation timers allow it.
 TIMERS = "timers"
-# Whose matrices C have bands; a banded inverse has a full C.
+# Mechanisms whose matrices C have bands; a banded inverse has a full C.
 _BANDED_MECHANISMS = ("banded", "toeplitz", "identity")
 
 HELP = (

@@ -28,7 +28,7 @@ from simulations.sampling.cohorts import Stream
 
 # The second coordinate of all generators here.
 _PARTITION, _ROUND, _PASS = 0, 1, 2
-# As many as NumPy's seed sequences mix, and as Philox has of key.
+# NumPy's seed sequences mix as many bits, and Philox has a key of as many.
 _SEED_BITS = 128
 
 

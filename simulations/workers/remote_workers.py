@@ -167,7 +167,7 @@ class _Stub(tff.framework.RemoteExecutorStub):
         self.abandoned = threading.Event()
         self._address = address
         self._patience = patience
-        # With its scheme, because a host may have a scheme's name.
+        # The scheme is named, because a host may have a scheme's name.
         self._channel = grpc.insecure_channel(f"dns:///{address}", _CHANNEL_OPTIONS)
         self._calls = executor_pb2_grpc.ExecutorGroupStub(self._channel)
 

@@ -338,7 +338,7 @@ def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
 
 @dataclasses.dataclass(frozen=True)
 class _Population:
-    """As many clients as a data set has, without its data."""
+    """The number of clients of a data set, without its data."""
 
     num_clients: int
     name: str = "a population"
@@ -403,7 +403,7 @@ def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With matrices that cost nothing, banded as those that sampling needs."""
+    """The matrices here cost nothing, and have bands as those that sampling needs."""
     setting = settings["stackoverflow"]
     choice = BandChoice(8, 1.0, 1.0, 1.0)
     monkeypatch.setattr(arms, "num_bands", lambda *_: choice)

@@ -152,7 +152,7 @@ class _Killable:
 
 def _end(processes: list[psutil.Process]) -> None:
     for process in processes:
-        # By psutil's handle, which never means another process of the same number.
+        # The handle of psutil never means another process of the same number.
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, timeout=10)

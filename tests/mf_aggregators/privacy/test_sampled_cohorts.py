@@ -70,7 +70,7 @@ def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
         *(scheme(3, 2, 5, 1) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
         *(scheme(3, 2, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
         *(scheme(3, 1, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
-        # With a pass over, and one client left out of all.
+        # Here a pass is over, and one client is left out of all batches.
         Shuffling(3, 1, 5, 2),
     ],
     ids=str,

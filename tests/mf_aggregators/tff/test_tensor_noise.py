@@ -301,7 +301,7 @@ def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
             row, following = stream.next_row(states[i])
             _assert_same(row, stream.expected[i])
             assert _contents(following) == _contents(states[i + 1])
-    # From the middle on to the end, after a run that was further.
+    # A stream goes on from the middle to the end, after a run that was further.
     state = states[_NUM_ROUNDS // 2]
     for i in range(_NUM_ROUNDS // 2, _NUM_ROUNDS):
         row, state = stream.next_row(state)
@@ -357,7 +357,7 @@ def test_whatever_happens_to_the_files_rows_stay_the_same(
         if event == "go back":
             state = states[data.draw(st.integers(0, len(states) - 1))]
         if event == "older files" and directory.exists():
-            # From a copy that was made then to the next time, as a restored backup.
+            # The first such event copies the files; the next one restores the copy, as a backup.
             if older.exists():
                 shutil.rmtree(directory)
                 older.rename(directory)
