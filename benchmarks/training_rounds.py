@@ -116,7 +116,7 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and those that it has started."""
+    """The CPU time of this process and of those that it has started."""
     this = psutil.Process()
     times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
     return sum(time.user + time.system for time in times)

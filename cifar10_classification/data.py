@@ -13,7 +13,7 @@ from simulations.training.labelled_images import Images, concatenated
 
 SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
-# Of the data set that Keras downloads.
+# The size of the data set that Keras downloads.
 NUM_TRAINING_IMAGES = 50_000
 
 _TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))

@@ -76,7 +76,7 @@ class Cifar10Data:
         """Returns the task.
 
         Args:
-          seed: Of the initial weights.
+          seed: Seed for drawing the initial weights.
         """
         from cifar10_classification import task
 

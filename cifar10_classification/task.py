@@ -9,8 +9,8 @@ from simulations.training.federated_task import FederatedTask
 from simulations.training.image_classification import image_task
 from simulations.training.labelled_images import Images
 
-# Of the test images, the share that is evaluated as a model is trained; no others are seen
-# before training has ended. The papers have no such split, and train with all training images.
+# The share of the test images that is evaluated as a model is trained; no others are seen before
+# training has ended. The papers have no such split, and train with all training images.
 _HELDOUT_SHARE = 0.2
 _NUM_BLOCKS = 3
 
@@ -21,7 +21,7 @@ def federated_task(train: Images, test: Images, seed: int) -> FederatedTask:
     Args:
       train: The training images, (m, 32, 32, 3) uint8 pixels.
       test: The test images, at least two.
-      seed: Of the initial weights.
+      seed: Seed for drawing the initial weights.
     """
     digits = len(str(len(train)))
     names = [f"{place:0{digits}}" for place in range(len(train))]

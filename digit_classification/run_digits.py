@@ -92,7 +92,7 @@ class DigitsData:
         """Returns the task.
 
         Args:
-          seed: Of the order of a client's images in a round.
+          seed: Seed for the order of a client's images in a round.
         """
         from digit_classification import task
 

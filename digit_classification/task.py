@@ -21,7 +21,7 @@ def federated_task(
       examples_per_client: The most images of a client.
       batch_size: Images in a local step.
       epochs: How often a client goes through its images.
-      seed: Of the order of a client's images in a round. Initial weights are zero.
+      seed: Seed for the order of a client's images in a round. Initial weights are zero.
     """
     clients = data.clients(forms, examples_per_client)
     client_data = tff.simulation.datasets.TestClientData(

@@ -107,7 +107,7 @@ def _of_machine() -> float:
     if "MemAvailable" in found:
         return found["MemAvailable"] + found.get("SwapFree", 0.0)
     try:
-        # Of other systems, all that there is.
+        # Without /proc/meminfo, all memory of the machine counts.
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):
         return math.inf

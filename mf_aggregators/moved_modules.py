@@ -15,7 +15,7 @@ def install(moved: Mapping[str, str]) -> None:
     identity under both. It is imported when it is first asked for.
 
     Args:
-      moved: By earlier dotted name the present one.
+      moved: The present dotted name of each module, by its earlier one.
     """
     if not any(isinstance(each, _Finder) and each.moved == moved for each in sys.meta_path):
         sys.meta_path.append(_Finder(moved))

@@ -16,9 +16,9 @@ from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace
 
 # A ratio that is almost one.
 _ALMOST = 1.1
-# Of squared errors, as gaps are.
+# The largest relative gap of an optimum that counts as certified; gaps are of squared errors.
 _CERTIFIED = 1e-2
-# Of a search for the optimum of returning clients: a minute at n = 1024.
+# Evaluations of a search for the optimum of returning clients: a minute at n = 1024.
 _MOST_EVALUATIONS = 110
 
 
@@ -169,7 +169,7 @@ def by_epochs(name: str, workspace: Workspace) -> Outcome:
     found = best_bands.cells(workspace, (1.0,), best_bands.EPOCHS, best_bands.NUM_ROUNDS)
     multiplier = accounting.noise_multiplier(1.0, best_bands.DELTA)
     errors = multi_epoch_errors(workspace, best_bands.EPOCHS, best_bands.NUM_ROUNDS)
-    # By epochs at a fixed number of rounds, a batch is k / n of the data.
+    # For k epochs at a fixed number of rounds n, a batch is k / n of the data.
     shares = np.array(best_bands.EPOCHS) / best_bands.NUM_ROUNDS
     curves = {
         "DP-SGD, amplified": np.array([cell.independent_noise for cell in found]) / shares,

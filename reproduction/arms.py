@@ -55,14 +55,14 @@ class Setting:
     """The task and its size.
 
     Attributes:
-      name: Of the directory of its runs, which comparisons share.
+      name: The name of the directory of its runs, which comparisons share.
       dataset: As ``--dataset`` takes it.
       num_rounds: n.
       population: Clients.
-      clients_per_round: Of a round.
+      clients_per_round: The clients of a round.
       separation: b of runs in which clients come back; n for a single pass.
-      clients_of_single_pass: Per round, of mechanisms for which no client comes back.
-      delta: Of all guarantees.
+      clients_of_single_pass: The clients of a round, for mechanisms for which no client comes back.
+      delta: The delta of all guarantees.
       learning_rate: The server's for BandMF at epsilon 8: the paper's, or what is good here.
       momentum: The server's.
       flags: What all runs share.
@@ -233,7 +233,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Of its directories and files."""
+        """The name of its directories and files."""
         words = "".join(letter if letter.isalnum() else " " for letter in self.label.lower())
         factor = "" if self.rate_factor == 1.0 else f"_rate_{self.rate_factor:.3g}"
         return f"{'_'.join(words.split())}_epsilon_{self.epsilon:g}{factor}"
@@ -287,7 +287,7 @@ def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization
         TREE_ONLINE: lambda: factorizations.tree_aggregation(n, "online"),
         TREE_FULL: lambda: factorizations.tree_aggregation(n, "full"),
         SINGLE_EPOCH: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
-        # Near enough for a learning rate; the run computes its own.
+        # This matrix is near enough for a learning rate; the run computes its own.
         TRAINING_OPTIMUM: lambda: matrices.optimum(workspace, workloads.prefix_sum(n)),
         MULTI_EPOCH: lambda: _multi_epoch(setting, workspace),
         MULTI_EPOCH_FIXED_ORDER: lambda: _multi_epoch(setting, workspace),

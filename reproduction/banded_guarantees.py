@@ -146,7 +146,7 @@ def _amplified(
 
 
 def _epsilon_of(rho: float, delta: float) -> float:
-    """Of real normal numbers, as the paper has it: no tail is charged to delta."""
+    """Epsilon for real normal numbers, as in the paper: no tail is charged to delta."""
     return accounting.exact_epsilon(accounting.noise_multiplier_of_zcdp(rho), delta)
 
 

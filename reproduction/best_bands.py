@@ -51,9 +51,9 @@ class Cell:
     """One privacy target and number of epochs.
 
     Attributes:
-      epsilon: At delta 1e-6.
+      epsilon: The privacy target, at delta 1e-6.
       epochs: k.
-      choices: What powers of two of bands cost, amplified; of one band: DP-SGD.
+      choices: What each power of two of bands costs, amplified; one band is DP-SGD.
     """
 
     epsilon: float

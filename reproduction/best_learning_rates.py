@@ -26,7 +26,8 @@ class _Rate:
       by_run: (repetitions,) float64: held-out accuracies after training, in percent: test
         data choose nothing.
       mean: Their mean.
-      half_width: Of the 95 % interval of Student's t around it; NaN of a single run.
+      half_width: Half the width of the 95 % interval of Student's t around the mean; NaN for a
+        single run.
     """
 
     arm: Arm
@@ -52,9 +53,9 @@ class _Tuned:
     Attributes:
       epsilon: The target.
       label: The mechanism.
-      rates: In increasing order.
+      rates: The rates that were tried, in increasing order.
       error_of_sums: Its effective RMSE of prefix sums.
-      error_of_updates: And of updates.
+      error_of_updates: Its effective RMSE of updates.
     """
 
     epsilon: float

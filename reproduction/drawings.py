@@ -358,7 +358,10 @@ def _trained_arms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
 
 
 def _styles_of_arms(labels: Sequence[str]) -> dict[str, figures.Style]:
-    """Of many arms, those that differ in their schedules alone, and share no panel, are alike."""
+    """Styles by label: of many arms, those that differ in their schedules alone look alike.
+
+    Such arms share no panel.
+    """
     if len(set(labels)) <= _MOST_CURVES:
         return figures.styles(labels)
     mechanisms = {label: label.partition(", ")[0] for label in labels}

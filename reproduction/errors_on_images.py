@@ -57,7 +57,7 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
         for epsilon in _EPSILONS
         for num_bands in _BANDS
     ]
-    # By epsilon and by bands.
+    # The multipliers by epsilon and by bands.
     multipliers = np.reshape(best_bands.noise_multipliers(workspace, targets), (len(_EPSILONS), -1))
     errors = np.array(
         [
@@ -73,7 +73,7 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
         over_sgd.append(best / float(of_bands[0]))
         without = multi_epoch * accounting.noise_multiplier(epsilon, _DELTA)
         over_multi_epoch.append(best / without)
-    # Up to the first target at which it is worse.
+    # BandMF is not worse at any target before this one.
     first_worse = next(
         (place for place, ratio in enumerate(over_multi_epoch) if ratio > 1.0),
         len(over_multi_epoch),

@@ -49,7 +49,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Of a printed number, of a claim in words, or that there is neither."""
+        """The verdict on the printed number or on the claim in words, or that there is neither."""
         if self.printed is not None:
             agrees = printed_values.parse(self.printed).agrees(self.ours)
             return AGREES if agrees else DIFFERS

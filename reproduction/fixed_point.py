@@ -9,8 +9,8 @@ import numpy as np
 
 # McMahan et al., footnote 3: iterates end where phi changes them by less, relative to their norm.
 _TOLERANCE = 1e-5
-# Of the trapezoidal rule for x^(-1/2), in the logarithm of the shift: its error is of the order
-# exp(-pi^2 / step) and exp(-margin), relative to x^(-1/2).
+# Step and margin of the trapezoidal rule for x^(-1/2), in the logarithm of the shift: its error is
+# of the order exp(-pi^2 / step) and exp(-margin), relative to x^(-1/2).
 _STEP = 0.3
 _MARGIN = 32.0
 
@@ -39,7 +39,7 @@ def iterate(num_rounds: int, seed: int = 0) -> Iterates:
 
     Args:
       num_rounds: n.
-      seed: Of the vector that it starts from, uniform on (0, 1).
+      seed: Seed for the vector that the iteration starts from, uniform on (0, 1).
 
     Returns:
       All iterates, of which the last is the first that phi changes by less than 1e-5.

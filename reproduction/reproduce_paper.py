@@ -160,7 +160,7 @@ def _trainable(
         if reason is None:
             kept.append(experiment)
             continue
-        # Of all that train, some remain; one that was named is what was wanted.
+        # One that --only names is what was wanted; any other is left out.
         command_line.check_choice(experiment.name not in values.only, reason)
         _say(f"left out: {reason}")
     command_line.check_choice(bool(kept), "nothing that --only names can be trained like that.")
@@ -204,7 +204,7 @@ def _run(
 
 
 def _name(experiment: Experiment, dataset: str) -> str:
-    """Of its files: a run at the papers' size does not replace one that was scaled down."""
+    """The name of its files: a run at the papers' size does not replace a scaled-down one."""
     is_usual = not experiment.targets or dataset == arms.DOCSTRINGS
     return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 

@@ -39,7 +39,7 @@ class Result:
       drawing: What its figure shows.
       seconds: Wall time; less where factorizations came from the cache.
       command: What computes it again.
-      versions: Of the packages that it was computed with, and of Python.
+      versions: The versions of the packages that it was computed with, and of Python.
       processors: The processors of the machine.
     """
 

@@ -15,7 +15,7 @@ import scipy.linalg
 _SUFFICIENT = 0.1
 _SHORTER = 0.5
 _MOST_HALVINGS = 40
-# Of conjugate gradients in the search for each Newton direction.
+# The most steps, and the tolerance, of conjugate gradients in the search for each Newton direction.
 _MOST_DIRECTION_STEPS = 5
 _DIRECTION_TOLERANCE = 1e-4
 
@@ -79,7 +79,7 @@ def _fixed_point(gram: np.ndarray) -> Iterator[float]:
 
 
 def _eigenpairs(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of V^1/2 A^T A V^1/2, whose root is T and has the diagonal phi(v)."""
+    """The eigenpairs of V^1/2 A^T A V^1/2, whose root is T and has the diagonal phi(v)."""
     root_v = np.sqrt(v)
     eigenvalues, vectors = np.linalg.eigh(gram * root_v * root_v[:, np.newaxis])
     return np.maximum(eigenvalues, np.finfo(np.float64).eps * eigenvalues[-1]), vectors

@@ -19,9 +19,9 @@ class TrainedArms:
     Attributes:
       arms: Those of the chosen targets, in the order of their definition.
       setting: The task and its size.
-      runs: By arm what was run, repetition by repetition.
-      finished: By arm what came of it, in the same order.
-      statistics: By arm the test accuracies over its runs.
+      runs: What was run for each arm, repetition by repetition.
+      finished: What came of these runs, by arm and in the same order.
+      statistics: The test accuracies of each arm over its runs.
     """
 
     arms: tuple[Arm, ...]
@@ -40,7 +40,7 @@ def train(
 
     Args:
       arms_of: Returns a comparison's arms for a data set.
-      settings: By data set.
+      settings: The setting of each data set.
       workspace: Where matrices and runs are kept.
 
     Returns:

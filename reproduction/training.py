@@ -32,7 +32,7 @@ def compare(
     Args:
       name: The experiment's name.
       arms_of: Returns its arms for a data set.
-      settings: By data set.
+      settings: The setting of each data set.
       workspace: Where matrices and runs are kept.
 
     Returns:

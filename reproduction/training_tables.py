@@ -249,7 +249,7 @@ def arms_of_denisov_3(dataset: str) -> tuple[Arm, ...]:
         for label, kind in _DENISOV_2:
             add(f"{label}, {schedule}", kind, schedule)
     if dataset == kinds.STACKOVERFLOW:
-        # As many clients as there are for one pass; the paper does not say of which mechanisms.
+        # There are 167 clients a round for one pass; the paper does not say for which mechanisms.
         for label, kind in list(_DENISOV_2)[2:]:
             more = ("--clients_per_round=167",)
             add(f"{label}, cool-down, 167 clients", kind, "cool-down", more)

@@ -53,8 +53,8 @@ class ParticipationSummary:
       took_place: The realised separations and number of participations.
       separation_percentile_1: The first percentile of the rounds between two adjacent
         participations of one device; None if no device took part twice.
-      separation_median: Their median; None likewise.
-      participations_mean: Over the devices that took part.
+      separation_median: Their median; None in the same case.
+      participations_mean: The mean number of participations over the devices that took part.
       participations_max: The most of one device.
     """
 

@@ -209,7 +209,7 @@ def examples(
         packages: What `find_packages` returned.
         counts: Counts to add to, for a report.
         min_sentences: Modules with fewer sentences of their own are left out.
-        max_sentences: Of modules with more, the first so many are kept.
+        max_sentences: The most sentences of a module: of one with more, the first are kept.
         show_progress: Whether to draw a progress bar on standard error.
 
     Yields:

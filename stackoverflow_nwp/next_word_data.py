@@ -10,7 +10,7 @@ from mf_aggregators import memory
 from simulations.training.federated_task import HELDOUT, FederatedTask
 from stackoverflow_nwp import datasets
 
-# That the most frequent word is counted on.
+# The number of sentences that the most frequent word is counted on.
 _COUNTED_SENTENCES = 50_000
 _BYTES_PER_NUMBER = 4
 

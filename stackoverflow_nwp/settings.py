@@ -13,8 +13,8 @@ class Settings:
 
     Attributes:
       vocab_size: Words in the vocabulary.
-      embedding_size: Of the model.
-      lstm_size: Of the model.
+      embedding_size: The size of the embedding of the model.
+      lstm_size: The units of the LSTM of the model.
       num_rounds: n.
       clients_per_round: m.
       max_bands: The most bands of C; the separation is the other limit.
@@ -22,18 +22,18 @@ class Settings:
       batch_size: Sentences in a local step.
       client_epochs: Passes of a client over its sentences of a round.
       client_optimizer: ``sgd`` or ``adam``.
-      client_learning_rate: Of the client's optimizer.
-      server_learning_rate: Of the server's SGD with momentum.
-      server_momentum: Of the server's SGD with momentum.
+      client_learning_rate: The learning rate of the client's optimizer.
+      server_learning_rate: The learning rate of the server's SGD with momentum.
+      server_momentum: The momentum of the server's SGD with momentum.
       server_warmup: Share of the rounds, the first ones, in which the rate rises from 5 %.
       server_cooldown: Share of the rounds, the last ones, in which the rate falls to 5 %.
       clip_norm: L2 norm that each client's update is clipped to.
       zeroing_norm: L-infinity norm above which an update is replaced by zero; None for none.
-      target_epsilon: Of the planned guarantee.
-      delta: Of the planned guarantee.
+      target_epsilon: The epsilon of the planned guarantee.
+      delta: The delta of the planned guarantee.
       evaluate_every: Rounds between evaluations.
-      heldout_sentences: That the model is evaluated on during training.
-      test_sentences: Of test clients, for the final accuracy.
+      heldout_sentences: Sentences of held-out clients, for evaluations during training.
+      test_sentences: Sentences of test clients, for the final accuracy.
     """
 
     vocab_size: int

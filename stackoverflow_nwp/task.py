@@ -34,7 +34,7 @@ class NextWordTask:
     Attributes:
       vocab_size: Words in the vocabulary, special tokens not counted.
       sequence_length: Words of a sentence that are predicted.
-      embedding_size: Of the embedding and of the layer before the logits.
+      embedding_size: The size of the embedding and of the layer before the logits.
       lstm_size: Units of the LSTM.
       shared_embedding: Whether the logits use the transposed input embedding.
     """
@@ -136,7 +136,7 @@ class ClientDatasets:
         of its own, another one in each round.
       batch_size: Sentences in a local step.
       epochs: How often the client goes through them.
-      seed: Of the samples.
+      seed: Seed for drawing the samples.
     """
 
     tokens: ClientTokens
@@ -162,7 +162,7 @@ def all_sentences(
     Args:
       tokens: The split.
       at_most: How many sentences.
-      seed: Of the run.
+      seed: The seed of the run.
       split_number: From 0, another one for each split of a run: samples of two splits have
         nothing to do with each other.
 

@@ -34,6 +34,10 @@ REASONS = {
     "trains for hours": 1,
 }
 
+LONGEST_LINE = 100
+
+_FENCED_OR_COMMENT = re.compile(r"^```.*?^```$|<!--.*?-->", re.DOTALL | re.MULTILINE)
+_BARE_LINK = re.compile(r"!?\[[^\]]*\]\([^)]*\)")
 _FENCE = re.compile(
     r"(?:^<!-- test:(?P<marker>[^>]*?)-->\n\n?)?"
     r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
@@ -175,6 +179,25 @@ def blocks(name: str, text: str) -> list[Block]:
     if sum(match["marker"] is not None for match in _FENCE.finditer(text)) != num_markers:
         raise ValueError(f"{name}: a marker of a test is not right above a block")
     return found
+
+
+def over_long_lines(text: str) -> list[int]:
+    """Returns which lines of a document's prose are longer than ``LONGEST_LINE``, from 1.
+
+    Rows of tables, lines of fenced blocks and of HTML comments, and lines that are nothing but a
+    link or an image may be of any length, because they cannot be wrapped.
+
+    Args:
+      text: What the document holds.
+    """
+    prose = _FENCED_OR_COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
+    return [
+        number
+        for number, line in enumerate(prose.splitlines(), 1)
+        if len(line) > LONGEST_LINE
+        and not line.lstrip().startswith("|")
+        and not _BARE_LINK.fullmatch(line.strip())
+    ]
 
 
 def without_blocks(text: str) -> str:

@@ -12,9 +12,10 @@ import numpy as np
 
 from mf_aggregators import figures
 
-# Of colours of one panel in CIELAB: a difference of 2.3 is just noticeable side by side.
+# The least difference of colours of one panel, in CIELAB, where a difference of 2.3 is just
+# noticeable side by side.
 _LEAST_DIFFERENCE = 10.0
-# Of text in cells: WCAG 2.1, success criterion 1.4.3.
+# The least contrast of text in cells: WCAG 2.1, success criterion 1.4.3.
 _LEAST_CONTRAST = 4.5
 # Boxes of text may touch; fonts have room inside.
 _SLACK_IN_DOTS = 1.0
@@ -123,7 +124,7 @@ def _lab(colour: Any) -> np.ndarray:
 
 
 def _hidden_curves(axes: matplotlib.axes.Axes) -> list[str]:
-    """Of curves on top of each other, the lower one has to be the broader."""
+    """Where curves lie on top of each other, the lower one has to be the broader."""
     found = []
     lines = [line for line in _named_lines(axes) if line.get_linestyle() != "None"]
     for place, lower in enumerate(lines):

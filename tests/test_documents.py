@@ -54,7 +54,7 @@ _SMALL: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _WORDS = ("the", "model", "returns", "a", "list", "of", ".", "values", "for", "each")
-# Of pip and of the tests.
+# Flags of pip and of the tests.
 _OTHERS_FLAGS = ("--no-deps", "--all")
 # Contents of files, which tests of their own read.
 _FILES = ("csv", "toml")
@@ -451,6 +451,16 @@ def _name_of(flag: str) -> str:
     return flag.removeprefix("--").partition("=")[0]
 
 
+# Lines of prose
+
+
+@pytest.mark.parametrize("name", documents.names())
+def test_lines_of_prose_are_short(name: str) -> None:
+    over_long = documents.over_long_lines(documents.read(name))
+
+    assert not over_long, f"{name} has lines of more than {documents.LONGEST_LINE} characters"
+
+
 # The checks themselves
 
 
@@ -494,3 +504,23 @@ def test_what_is_wrong_in_a_document_is_found(
 def test_a_marker_that_means_nothing_is_found(text: str) -> None:
     with pytest.raises(ValueError, match=r"^docs/none\.md"):
         documents.blocks("docs/none.md", text)
+
+
+_LONG = "word " * 20 + "w"
+
+
+@pytest.mark.parametrize(
+    ("text", "over_long"),
+    [
+        (f"{_LONG[:-1]}\n", []),
+        (f"{_LONG[:-1]}\n{_LONG}\n", [2]),
+        (f"# {_LONG}\n\n- {_LONG}\n", [1, 3]),
+        (f"| {_LONG} |\n", []),
+        (f"```bash\n{_LONG}\n```\n{_LONG}\n", [4]),
+        (f"<!-- test:\n{_LONG}\n-->\n{_LONG}\n", [4]),
+        (f"[{_LONG}](a.md)\n![{_LONG}](a.png)\n", []),
+        (f"See [{_LONG}](a.md)\n", [1]),
+    ],
+)
+def test_lines_that_are_too_long_are_found(text: str, over_long: list[int]) -> None:
+    assert documents.over_long_lines(text) == over_long

@@ -11,7 +11,7 @@ from mf_aggregators.tff import noise_directory
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
 
-# Of commands that write a directory of files; {} is the place.
+# Flags of commands that write a directory of files; {} is the place.
 _DIRECTORIES = {
     "compare-mechanisms": "--output_dir={}",
     "reproduce-paper": "--only=bandmf-production --output_dir={}",
@@ -19,7 +19,7 @@ _DIRECTORIES = {
     "run-digits": "--output_dir={}",
     "run-stackoverflow": "--output_dir={}",
 }
-# Of commands that write one file, or one checkpoint.
+# Flags of commands that write one file, or one checkpoint.
 _FILES = {
     "make-text-dataset": "--input={folder}/words.txt --output={}.sqlite",
     "mf-factorize": "--mechanism=identity --num_rounds=4 --output={}",

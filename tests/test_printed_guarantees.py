@@ -55,7 +55,7 @@ def test_significant_digits_are_rounded_up_and_down_by_less_than_a_unit(
     assert 0 <= Decimal(above) - _decimal(value) < unit
     assert 0 <= _decimal(value) - Decimal(below) < unit
     assert float(above) >= value >= float(below)
-    # As short as format would have it.
+    # The number is as short as format would have it.
     assert len(above.replace("-", "").split("e")[0].replace(".", "").lstrip("0")) <= digits + 1
     assert format(value, form) in (above, below)
 
@@ -100,7 +100,7 @@ def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
     try:
         of_less = accounting.epsilon(multiplier * (1.0 - 1e-4), delta)
     except noise_tail.TailError:
-        # Of less noise nothing is stated.
+        # For less noise nothing is stated.
         return
     assert of_less > target or found == 0.0
 

@@ -93,7 +93,7 @@ _LARGEST_NOISE_OF_SUBSETS = 1e6
 # What is left of delta if the tail is not worth a second accounting.
 _HARDLY_LESS = 0.999
 
-# In a search for a noise multiplier, the excess of one that cannot be accounted for.
+# The excess, in a search, of a noise multiplier that cannot be accounted for.
 _REFUSED = 1e6
 
 # Points of the grid of local deltas over which the bound for shuffling is minimised.
@@ -477,7 +477,7 @@ def safe_delta(delta: float, compositions: int) -> float:
     """Returns delta less what composition by Fourier transforms may lose to rounding.
 
     Args:
-      delta: Of the guarantee.
+      delta: The delta of the guarantee.
       compositions: How many mechanisms are composed.
 
     Returns:

@@ -38,16 +38,18 @@ import scipy.special
 from mf_aggregators import validation
 from mf_aggregators.noise import rows_of_z
 
-# Of delta: with a larger share gone, a guarantee would rest on how the tail is bounded.
+# The largest share of delta that the tail may take: beyond it, a guarantee would rest on how
+# the tail is bounded.
 LARGEST_SHARE = 0.5
-# Less of delta than is left wherever anything is stated: epsilon at this share is an upper one.
+# A smaller share of delta than is left wherever anything is stated: epsilon at this share is an
+# upper bound.
 SMALL_SHARE = 0.8 * (1.0 - LARGEST_SHARE)
-# Of all rounds, where nobody says how many there are.
+# The coordinates of all rounds together, where nobody says how many there are.
 DEFAULT_NUM_COORDINATES = 2**20
 
 _T = rows_of_z.LARGEST_NORMAL
 _ROOT = math.sqrt(_T**2 - 4.0)
-# Between them, G is a convex function of the squared contribution.
+# Between these two, G is a convex function of the squared contribution.
 _SMALL, _LARGE = (_T - _ROOT) / 2.0, (_T + _ROOT) / 2.0
 _FACTOR = _T * math.sqrt(2.0 / math.pi)
 # Below this the difference of two probabilities would lose its digits.
@@ -71,7 +73,7 @@ def probability(
     Args:
       noise_multiplier: Standard deviation of Z over what one of the participations, or for
         one all of them together, can change in C x (in L2 norm).
-      epsilon: That delta is for; infinity for a bound that serves all.
+      epsilon: The epsilon that delta is for; infinity for a bound that serves every epsilon.
       num_coordinates: Over how many numbers a contribution may be spread: the parameters
         times the rounds.
       participations: How many participations change different rows of C x.
@@ -91,9 +93,9 @@ def probability(
         return 1.0
     together = math.sqrt(participations) * each
     spread = pairs * _leaves(min(_SMALL, together / math.sqrt(pairs)))
-    # Of the releases with the client, the share of those in which it took part can be
-    # impossible without it; of those without it, none is impossible, and what is missing with
-    # it is that share.
+    # Among the releases with the client, the share of those in which it took part can be
+    # impossible without it. Among the releases without it, none is impossible, and what is
+    # missing with it is that share.
     concentrated = max(
         chance * _concentrated(each, epsilon - math.log(chance)),
         _concentrated(each, epsilon + math.log(chance)),
@@ -105,9 +107,9 @@ def delta_left(delta: float, tail: float, num_coordinates: int = DEFAULT_NUM_COO
     """Returns what of delta is left for real normal numbers.
 
     Args:
-      delta: Of the guarantee.
+      delta: The delta of the guarantee.
       tail: What :func:`probability` returned.
-      num_coordinates: As there.
+      num_coordinates: As for :func:`probability`.
 
     Returns:
       A delta below the given one. If real normal numbers have it at epsilon, the noise that

@@ -109,7 +109,7 @@ class AuditResult:
       epsilon: The claimed epsilon, exact for the noise multiplier.
       epsilon_lower_bound: The epsilon at ``delta`` of the largest mu that was refuted: below
         it, the trade-off curve that the noise multiplier promises does not hold.
-      mu_lower_bound: That mu; the claimed one is ``claim.mu``.
+      mu_lower_bound: The largest mu that was refuted; the claimed one is ``claim.mu``.
       any_mechanism: Bounds that do not use the promised curve, at ``delta`` and LARGE_DELTA.
       contribution: The rounds and signs of the audited clients.
       rates: The observed error rates, one for each threshold.
@@ -187,7 +187,7 @@ def audit(
     miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
     provable = statistics.largest_provable_mu(absences, canaries, miss_probability)
     if provable <= claim.mu:
-        # Of very few, every bound is 0.
+        # With very few canaries, every bound is 0.
         reach = f"a noise multiplier below {1.0 / provable:.3g}" if provable > 0.0 else "any claim"
         raise ValueError(
             f"{canaries} canaries cannot refute {reach}, found a noise multiplier of "
@@ -279,7 +279,7 @@ class _Runner:
             raise ValueError("the aggregator released numbers that are not finite.")
         is_owned = np.zeros(self._dimension, bool)
         is_owned[self._coordinates(canaries)] = True
-        # Of a shorter run, the coordinates beyond those that belong to it.
+        # A run with fewer canaries leaves out the coordinates that do not belong to it.
         used = slice(canaries * (1 + _ABSENCES_PER_CANARY))
         scores = statistics.scores(model, contribution, signs, residuals)
         return scores[used], is_owned[used]

@@ -129,7 +129,7 @@ def rates_of_scores(
       absent: Independent scores without the client.
       present: Independent scores with the client.
       threshold: Scores above it are taken for presence.
-      miss_probability: Of each of the two bounds.
+      miss_probability: The largest probability with which each of the two bounds may be wrong.
 
     Returns:
       The counts and bounds.
@@ -150,7 +150,7 @@ def largest_provable_mu(absences: int, presences: int, miss_probability: float) 
     Args:
       absences: Observations without the client.
       presences: Observations with the client.
-      miss_probability: Of each bound.
+      miss_probability: The largest probability with which each bound may be wrong.
 
     Returns:
       The largest value that ``ErrorRates.mu_lower_bound`` can have.
@@ -170,7 +170,7 @@ def choose_thresholds(
       power: The expected mu of the scores.
       absences: Observations without the client to come.
       presences: Observations with the client to come.
-      miss_probability: Of each bound.
+      miss_probability: The largest probability with which each bound may be wrong.
       deltas: The deltas at which epsilon is bounded for any mechanism.
 
     Returns:

@@ -34,9 +34,9 @@ class BandedSearch:
 
         Args:
           workload: (n, n) float64.
-          constraint: Of the columns, with the number of bands.
-          relative_gap: At which it ends.
-          max_evaluations: At which it ends anyway.
+          constraint: What the columns have to keep, and the number of bands.
+          relative_gap: The relative gap at which the search ends.
+          max_evaluations: The number of evaluations after which the search ends anyway.
           show_progress: Whether to show a bar on standard error.
         """
         num_bands = constraint.num_bands
@@ -137,7 +137,7 @@ class BandedSearch:
 
         self.evaluations += 1
         self.progress.update()
-        # At most one, and one where the scales are exact.
+        # The squared sensitivity is at most one, and one where the scales are exact.
         squared = self._constraint.squared_sensitivity(band_algebra.column_sums(np.square(scaled)))
         self._keep(scaled, squared, error)
         if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:

@@ -49,7 +49,7 @@ _ROUNDING = 1e-14
 _BUFFERS_OF_A_PLAN = (2, 4)
 _BUFFERS_OF_A_RUN, _BUFFERS_OF_AN_AUDIT = 4, 2
 
-# Of the places where one more buffer can start, how many are followed to the end.
+# How many of the places where one more buffer can start are followed to the end.
 _STARTS_FOLLOWED = 3
 # Logarithms of the least and the largest ratio of neighbouring distances in a search.
 _CLOSEST, _FARTHEST = 1e-9, 20.0

@@ -17,7 +17,7 @@ from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder
 
-# Of the banded matrix: a start need not be near its own optimum.
+# The relative gap of the banded matrix: a start need not be near its own optimum.
 _RELATIVE_GAP = 1e-2
 
 

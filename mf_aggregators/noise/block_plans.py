@@ -37,7 +37,8 @@ _ROWS_PER_BLOCK = 64
 _MANY_EARLIER_ROWS = 128
 _FEWEST_ROWS_PER_BLOCK = 24
 _EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
-# Of one that draws earlier rows of Z again for each block: larger blocks draw fewer.
+# A block of a recursion that draws earlier rows of Z again for each block: larger blocks draw
+# fewer.
 _ROWS_PER_REDRAWING_BLOCK = 128
 
 

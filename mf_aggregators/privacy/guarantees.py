@@ -43,13 +43,14 @@ class Guarantee:
     Attributes:
       participation: The participation schema that it assumes or that took place.
       num_rounds: The number of rounds whose noisy sums were released.
-      sensitivity: Of C under the schema, at unit clipping; for an amplified guarantee
-        the largest column norm of C, which is that of one participation.
+      sensitivity: The sensitivity of C under the schema, at unit clipping; for an amplified
+        guarantee the largest column norm of C, which is that of one participation.
       sensitivity_is_exact: False if the sensitivity is an upper bound.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
       zcdp_rho: rho of zero-concentrated DP, never amplified; infinity without noise.
-      epsilon: Of (epsilon, delta)-DP; infinity without noise, and where participations that
-        broke the plan leave so little that no epsilon can be stated (``noise_tail``).
+      epsilon: The epsilon of (epsilon, delta)-DP; infinity without noise, and where
+        participations that broke the plan leave so little that no epsilon can be stated
+        (``noise_tail``).
       delta: The delta that epsilon is for.
       sampling: How the batches are drawn, if the guarantee is amplified by that.
     """
@@ -130,8 +131,8 @@ class WorstClient:
     Attributes:
       client_id: Which client.
       rounds: The rounds that it took part in, from 0.
-      sensitivity: Of C for these rounds alone, at unit clipping.
-      epsilon: Of this client, without amplification; infinity without noise.
+      sensitivity: The sensitivity of C for these rounds alone, at unit clipping.
+      epsilon: The epsilon of this client, without amplification; infinity without noise.
     """
 
     client_id: str

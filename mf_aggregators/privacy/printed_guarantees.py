@@ -54,7 +54,7 @@ def pair(epsilon: float, delta: float, form: str = ".4g") -> str:
     Args:
       epsilon: The epsilon.
       delta: The delta, which is shown to six significant digits.
-      form: Of epsilon, as in :func:`rounded_up`.
+      form: The format of epsilon, as in :func:`rounded_up`.
 
     Raises:
       ValueError: If the format is none of :func:`rounded_up`.

@@ -61,11 +61,11 @@ class Represented:
     """A larger cohort that a run's few clients stand for (BandMF App. I).
 
     Attributes:
-      clients_per_round: Of the larger cohort.
+      clients_per_round: The clients in a round of the larger cohort.
       num_clients: The smallest population that such cohorts can be drawn from, under the
         schema of the guarantee.
-      guarantee: That a run with so many clients, and the noise that this one scaled down,
-        would have been planned for.
+      guarantee: The guarantee that a run with so many clients, and with the noise that this
+        run scaled down, would have been planned for.
     """
 
     clients_per_round: int

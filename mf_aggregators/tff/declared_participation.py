@@ -56,8 +56,9 @@ def in_state(state: Any) -> tuple[Participation, ...]:
     """Returns the schemas that a state declares.
 
     Args:
-      state: Of a learning or aggregation process: a structure of named tuples, mappings, tuples
-        and lists, with values of NumPy or Python, which may hold aggregators of this library.
+      state: The state of a learning or aggregation process: a structure of named tuples,
+        mappings, tuples and lists, with values of NumPy or Python, which may hold aggregators
+        of this library.
 
     Returns:
       The schema of each aggregator, in the order of the structure; empty if there are none.

@@ -56,7 +56,7 @@ def temporary_directory(prefix: str, parent: pathlib.Path | None = None) -> path
     """Returns a new private directory that is deleted when Python ends.
 
     Args:
-      prefix: Of its name.
+      prefix: The beginning of its name.
       parent: Where it goes; None for the system's place. In a directory of a run, those
         that killed processes have left behind are deleted first.
     """

@@ -61,7 +61,7 @@ class NoiseParts:
 
     Attributes:
       noise: The definition of its stream.
-      record: Of what noise was added to; None without a directory to keep it in.
+      record: The record of what noise was added to; None without a directory to keep it in.
     """
 
     noise: TensorNoise
@@ -101,7 +101,7 @@ def make(
         source = ExchangedWords(os.fspath(requests))
         service = WordService(requests, functools.partial(random_words.words, NoiseSource.AES))
         service.start()
-        # Before the directory goes, which the service would make again.
+        # The service has to stop before the directory goes: it would make the directory again.
         atexit.register(service.stop)
     if not is_on_disk:
         return NoiseParts(TensorNoise(recursion, specs, source), record)

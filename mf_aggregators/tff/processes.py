@@ -15,7 +15,7 @@ import warnings
 from types import FrameType
 from typing import TYPE_CHECKING
 
-# Of the extra `tff`, as TFF itself: flags and help texts do without both.
+# psutil comes with the extra `tff`, as TFF itself does: flags and help texts do without both.
 if TYPE_CHECKING:
     import psutil
 

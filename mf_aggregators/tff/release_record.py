@@ -57,7 +57,7 @@ class ReleaseRecord:
           stream: (2,) int64: the name of the noise stream.
           i: int64 scalar: the round.
           sums: The sums of the clients' clipped updates, before noise.
-          clip_norm: Of the updates.
+          clip_norm: The L2 norm that updates are clipped to.
 
         Returns:
           The sums. Running the graph fails with InvalidArgumentError if the round was

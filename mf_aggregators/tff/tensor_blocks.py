@@ -36,7 +36,7 @@ _STATES_KEPT = 4
 _GROUP = 64
 _PARALLEL_FILES = 4
 
-# From a block and a panel to the block's rows of the panel, made and written.
+# Takes a block and a panel, and returns the block's rows of the panel, made and written.
 _MakePanel: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -49,8 +49,8 @@ class BlockFiles:
       source: Where random words come from.
       directory: Where the files of all streams of this recursion go.
       weights: A file for each block of the plan.
-      checksums: Of these files' contents: no graph can make weights again, and damaged ones
-        would be those of another matrix.
+      checksums: Checksums of the contents of these files: no graph can make weights again,
+        and damaged ones would be those of another matrix.
     """
 
     plan: BlockPlan
@@ -74,7 +74,7 @@ def prepare(
       segments: The layout of a row.
       source: Where random words come from.
       source_name: Its name: other sources make other rows.
-      directory: From ``noise_directory``; everything goes below it.
+      directory: A directory from ``noise_directory``; everything goes below it.
 
     Returns:
       The files.

@@ -49,8 +49,8 @@ def read(
     Args:
       path: Scalar string.
       number: int64 scalar.
-      shape: Of the tensor.
-      dtype: Of the tensor.
+      shape: The shape of the tensor.
+      dtype: The type of its entries.
 
     Returns:
       The tensor, and whether it is there; zeros if it is not.

@@ -21,7 +21,7 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 
-# From a row's index (int64 scalar) to that row of Z, (width,), in the noise's dtype.
+# Takes a row's index (int64 scalar) and returns that row of Z, (width,), in the noise's dtype.
 DrawRow: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -88,7 +88,7 @@ def _windowed(
     window = tf.gather(tf.constant(recursion.window), tf.zeros_like(i) if is_constant else i)
     oldest = i - length + 1
     first = tf.maximum(oldest, 0)
-    # From the weight of row ``first`` to that of row i.
+    # The weights of the rows from ``first`` to i.
     weights = tf.reverse(window[: i - first + 1], axis=[0])
     row = _combined_rows_of_z(draw, first, i, weights, accumulators)
     if recursion.num_accumulators:

@@ -62,13 +62,14 @@ class FinishedRun:
     Attributes:
       test_accuracy: A fraction.
       rounds: The rounds that it trained.
-      epsilon: Of the guarantee that it was planned for, or, if it broke its plan, of the
-        one that it earned; None if it is not private. (One that kept its plan may earn more,
-        which depends on who happened to be drawn, and has nothing to do with its noise.)
-      delta: Likewise.
+      epsilon: The epsilon of the guarantee that it was planned for, or, if it broke its plan,
+        of the one that it earned; None if it is not private. (A run that kept its plan may
+        earn a better one, which depends on who happened to be drawn, and has nothing to do
+        with its noise.)
+      delta: The delta of the same guarantee; None if the run is not private.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
-      noise_multiplier: Of that guarantee, relative to what it says; None if the run is not
-        private, or an older result does not say.
+      noise_multiplier: The noise multiplier of that guarantee, relative to the sensitivity that
+        the guarantee states; None if the run is not private, or an older result does not say.
       sampling: How that guarantee is amplified; None if it is not.
     """
 
@@ -86,7 +87,7 @@ class Variant:
     """What is run several times.
 
     Attributes:
-      name: Of its directories, files and rows.
+      name: The name in its directories, files and rows.
       mechanism: As ``--mechanism`` takes it.
       flags: The other flags of the command.
     """
@@ -114,7 +115,7 @@ class RepeatedRun:
 
     @property
     def name(self) -> str:
-        """Of its directory and files."""
+        """The name of its directory and files."""
         return f"{self.variant.name}_{self.repetition}"
 
     @property
@@ -390,7 +391,7 @@ def _finish(run: RepeatedRun, ended: Ended, is_resumed: bool) -> FinishedRun:
             f"{run.name} ended with status {ended.status}; the last line of its log {run.log}: "
             f"{ended.last_line}"
         )
-    # Of one that was cut off, nobody knows how long it ran before.
+    # Nobody knows how long a run that was cut off ran before.
     seconds = None if is_resumed else ended.seconds
     try:
         result = json.loads(ended.printed)

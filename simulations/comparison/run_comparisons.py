@@ -29,12 +29,12 @@ class Row:
       mechanism: The mechanism.
       repetitions: How many runs there are.
       test_accuracy_mean: The mean of their test accuracies, fractions.
-      test_accuracy_half_width: Of the 95 % interval of Student's t around the mean, for
-        accuracies that are normally distributed over runs; None of a single run.
+      test_accuracy_half_width: Half the width of the 95 % interval of Student's t around the
+        mean, for accuracies that are normally distributed over runs; None for a single run.
       test_accuracy_min: The smallest.
       test_accuracy_max: The largest.
-      epsilon: The largest of a run; None if one of them is not private.
-      delta: Likewise.
+      epsilon: The largest epsilon of a run; None if one of them is not private.
+      delta: The largest delta of a run; None if one of them is not private.
       seconds_mean: The mean wall time of the runs that were never resumed; None if there
         is none.
     """
@@ -220,10 +220,10 @@ def draw(
     """Draws test accuracies, and held-out accuracy by round, means with intervals.
 
     Args:
-      directories: Of each mechanism's runs.
+      directories: By mechanism, the directories of its runs.
       rows: What :func:`summarise` returned for them, in the order of the figure.
       path: The PNG file; nothing is left there if there is nothing to draw.
-      title: Above the figure.
+      title: The title above the figure.
 
     Returns:
       The mechanisms that are left out, because no round has the metric in all of their runs.

@@ -12,7 +12,7 @@ from mf_aggregators.accounting.sampling_schemes import PoissonSampling, Shufflin
 from mf_aggregators.privacy import printed_guarantees
 from simulations.comparison.repeated_runs import FinishedRun
 
-# Of the logarithm of a noise multiplier that is found from an epsilon.
+# Bounds of the logarithm of a noise multiplier that is found from an epsilon.
 _LOG_BOUNDS = (math.log(1e-3), math.log(1e8))
 _TOLERANCE = 1e-11
 
@@ -24,9 +24,9 @@ class Composition:
     Attributes:
       private_runs: How many they are.
       other_runs: The other runs, which guarantee nothing.
-      epsilon: Of the private runs together, for a client that may be in all; None without any,
-        and where none can be stated.
-      delta: That this epsilon is at, the largest of a run; None without any.
+      epsilon: The epsilon of the private runs together, for a client that may be in all of
+        them; None without private runs, and where none can be stated.
+      delta: The delta that this epsilon is for, the largest of a run; None without private runs.
       reason: Why no epsilon of private runs can be stated; None if one is, or there are none.
     """
 
@@ -118,7 +118,7 @@ def _event(run: FinishedRun) -> dp_event.DpEvent:
 
 
 def _least_noise_multiplier(run: FinishedRun) -> float:
-    """Of the Gaussian mechanism that a result is of which says its epsilon and not its noise."""
+    """The noise multiplier of a Gaussian mechanism whose result states epsilon alone."""
     epsilon, delta = run.epsilon, run.delta
     assert epsilon is not None
     assert delta is not None

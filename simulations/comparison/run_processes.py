@@ -21,10 +21,10 @@ class Ended:
     """A process that has ended.
 
     Attributes:
-      name: As it was started.
+      name: The name that it was started with.
       status: Its exit status.
       printed: What it printed on standard output.
-      last_line: Of what it added to its log.
+      last_line: The last line that it added to its log.
       seconds: Wall time since it was started.
     """
 
@@ -90,7 +90,7 @@ class RunProcesses:
 
     @property
     def names(self) -> list[str]:
-        """Of those under way, as they were started."""
+        """The names of the processes under way, in the order in which they were started."""
         return [each.name for each in self._under_way]
 
     def start(self, name: str, arguments: Sequence[str], log: pathlib.Path) -> None:

@@ -37,7 +37,7 @@ _WINDOW_START = 2
 _WINDOW_LENGTH = 3
 _NIGHT = 4
 
-# Of a trace, whose index takes 8 bytes for each device up to the largest.
+# The largest device of a trace, whose index takes 8 bytes for each device up to the largest.
 _LARGEST_DEVICE = 10**8
 
 _TRACE_ARRAYS = ("device", "start_seconds", "end_seconds")
@@ -59,7 +59,7 @@ class Availability(Protocol):
           devices: (m,) int64: numbers of devices, from 0; any order, repeats allowed.
           seconds: The moment, in seconds since the first round began.
           round_index: The round that asks, from 0.
-          seed: Of the population; any non-negative integer.
+          seed: The seed of the population; any non-negative integer.
 
         Returns:
           (m,) bool.
@@ -217,7 +217,7 @@ class Diurnal:
 
         Args:
           devices: (m,) int64.
-          seed: Of the population.
+          seed: The seed of the population.
 
         Returns:
           (m,) float64 seconds, since the first round began, at which a window of each device

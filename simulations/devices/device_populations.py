@@ -51,16 +51,16 @@ class DeviceBehaviour:
         place of its separation a time.
       over_selection: How many devices are selected for each whose upload is needed, at
         least 1. Fewer are, down to as many as are needed, where fewer are available.
-      dropout_probability: That a selected device gives up before it uploads: its timer is
-        not started.
-      upload_loss_probability: That an upload does not arrive: its device's timer runs.
-      history_loss_probability: That a device forgets, before a round, when and how often it
-        took part. Independent for each device and round.
+      dropout_probability: Probability that a selected device gives up before it uploads: its
+        timer is not started.
+      upload_loss_probability: Probability that an upload does not arrive: its device's timer runs.
+      history_loss_probability: Probability that a device forgets, before a round, when and
+        how often it took part. Independent for each device and round.
       after_history_loss: ``"wait"``: a device without history assumes the worst that its
         timer would have allowed, which is that it has only just taken part, and as often as
         was possible, and so never breaks its schema. ``"rejoin"``: it joins as if it were
         new, and breaks it.
-      round_seconds: From the start of a round to its end, when devices upload and the next
+      round_seconds: Time from the start of a round to its end, when devices upload and the next
         round starts.
       retry_seconds: How long the server waits, after a start that found too few devices or
         lost too many of their uploads, before it starts the same round again.
@@ -130,10 +130,10 @@ class DeviceRound:
         or else estimated from those that were asked.
       available_is_exact: Whether it is.
       num_selected: Selected devices.
-      num_dropped_out: Of these, those that gave up before they uploaded.
-      num_uploads_lost: Those whose upload did not arrive.
-      num_discarded: Those whose upload arrived and was not summed, because enough others had
-        arrived before, or in an attempt in which too few arrived.
+      num_dropped_out: Selected devices that gave up before they uploaded.
+      num_uploads_lost: Selected devices whose upload did not arrive.
+      num_discarded: Selected devices whose upload arrived and was not summed, because enough
+        others had arrived before, or in an attempt in which too few arrived.
     """
 
     round_index: int
@@ -203,7 +203,7 @@ class DevicePopulation:
         self._seed = validation.integer_at_least(seed, 0, "seed")
         self._round_index = 0
         self._seconds = 0.0
-        # Whose timers have not run out as a round begins.
+        # The number of devices whose timers have not run out as a round begins.
         self._waiting_before = 0
         if behaviour.timer is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)
@@ -233,9 +233,9 @@ class DevicePopulation:
     def follow(self, cohort: np.ndarray) -> bool:
         """Runs the next round as it took place before, and returns whether that could be.
 
-        Of undisturbed devices (:attr:`DeviceBehaviour.is_undisturbed`), the cohort is all that
-        they remember, and is taken as it is. Of others the round is drawn again; a cohort
-        that is not the one drawn is of another population, and this one is of no use then.
+        Undisturbed devices (:attr:`DeviceBehaviour.is_undisturbed`) remember nothing but the
+        cohort, which is taken as it is. For others the round is drawn again; a cohort that
+        differs from the one drawn is of another population, and this one is of no use then.
 
         Args:
           cohort: (clients_per_round,) int64: the devices whose uploads were summed.

@@ -62,14 +62,14 @@ class Outcome:
     """What a run ended with.
 
     Attributes:
-      ledger: Of all released rounds.
+      ledger: The ledger of all released rounds.
       num_rounds: The rounds that the final model comes after; fewer than those of the
         ledger if the run went back to an older state and was interrupted before it caught up.
       interrupted: Whether it stopped before its last round.
-      message: Why, if not on request.
-      test_accuracy: Of the final model, on test clients; None if interrupted.
-      untrained_accuracy: Of the initial model.
-      num_parameters: Of the model.
+      message: Why it stopped, if not on request.
+      test_accuracy: The accuracy of the final model on test clients; None if interrupted.
+      untrained_accuracy: The accuracy of the initial model on test clients.
+      num_parameters: The number of parameters of the model.
       facts: What the task says besides.
     """
 
@@ -99,11 +99,11 @@ def train(
     Args:
       plan: What the run does.
       task: Its clients and model.
-      seed: Of cohorts under timers.
+      seed: Seed for drawing cohorts, where timers decide who may take part.
       directory: Where states, ledger and metrics go.
       noise_directory: Where noise rows go, if they go to disk.
       stop: Checked between rounds.
-      behaviour: Of the clients' devices.
+      behaviour: What the clients' devices do.
       statements: Written as the run begins, and after a round that broke the plan.
       sampler: What draws the clients of each round in place of timers.
 
@@ -206,8 +206,9 @@ def noise_storage_of(
 
     Args:
       plan: What the run does.
-      directory: Of the run, new or begun.
-      initial_weights: Of the model; noise is of their type, and at least float32.
+      directory: The directory of the run, new or begun.
+      initial_weights: The initial weights of the model; noise is of their type, and at least
+        float32.
 
     Returns:
       ``state`` or ``disk``; ``auto`` where there is no noise to keep.
@@ -308,7 +309,7 @@ def draw_figure(plan: Plan, directory: RunDirectory, planned_epsilon: float) -> 
     Args:
       plan: What the run does.
       directory: Where its metrics are and the figure goes.
-      planned_epsilon: Of what the run releases.
+      planned_epsilon: The epsilon that was planned for what the run releases.
 
     Raises:
       OSError: If a file cannot be read or written.
@@ -351,7 +352,7 @@ def _row_of(
         row: dict[str, float | int] = {
             "eligible_clients": finished.num_eligible,
             "noise_norm": float(noise_norms[finished.index]),
-            # Of all rounds that were released, should the run have gone back to an older state.
+            # All rounds that were released count, also if the run has gone back to an older state.
             "epsilon_spent": budget.spent(finished.ledger.num_rounds),
             "epsilon_planned": budget.planned.epsilon,
             "seconds": finished.seconds,
@@ -363,7 +364,7 @@ def _row_of(
         # What was summed, beside what the sum was divided by.
         row["num_updates"] = int(measured["num_updates"])
         row["clients_per_round"] = plan.cohort_size
-        # Of a round without clients TFF's metrics are 0, and mean nothing.
+        # In a round without clients TFF's metrics are 0, and mean nothing.
         if len(finished.ledger.cohorts[finished.index]):
             trained = finished.metrics["client_work"]["train"]
             row.update(

@@ -66,7 +66,7 @@ class ParticipationLedger:
         scheme = None if self.sampling is None else self.sampling.to_dict()
         digest.update(json.dumps([self.client_ids, scheme], sort_keys=True).encode("utf-8"))
         for cohort in self.cohorts:
-            # With its size, so that no client can move to the next round unseen.
+            # The size is hashed too, so that no client can move to the next round unseen.
             digest.update(np.array([len(cohort), *np.sort(cohort)], "<i8").tobytes())
         return digest.hexdigest()
 

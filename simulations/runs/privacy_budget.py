@@ -44,7 +44,7 @@ class PrivacyBudget:
 
     Attributes:
       planned: The guarantee of all rounds.
-      every: At how many rounds' distance epsilon is computed.
+      every: How many rounds apart epsilon is computed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PrivacyBudget:
           noise_multiplier: Relative to the sensitivity of C under the schema, or to the
             largest column norm of C with a sampling scheme; zero for no noise.
           delta: Above 0 and below 1; at least 1e-12 with a sampling scheme.
-          every: At how many rounds' distance epsilon is computed; None for a hundredth of
+          every: How many rounds apart epsilon is computed; None for a hundredth of
             the rounds, rounded down, but at least 1.
 
         Raises:
@@ -86,7 +86,8 @@ class PrivacyBudget:
             max(1, rounds // _POINTS) if every is None else every, "every"
         )
         self._factorization = factorization
-        # Of the multiples of ``every``, from 0 on; the last entry may be of the last round.
+        # The epsilons of the multiples of ``every``, from 0 on; the last entry may be that of the
+        # last round.
         self._spent = [0.0]
 
     def spent(self, rounds: int) -> float:

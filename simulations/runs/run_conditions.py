@@ -22,7 +22,7 @@ def check_alike(directories: Iterable[pathlib.Path]) -> None:
     not compared.
 
     Args:
-      directories: Of the runs.
+      directories: The directories of the runs.
 
     Raises:
       CommandError: If two of them differ; the message names both and what to do.
@@ -38,7 +38,7 @@ def check_versions(directories: Iterable[pathlib.Path]) -> None:
     """Checks that runs had the versions of packages that further ones would have now.
 
     Args:
-      directories: Of the runs.
+      directories: The directories of the runs.
 
     Raises:
       CommandError: If one had others; the message names it and what to do.

@@ -167,7 +167,7 @@ class RunDirectory:
           RunDirectoryError: If another process, or this one already, has the directory; if
             it is not that of a run, cannot be written, or is on a file system without locks.
         """
-        # Before anything is written into a directory of something else.
+        # This comes before anything is written, in case the directory is that of something else.
         self.read_config()
         is_new = not self.path.exists()
         descriptor = self._take_lock()

@@ -100,7 +100,7 @@ def draw(
       clip_norm: Drawn as a level beside the norms of updates.
       planned_epsilon: Drawn as a level beside the budget that was spent; None or infinity
         for none.
-      delta: Of both, for the label.
+      delta: The delta of both the planned and the spent epsilon, for the label.
       clients_per_round: Drawn as a level beside the clients who might have joined.
 
     Raises:
@@ -241,8 +241,8 @@ def mean_curve(runs: Sequence[Sequence[Row]], name: str, confidence: float = 0.9
     Args:
       runs: The rows of each run's ``metrics.csv``.
       name: The column.
-      confidence: Of the interval, above 0 and below 1; for values that are normally
-        distributed over seeds.
+      confidence: The confidence of the interval, above 0 and below 1, for values that are
+        normally distributed over seeds.
 
     Returns:
       The curve; without any round if there is none that all runs have.
@@ -294,9 +294,9 @@ def compare(
       title: What stands above.
       accuracies: Test accuracies in percent, drawn in the first panel; none for no such panel.
       name: The column of ``metrics.csv``.
-      label: Of the vertical axis.
+      label: The label of the vertical axis.
       factor: What values are multiplied by: 100 for per cent.
-      confidence: Of the interval of the mean; see :func:`mean_curve`.
+      confidence: The confidence of the interval of the mean; see :func:`mean_curve`.
 
     Raises:
       OSError: If the file cannot be written.

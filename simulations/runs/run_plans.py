@@ -27,9 +27,10 @@ class Plan:
       participation: The schema that the timers enforce; single participation, whose
         sensitivity is the largest column norm of C, if a data sampler draws the clients.
       factorization: What makes the noise.
-      noise_multiplier: Of a cohort of ``clients_per_round``, relative to the sensitivity
-        under the schema; 0 for none.
-      scheme: By which a data sampler draws the clients of each round; None for timers.
+      noise_multiplier: The noise multiplier of a cohort of ``clients_per_round``, relative to
+        the sensitivity under the schema; 0 for none.
+      scheme: The scheme by which a data sampler draws the clients of each round; None for
+        timers.
     """
 
     options: dict[str, Any]
@@ -46,7 +47,7 @@ class Plan:
 
     @property
     def released_noise_multiplier(self) -> float:
-        """Of what the run itself releases: smaller if few clients stand for a larger cohort."""
+        """The multiplier of the released sums: smaller if few clients stand for a larger cohort."""
         return self.noise_multiplier * self.cohort_size / int(self.options["clients_per_round"])
 
 

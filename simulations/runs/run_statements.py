@@ -44,7 +44,7 @@ class RunStatements:
 
         Args:
           plan: What the run does.
-          behaviour: Of the clients' devices.
+          behaviour: What the clients' devices do.
           directory: Where they go.
           sampler: What draws the clients; None for timers.
         """
@@ -63,7 +63,7 @@ class RunStatements:
         """Writes the statement of a run that is about to train, once its ledger was found right.
 
         Args:
-          ledger: Of the rounds that were released already.
+          ledger: The ledger of the rounds that were released already.
         """
         self._has_begun = True
         if ledger.num_rounds:
@@ -75,7 +75,7 @@ class RunStatements:
         """Returns the statement of a run whose plan is broken, written if it is another one.
 
         Args:
-          ledger: Of all released rounds.
+          ledger: The ledger of all released rounds.
 
         Returns:
           None if the plan is kept.
@@ -96,7 +96,7 @@ class RunStatements:
         """Writes and returns the statement of a run that ended.
 
         Args:
-          ledger: Of all released rounds.
+          ledger: The ledger of all released rounds.
         """
         statement = realised(self._plan, self._planned, ledger, self._sampler)
         write(self._directory, statement)
@@ -122,7 +122,7 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
 
     Args:
       plan: What the run does.
-      behaviour: Of the clients' devices.
+      behaviour: What the clients' devices do.
     """
     options = plan.options
     factorization, delta = plan.factorization, options["delta"]
@@ -173,7 +173,7 @@ def realised(
     Args:
       plan: What the run did.
       statement: What :func:`planned` returned.
-      ledger: Of all released rounds.
+      ledger: The ledger of all released rounds.
       sampler: What drew the clients; None for timers.
     """
     rounds_of_clients = ledger.rounds_of_clients()
@@ -194,8 +194,8 @@ def realised(
             None if keeps_plan else guarantees.widened(plan_of_run, plan.factorization, took_place)
         ),
         realised=guarantees.realised(plan_of_run, plan.factorization, took_place),
-        # Of a sampled run, who was drawn is a secret that the statement must not tell, not even
-        # of one that left its scheme: its other batches were drawn.
+        # Who was drawn in a sampled run is a secret that the statement must not tell, not even
+        # for a run that left its scheme: its other batches were drawn.
         worst_client=(
             None
             if plan_of_run.sampling is not None
@@ -208,7 +208,7 @@ def write(directory: RunDirectory, statement: PrivacyStatement) -> None:
     """Writes ``privacy.json`` and ``PRIVACY.md``.
 
     Args:
-      directory: Of the run.
+      directory: The directory of the run.
       statement: The statement.
 
     Raises:

@@ -18,7 +18,7 @@ def deviation(scheme: SamplingScheme, ledger: ParticipationLedger) -> str | None
 
     Args:
       scheme: The scheme.
-      ledger: Of a run, finished or not.
+      ledger: The ledger of a run, finished or not.
 
     Returns:
       Another scheme in the ledger, or what ``sampled_cohorts.deviation`` finds in its cohorts,
@@ -34,7 +34,7 @@ def deviation_from_draws(sampler: DataSampler, ledger: ParticipationLedger) -> s
 
     Args:
       sampler: The sampler of the run, with its secret seed.
-      ledger: Of the run, finished or not.
+      ledger: The ledger of the run, finished or not.
 
     Returns:
       The first difference, as the end of a sentence; None if there is none.

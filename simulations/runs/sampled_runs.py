@@ -25,7 +25,7 @@ from simulations.sampling.data_samplers import DataSampler
 
 _LOGGER = logging.getLogger(__name__)
 
-# Of --sampling: clients take part whenever their participation timers allow it.
+# A value of --sampling: clients take part whenever their participation timers allow it.
 TIMERS = "timers"
 
 HELP = (
@@ -170,7 +170,7 @@ def sampler_of(
     Args:
       scheme: How clients are drawn.
       directory: The run's directory; the seed of a new run is made and saved there.
-      fixed_seed: In place of a secret one, for tests.
+      fixed_seed: A seed in place of a secret one, for tests.
 
     Returns:
       The sampler.
@@ -207,7 +207,7 @@ def took_place(sampler: DataSampler, ledger: ParticipationLedger) -> RealisedPar
 
     Args:
       sampler: The sampler of the run.
-      ledger: Of its released rounds.
+      ledger: The ledger of its released rounds.
 
     Returns:
       The participations, and whether they are those that the sampler draws; if not, the

@@ -52,8 +52,8 @@ class Progress:
     Attributes:
       state: The process's state.
       num_rounds: The rounds that it comes after.
-      ledger: Of these rounds, and of any later ones that were released before the run
-        went back to this state.
+      ledger: The ledger of these rounds, and of any later ones that were released before the
+        run went back to this state.
     """
 
     state: Any
@@ -226,7 +226,7 @@ class StateStore:
         return declared_participation.restored(older, initial_state)
 
     def _ledger_digest(self, version: int) -> str | None:
-        """Of the rounds of a state whose checksums were found right; None if it has none."""
+        """The ledger digest of a state whose checksums were found right; None if it has none."""
         path = self._path(version) / _LEDGER_DIGEST_FILE
         return path.read_text(encoding="ascii").strip() if path.exists() else None
 

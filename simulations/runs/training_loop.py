@@ -61,7 +61,7 @@ class FederatedRun:
       client_ids: The population.
       client_dataset: From a client's id and a round, from 0, to its data set in that
         round; a function of the two alone.
-      seed: Of the cohorts.
+      seed: Seed for drawing the cohorts.
       sampler: What draws the cohorts in place of timers, which are not asked then, and
         ``seed``. For the simulation of a data centre, never for devices that decide
         themselves when to take part.

@@ -28,7 +28,7 @@ from simulations.sampling.cohorts import Stream
 
 # The second coordinate of all generators here.
 _PARTITION, _ROUND, _PASS = 0, 1, 2
-# As many as NumPy's seed sequences mix, and as Philox has of key.
+# NumPy's seed sequences mix as many bits, and Philox has a key of as many.
 _SEED_BITS = 128
 
 
@@ -81,7 +81,7 @@ class DataSampler:
         """
         part, scheme = self.part_of_round(round_index), self.scheme
         if isinstance(scheme, Shuffling):
-            # Of a pass all batches come from one shuffle.
+            # All batches of a pass come from one shuffle.
             visit = round_index // scheme.num_bands
             number, batch = divmod(visit, scheme.batches_per_pass)
             generator = cohorts.generator_of(

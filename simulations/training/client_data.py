@@ -81,8 +81,8 @@ def sample_order(seed: int, round_index: int, client_id: str, number: int) -> np
     """Returns the order of a client's examples in a round, a function of the arguments alone.
 
     Args:
-      seed: Of the run, a non-negative integer.
-      round_index: From 0.
+      seed: The seed of the run, a non-negative integer.
+      round_index: The round, from 0.
       client_id: The client's name: not its position, so that its sample does not depend on
         others.
       number: How many examples it has.

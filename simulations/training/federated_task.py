@@ -21,12 +21,12 @@ class FederatedTask:
 
     Attributes:
       client_ids: The population.
-      client_dataset: From a client's id and a round, from 0, to its ``tf.data.Dataset`` of
-        batches in that round; a function of the two alone.
+      client_dataset: Takes a client's id and a round, from 0, and returns its
+        ``tf.data.Dataset`` of batches in that round; a function of the two alone.
       model_fn: What ``tff.learning`` builds its model from.
       initial_weights: The trainable weights that training begins with.
-      evaluate: From trainable weights and :data:`HELDOUT` or :data:`TEST` to the model's
-        ``loss`` and ``accuracy`` on that split.
+      evaluate: Takes trainable weights and :data:`HELDOUT` or :data:`TEST`, and returns the
+        model's ``loss`` and ``accuracy`` on that split.
       accuracy: The name of the metric of ``model_fn`` that is the accuracy in training.
       facts: What the result of a run says besides, by name: baselines, for example.
     """
@@ -58,7 +58,7 @@ class TaskData(Protocol):
         """Returns the task.
 
         Args:
-          seed: Of initial weights and of what clients sample of their data.
+          seed: Seed for the initial weights and for what clients sample of their data.
         """
 
 
@@ -70,12 +70,13 @@ class TaskCommand:
       name: The command.
       description: What ``--help`` says first.
       define_flags: Defines the flags of the task alone.
-      defaults: From the flags as given to the defaults of this run, by flag; ``max_bands``,
-        which is no flag, is the most bands that a mechanism gets without ``--num_bands``.
+      defaults: Takes the flags as given and returns the defaults of this run, by flag;
+        ``max_bands``, which is no flag, is the most bands that a mechanism gets without
+        ``--num_bands``.
       default_texts: What ``--help`` says of the defaults, by flag.
       check_flags: Checks the task's own flags, defaults filled in; raises ValueError.
-      open_data: From all flags, defaults filled in, to the data.
-      outcome_lines: From the task's facts to lines of the result that a person reads.
+      open_data: Takes all flags, defaults filled in, and returns the data.
+      outcome_lines: Takes the task's facts and returns lines of the result that a person reads.
     """
 
     name: str

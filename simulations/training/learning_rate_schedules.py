@@ -45,8 +45,8 @@ class Schedule:
         round (Denisov et al. Sec. 5, BandMF App. I). ``drop``: at once, to
         ``cooldown_factor`` (Denisov et al. Sec. 5). ``clipped``: by equal steps that would
         end at 0 after the last round, but to no less than ``cooldown_factor``.
-      warmup_factor: Of the first round, relative to the peak.
-      cooldown_factor: Of the last round, relative to the peak.
+      warmup_factor: The rate of the first round, relative to the peak.
+      cooldown_factor: The rate of the last round, relative to the peak.
 
     Raises:
       ValueError: If a share or factor is out of its range, the shares exceed 1 together, or

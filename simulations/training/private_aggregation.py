@@ -202,7 +202,7 @@ def _norm(value: Any) -> tf.Tensor:
 
 def _largest_magnitude(value: Any) -> tf.Tensor:
     """The l-infinity norm, float32."""
-    # Of an empty tensor, the largest magnitude is below all numbers.
+    # The largest magnitude of an empty tensor is below all numbers.
     largest = [
         tf.cast(tf.reduce_max(tf.abs(tensor)), tf.float32) for tensor in tf.nest.flatten(value)
     ]
@@ -286,7 +286,7 @@ def scaled_noise_multiplier(
     data it was trained on. A statement about such a run must say both.
 
     Args:
-      noise_multiplier: Of the cohort that the simulation stands for.
+      noise_multiplier: The noise multiplier of the cohort that the simulation stands for.
       simulated_clients: The clients s of a simulated round, at most B.
       clients_per_round: The clients B of a round of the cohort.
 

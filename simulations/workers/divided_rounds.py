@@ -210,7 +210,7 @@ def _divide(computation: Any) -> _Parts:
                 else (after[0], after[1])
             )
 
-        # With the result's containers, which the parts have lost.
+        # The type names the result's containers, which the parts have lost.
         signature = tff.FunctionType(
             whole.type_signature.parameter, computation.type_signature.result
         )

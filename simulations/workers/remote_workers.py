@@ -70,7 +70,7 @@ def use(addresses: Sequence[str], patience: Patience | None = None) -> DividedCo
     """Makes all rounds from now on use remote workers: sets TFF's default context.
 
     Args:
-      addresses: Of the workers, from :func:`parse`.
+      addresses: The addresses of the workers, from :func:`parse`.
       patience: How long a worker may be silent.
 
     Returns:
@@ -91,7 +91,7 @@ def connect(addresses: Sequence[str], patience: Patience | None = None) -> Divid
     What is not a client's part is run in the context that is TFF's current one now.
 
     Args:
-      addresses: Of the workers, from :func:`parse`.
+      addresses: The addresses of the workers, from :func:`parse`.
       patience: How long a worker may be silent.
 
     Returns:
@@ -167,7 +167,7 @@ class _Stub(tff.framework.RemoteExecutorStub):
         self.abandoned = threading.Event()
         self._address = address
         self._patience = patience
-        # With its scheme, because a host may have a scheme's name.
+        # The scheme is named, because a host may have a scheme's name.
         self._channel = grpc.insecure_channel(f"dns:///{address}", _CHANNEL_OPTIONS)
         self._calls = executor_pb2_grpc.ExecutorGroupStub(self._channel)
 

@@ -115,7 +115,7 @@ def test_the_production_run() -> None:
 
 
 def test_the_sampling_of_printed_multipliers() -> None:
-    """Of 1,001 of 342,477 users in 64 parts, 33 times; 1,000 give another fourth digit."""
+    """1,001 of 342,477 users are drawn in 64 parts, 33 times; 1,000 give another fourth digit."""
     reason = banded_guarantees._other_sampling(_WORKSPACE, 8.0, 64, "0.43490")
     assert reason.startswith("the printed one is that of 1,001 expected clients")
     assert "in parts of 5,351" in reason

@@ -20,7 +20,7 @@ def test_phi_is_the_diagonal_of_a_matrix_root(values: list[float]) -> None:
     gram = workload.T @ workload * root_v * root_v[:, np.newaxis]
     eigenvalues, vectors = np.linalg.eigh(gram)
     expected = np.square(vectors) @ np.sqrt(np.maximum(eigenvalues, 0.0))
-    # Of the reference, which knows small eigenvalues to the largest one's rounding.
+    # The reference knows small eigenvalues only to the rounding of the largest one.
     tolerance = np.sqrt(np.finfo(np.float64).eps * eigenvalues[-1])
     np.testing.assert_allclose(fixed_point.phi(v), expected, rtol=1e-9, atol=4.0 * tolerance)
 

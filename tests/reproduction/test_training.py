@@ -106,7 +106,8 @@ def test_a_comparison_of_five_mechanisms(
     assert best["paper"] is None
     assert "the paper, on StackOverflow: 24.88" in best["reason"]
     report = (workplace / "out" / "report.md").read_text()
-    # Of two runs, 12.7 times half of their difference: 0.6 %, and arms are 2 % apart.
+    # The half-width for two runs is 12.7 times half of their difference: 0.6 %, and arms are 2 %
+    # apart.
     assert "With non-overlapping intervals: BandMF above Multi-epoch MF, BandMF above" in report
     assert "Single-epoch MF above DP-SGD." in report
     seconds = [
@@ -337,7 +338,7 @@ def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
 
 @dataclasses.dataclass(frozen=True)
 class _Population:
-    """As many clients as a data set has, without its data."""
+    """The number of clients of a data set, without its data."""
 
     num_clients: int
     name: str = "a population"
@@ -402,7 +403,7 @@ def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With matrices that cost nothing, banded as those that sampling needs."""
+    """The matrices here cost nothing, and have bands as those that sampling needs."""
     setting = settings["stackoverflow"]
     choice = BandChoice(8, 1.0, 1.0, 1.0)
     monkeypatch.setattr(arms, "num_bands", lambda *_: choice)
@@ -433,7 +434,7 @@ def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
 def _slope_by_definition(
     best: Mapping[tuple[float, str], float], rmse: Mapping[str, float]
 ) -> float:
-    """Of log(rate) by log(RMSE times noise multiplier over clients), by least squares."""
+    """The slope of log(rate) by log(RMSE times noise multiplier over clients), by least squares."""
     errors = [
         rmse[label] * mfa.accounting.noise_multiplier(epsilon, 1e-4) / 100.0
         for epsilon, label in best
@@ -593,7 +594,7 @@ def _panels(
 
 
 def _points(axes: matplotlib.axes.Axes) -> list[matplotlib.lines.Line2D]:
-    """Of each mechanism, the means inside of the intervals."""
+    """The means inside of the intervals, for each mechanism."""
     found = []
     for container in axes.containers:
         assert isinstance(container, matplotlib.container.ErrorbarContainer)

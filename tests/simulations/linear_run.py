@@ -33,7 +33,7 @@ from simulations.workers.quiet import StopRequest
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)
-# Of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two panels.
+# The features of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two panels.
 PROGRAM_FEATURES = PANEL + 1000
 
 
@@ -86,7 +86,7 @@ def federated_run(
     Args:
       process: What :func:`learning_process` returned.
       num_rounds: The number of rounds.
-      num_features: Of the process.
+      num_features: The number of features of the process.
       **changes: Fields of the run in place of the usual ones.
     """
 
@@ -130,8 +130,8 @@ def run_program(directory: pathlib.Path, noise_storage: str, num_rounds: int) ->
     leaves of the state.
 
     Args:
-      directory: Of the run.
-      noise_storage: Of the aggregator.
+      directory: The directory of the run.
+      noise_storage: The noise storage of the aggregator.
       num_rounds: The number of rounds, those that are through included.
     """
     noise: dict[str, Any] = {"noise_storage": noise_storage, "noise_directory": directory / "noise"}

@@ -44,7 +44,7 @@ class _Kills:
       num_rounds: The rounds of a run.
       moments: When each process is killed, by storage.
       rounds_before: The number of rounds that each process begins before that.
-      damaged_after: After so many kills, a byte of the newest state is altered.
+      damaged_after: The numbers of kills after which a byte of the newest state is altered.
     """
 
     num_rounds: int
@@ -61,7 +61,7 @@ _FEW = _Kills(
 )
 _MANY = _Kills(
     num_rounds=24,
-    # Of each run, in an order of its own.
+    # The moments of each run come in an order of its own.
     moments={
         storage: random.Random(storage).sample(moments, len(moments))
         for storage, moments in {
@@ -152,7 +152,7 @@ class _Killable:
 
 def _end(processes: list[psutil.Process]) -> None:
     for process in processes:
-        # By psutil's handle, which never means another process of the same number.
+        # The handle of psutil never means another process of the same number.
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, timeout=10)
@@ -163,9 +163,9 @@ class _KilledRun:
     """A run that was killed until it was through.
 
     Attributes:
-      directory: Of the run.
-      whole: Of a run without a pause.
-      landed: In what each kill has hit it.
+      directory: The directory of the run.
+      whole: The directory of a run without a pause.
+      landed: What the run was doing at each kill.
       num_damaged: How many states were altered between two processes.
     """
 

@@ -89,7 +89,7 @@ def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
 def test_a_round_of_no_client_releases_the_noise_of_its_own_row(
     tmp_path: pathlib.Path, storage: str
 ) -> None:
-    """As one whose only client has no data does: its sum is zero, and its noise is not.
+    """So does a round whose only client has no data: its sum is zero, and its noise is not.
 
     The same row must not be added to other data afterwards either.
     """

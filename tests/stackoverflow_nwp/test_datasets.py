@@ -184,7 +184,7 @@ def test_a_fingerprint_is_of_every_byte(
     changed = bytearray(original)
     changed[len(changed) // 2] ^= 1
     path.write_bytes(changed)
-    # As old as before, for all who look at that.
+    # The file looks as old as before.
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert text.fingerprint() == hashlib.sha256(changed).hexdigest()
     path.write_bytes(original)

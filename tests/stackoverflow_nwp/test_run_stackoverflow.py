@@ -265,7 +265,7 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     assert planned["sensitivity"] == pytest.approx(1.0)
     noise = planned["noise_multiplier"]
     assert noise == json.loads((output / "config.json").read_text())["noise_multiplier"]
-    # Less noise than one participation needs where nothing is amplified, and three may be.
+    # This is less noise than one participation needs without amplification, and there may be three.
     assert noise < mfa.accounting.noise_multiplier(8.0, 0.01)
 
 

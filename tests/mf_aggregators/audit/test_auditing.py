@@ -254,10 +254,10 @@ def banded() -> Factorization:
 def test_a_broken_mechanism_is_caught(
     fault: str, place: str, banded: Factorization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missed with a probability far below 1e-3: by more than five standard deviations.
+    """A fault is missed with a probability far below 1e-3: by more than five standard deviations.
 
-    Of the intact mechanism, which is audited above as "banded", the same is said with
-    probability FALSE_ALARM at most.
+    The intact mechanism, which is audited above as "banded", is called broken with probability
+    FALSE_ALARM at most.
     """
     broken = _FAULTS[fault]
     if broken.patch:

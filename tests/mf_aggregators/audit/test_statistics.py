@@ -116,7 +116,7 @@ _SIZES = (100_000, 2000, 1e-4 / 6.0)
 
 @pytest.mark.parametrize("power", [0.3, 1.0, 3.0, 700.0])
 def test_thresholds_are_better_than_any_other(power: float) -> None:
-    """By the bound on mu and by epsilon at either delta, in expectation of Gaussian scores."""
+    """Better by the bound on mu and by epsilon at either delta, expected of Gaussian scores."""
     absences, presences, miss_probability = _SIZES
     deltas = (1e-6, 0.1)
 
@@ -317,7 +317,7 @@ def test_the_noise_is_learned_from_samples(mechanism: str) -> None:
 
 @pytest.mark.parametrize("fault", ["repeated row", "round without noise", "no noise"])
 def test_missing_noise_is_a_huge_power_and_no_error(fault: str) -> None:
-    """In float32, as results are: rounding is all that is left of the missing noise."""
+    """Results are float32: rounding is all that is left of the missing noise."""
     noise = np.random.default_rng(6).normal(size=(4, 20_000))
     if fault == "repeated row":
         noise[2] = noise[1]

@@ -20,7 +20,7 @@ def _problems(draw: st.DrawFn) -> tuple[np.ndarray, PatternOfRounds]:
     most = draw(st.integers(1, -(-num_rounds // separation)))
     count = draw(st.integers(1, 4))
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    # From distances that are spread evenly to some very close to a decay of one.
+    # Distances range from evenly spread ones to some very close to a decay of one.
     power = draw(st.floats(1.0, 8.0))
     distances = np.sort(generator.uniform(1e-2, 1.0 - 1e-6, 2 * count)) ** power
     return distances, PatternOfRounds(num_rounds, separation, most)

@@ -397,7 +397,7 @@ def test_a_normalised_matrix_made_by_its_class_survives_a_checkpoint(
     tmp_path: pathlib.Path,
 ) -> None:
     factorization = ToeplitzFactorization(6, np.array([0.6, 0.8]), equal_column_norms=True)
-    # Of sensitivity one with and without scaled columns: the stated one does not tell.
+    # The sensitivity is one with and without scaled columns: the stated one does not tell.
     checkpoints.save(factorization, tmp_path / "c")
     np.testing.assert_array_equal(
         checkpoints.load(tmp_path / "c").strategy_matrix(), factorization.strategy_matrix()

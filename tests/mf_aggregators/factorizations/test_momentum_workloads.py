@@ -39,7 +39,7 @@ def _momentum(num_rounds: int, momentum: float = 0.9) -> Workload:
 def _dense_errors(
     workload: Workload, strategy: np.ndarray, participation: Participation
 ) -> np.ndarray:
-    """Of non-increasing columns: the pattern 0, b, 2 b, ... has the largest norm."""
+    """Errors for non-increasing columns, where the pattern 0, b, 2 b, ... has the largest norm."""
     decoder = workload.matrix() @ np.linalg.inv(strategy)
     if isinstance(participation, MinSeparation):
         pattern = strategy[:, :: participation.separation]

@@ -21,11 +21,11 @@ _WORKLOAD = Workload("prefix_sum", 2052)
 _SINGLE = SingleParticipation()
 _EPOCHS = FixedEpochOrder(6, 342)
 _APART = MinSeparation(342, 6)
-# Of multi-epoch MF in BandMF Table 4, by epsilon at delta 1e-6.
+# Noise multipliers of multi-epoch MF in BandMF Table 4, by epsilon at delta 1e-6.
 _NOISE_MULTIPLIERS = {1.0: 4.76079, 2.0: 2.51352, 4.0: 1.34498, 8.0: 0.73579, 16.0: 0.41539}
-# Of the optimum, as another solver finds it.
+# The RMSE of the optimum for rounds exactly 342 apart, which a long test computes.
 _BEST_RMSE = 8.1523
-# Of the squared error: a tenth of the last printed digit.
+# A relative tolerance of the squared error: a tenth of the last printed digit.
 _CLOSE = 2e-3
 
 

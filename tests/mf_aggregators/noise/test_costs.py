@@ -82,7 +82,7 @@ def test_the_bytes_of_the_state_are_those_of_its_tensors(
 def _files_bytes(
     recursion: NoiseRecursion, size: int, dtype: tf.DType, directory: pathlib.Path
 ) -> int:
-    """Of all files that a run has at its end, weights included."""
+    """The bytes of all files that a run has at its end, weights included."""
     plan = block_plans.plan(recursion)
     (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), dtype),))
     files = tensor_blocks.prepare(plan, (segment,), PhiloxWords(), "philox", directory)
@@ -126,7 +126,7 @@ def test_files_of_large_models_take_about_what_is_said(
 
 
 def test_kept_rows_are_rings_of_blocks() -> None:
-    """Of 3,000 bands, less than half as much again as the bands themselves."""
+    """The files of 3,000 bands take less than half as much again as the bands themselves."""
     cost = costs.cost(ToeplitzNoise(10_000, np.ones(3000)), _LARGE, NoiseStorage.DISK)
     assert 2999 * 4 * _LARGE < cost.disk_bytes < 1.5 * 2999 * 4 * _LARGE
 

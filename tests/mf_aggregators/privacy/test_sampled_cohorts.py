@@ -70,7 +70,7 @@ def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
         *(scheme(3, 2, 5, 1) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
         *(scheme(3, 2, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
         *(scheme(3, 1, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
-        # With a pass over, and one client left out of all.
+        # Here a pass is over, and one client is left out of all batches.
         Shuffling(3, 1, 5, 2),
     ],
     ids=str,
@@ -83,7 +83,7 @@ def test_cohorts_deviate_exactly_if_no_draw_gives_them(scheme: SamplingScheme) -
         for size in range(scheme.population + 1)
         for each in itertools.combinations(clients, size)
     ]
-    # Of the largest populations, fewer sequences: all of batches of up to two clients.
+    # For the largest populations, fewer sequences: all of batches of up to two clients.
     if scheme.population == 5:
         subsets = [each for each in subsets if len(each) <= 2]
     for rounds in range(scheme.num_rounds + 1):
@@ -99,7 +99,7 @@ def _cohorts(*rounds: range) -> list[np.ndarray]:
 
 
 def test_more_participations_than_chance_gives_deviate() -> None:
-    """Of probabilities that are known: powers of that of one draw."""
+    """The probabilities here are known: they are powers of that of one draw."""
     # One part of 100 clients, of whom each joins with probability 1/10.
     scheme = PoissonSampling(40, 1, 100, 10)
     everyone = sampled_cohorts.deviation(scheme, 100, _cohorts(range(100)))

@@ -81,7 +81,7 @@ def test_every_coordinate_counts(position: int) -> None:
 def test_sums_of_gradients_whose_rows_add_up_to_zero_differ(
     size: float, tmp_path: pathlib.Path
 ) -> None:
-    """As those of a softmax do, for any data; however small the updates are."""
+    """The gradients of a softmax are such sums, for any data and however small the updates are."""
     generator = np.random.default_rng(5)
     sums = []
     for _ in range(2):

@@ -149,7 +149,7 @@ def test_what_has_any_flipped_bit_is_not_there(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_part_of_a_file_that_another_one_overwrote_is_not_there(tmp_path: pathlib.Path) -> None:
-    """As after a crash of the machine: pages of the older and of the newer file."""
+    """A crash of the machine may leave pages of the older and of the newer file."""
     path = tmp_path / "tensor"
     tensors = [np.random.default_rng(seed).normal(size=70_000) for seed in (0, 1)]
     wholes = []

@@ -301,7 +301,7 @@ def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
             row, following = stream.next_row(states[i])
             _assert_same(row, stream.expected[i])
             assert _contents(following) == _contents(states[i + 1])
-    # From the middle on to the end, after a run that was further.
+    # A stream goes on from the middle to the end, after a run that was further.
     state = states[_NUM_ROUNDS // 2]
     for i in range(_NUM_ROUNDS // 2, _NUM_ROUNDS):
         row, state = stream.next_row(state)
@@ -357,7 +357,7 @@ def test_whatever_happens_to_the_files_rows_stay_the_same(
         if event == "go back":
             state = states[data.draw(st.integers(0, len(states) - 1))]
         if event == "older files" and directory.exists():
-            # From a copy that was made then to the next time, as a restored backup.
+            # The first such event copies the files; the next one restores the copy, as a backup.
             if older.exists():
                 shutil.rmtree(directory)
                 older.rename(directory)
@@ -502,7 +502,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 
 
 def test_every_round_makes_its_share_of_the_next_block() -> None:
-    """Of five panels, so that no round has to wait for a whole block of a large model."""
+    """The row has five panels, and no round has to wait for a whole block of a large model."""
     recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
     specs = (tf.TensorSpec((4 * row_layout.PANEL + 1,), tf.float32),)
     plan = BlockPlan(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))

@@ -279,7 +279,7 @@ def test_traces_are_read(tmp_path: pathlib.Path, kind: str) -> None:
         np.savez(path, device=[2, 0], start_seconds=[1.5, 0.0], end_seconds=[3.0, 2.0])
     else:
         heading = "device,start_seconds,end_seconds\n" if kind == "heading" else ""
-        # As a spreadsheet saves it, with a mark in front.
+        # A spreadsheet saves the file with a byte order mark in front.
         encoding = "utf-8-sig" if kind == "marked" else "utf-8"
         path.write_text(f"{heading}2,1.5,3\n0,0,2\n", encoding=encoding)
     trace = Trace.load(path)

@@ -105,7 +105,7 @@ def _rounds_of(device_rounds: list[DeviceRound], num_devices: int) -> list[tuple
 def test_no_device_takes_part_too_soon_or_too_often(
     schema: Participation, behaviour: DeviceBehaviour, sizes: tuple[int, int], seed: int
 ) -> None:
-    """For every model, with dropouts, lost uploads and devices that lost their history."""
+    """It holds for every model, with dropouts, lost uploads and devices that lost their history."""
     num_devices, clients_per_round = sizes
     population = DevicePopulation(num_devices, schema, clients_per_round, behaviour, seed)
     device_rounds = _rounds(population, 14)
@@ -261,7 +261,7 @@ def test_eligible_and_available_devices_are_counted(
 
 
 def test_the_number_of_available_devices_is_estimated() -> None:
-    """Of a population that is not asked as a whole."""
+    """It is estimated where the population is not asked as a whole."""
     behaviour = DeviceBehaviour(Independent(0.1))
     population = DevicePopulation(100_000, MinSeparation(20), 100, behaviour, 3)
     for found in _rounds(population, 40):
@@ -288,7 +288,8 @@ class _Half:
 
 @pytest.mark.parametrize(
     ("num_devices", "num_available", "scans"),
-    # By draws alone; by either, as the first draws turn out; by asking every device.
+    # The cohort is found by draws alone; by either way, as the first draws turn out; by asking
+    # every device.
     [(8000, 2500, {False}), (240, 40, {False, True}), (60, 25, {True})],
 )
 @pytest.mark.parametrize("over_selection", [1.0, 1.5])
@@ -498,6 +499,7 @@ def test_attempts_that_failed_are_named_where_they_have_used_up_the_population(
     with pytest.raises(TooFewEligibleClientsError, match="a larger over-selection") as caught:
         population.next_round()
     used = int(re.findall(r"set the timers of (\d+) clients", str(caught.value))[0])
-    # By timers alone, or of those that may still join too few are available.
+    # The message has either of two reasons: timers alone, or too few available devices among those
+    # that may still join.
     counts = re.findall(r"timers allow (\d+) of 60|of (\d+) clients whose", str(caught.value))
     assert used == 60 - int("".join(counts[0])) > 0

@@ -139,7 +139,7 @@ def test_how_cohorts_came_about_is_saved_and_loaded(
 
 
 def test_ledgers_under_timers_say_nothing_of_sampling(tmp_path: pathlib.Path) -> None:
-    """As those that were written before there were data samplers."""
+    """They are like those that were written before there were data samplers."""
     path = tmp_path / "p.npz"
     _ledger([[0, 2]]).save(path)
     with np.load(path) as archive:

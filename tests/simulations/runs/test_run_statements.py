@@ -124,7 +124,7 @@ def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
 def test_no_statement_of_a_sampled_run_names_a_client_or_its_rounds(
     tmp_path: pathlib.Path, sampling: str
 ) -> None:
-    """Of a run under way, stopped and finished; and of batches that were not drawn so."""
+    """Runs under way, stopped and finished; and one whose batches were not drawn so."""
     values = _values(f"--sampling={sampling}", "--clients_per_round=9", "--noise_multiplier=0.7")
     behaviour = device_flags.behaviour(values)
     plan = _plan(values)

@@ -81,7 +81,7 @@ def test_a_ledger_of_other_sizes_deviates(name: str) -> None:
 def test_a_client_in_a_round_of_another_part_is_found(name: str, index: int) -> None:
     sampler = _sampler(name)
     ledger = _ledger(sampler, 13)
-    # Of any client that was also drawn in a round of another part; the size stays.
+    # Each client that was also drawn in a round of another part is put in; the size stays.
     seen = np.concatenate([ledger.cohorts[i] for i in range(13) if i % 3 != index % 3])
     for intruder in np.unique(seen):
         changed = _with_cohort(ledger, index, np.sort([*ledger.cohorts[index][1:], intruder]))

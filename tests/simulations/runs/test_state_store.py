@@ -232,7 +232,7 @@ def test_a_harmed_state_falls_back(
 
 @contextlib.contextmanager
 def _without_privileges(directory: pathlib.Path) -> Iterator[None]:
-    """As another user than root, whom no permission stops; as oneself otherwise."""
+    """Acts as another user than root, whom no permission stops; changes nothing for other users."""
     if os.geteuid() != 0:
         yield
         return

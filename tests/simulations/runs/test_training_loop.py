@@ -198,7 +198,7 @@ def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
 def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
     sooner_process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
 ) -> None:
-    # Of nine clients, a separation of two leaves six to draw three from.
+    # A separation of two leaves six of nine clients to draw three from.
     participation = MinSeparation(2)
     ledger = _went_back(_run(sooner_process, participation=participation), tmp_path)
     with pytest.raises(LedgerError, match="round 3 was released with other clients"):
@@ -311,7 +311,7 @@ def test_too_few_clients_end_the_run_and_leave_its_rounds(
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
 
 
-# Of nine clients three are needed.
+# Three of nine clients are needed.
 _DISTURBED = DeviceBehaviour(
     Independent(0.8),
     over_selection=1.4,
@@ -411,7 +411,7 @@ def test_a_data_centre_has_no_devices(process: Any) -> None:
         _run(process, sampler=sampler, behaviour=_DISTURBED)
 
 
-# Of a process whose noise is for clients that return after three rounds or more.
+# The noise of the process is for clients that return after three rounds or more.
 @pytest.mark.parametrize(
     ("participation", "is_allowed"),
     [

@@ -276,7 +276,7 @@ def test_more_columns_than_are_treated_at_a_time() -> None:
 
 
 def test_the_aggregators_noise_has_the_expected_norm() -> None:
-    # Of d independent normal numbers, |noise|^2 / variance is chi-squared of d degrees of
+    # For d independent normal numbers, |noise|^2 / variance is chi-squared of d degrees of
     # freedom: 2 x 6 tests, each false with probability 1e-8.
     num_parameters = 4000
     arguments: dict[str, Any] = {

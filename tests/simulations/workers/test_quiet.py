@@ -32,7 +32,7 @@ if "raise" in sys.argv:
 def test_a_program_leaves_no_worker_and_no_message(arguments: tuple[str, ...], status: int) -> None:
     finished = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *arguments],
-        # By pipes, which a worker that outlived the program would keep open for ever.
+        # A worker that outlived the program would keep these pipes open for ever.
         capture_output=True,
         text=True,
         timeout=120,

@@ -262,7 +262,7 @@ def test_a_lost_worker_ends_the_run_which_resumes(
     what: str,
 ) -> None:
     process = disk_process[0]
-    # In the second round, when the worker has its clients and may have begun with them.
+    # The worker is lost in the second round, when it has its clients and may have begun with them.
     computes = []
     killing = threading.Timer(0.5, workers[1].kill)
     compute = remote_workers._Stub.compute
