@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests import examples
 
 if TYPE_CHECKING:
     from tests.simulations.command_processes import CommandServer
@@ -18,6 +21,12 @@ _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option that runs long tests too."""
     parser.addoption("--all", action="store_true", help="run the tests marked as long, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tells randomised checks that they have the time of the long test."""
+    if config.option.all:
+        os.environ[examples.LONG_TEST] = "1"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

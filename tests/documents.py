@@ -13,8 +13,9 @@ of a flag counts), and
     <!-- test: only parsed: installs packages -->
 
 leaves it with checks of its flags, for one of the reasons in ``REASONS``. ``long`` runs a block in
-the long test alone, and ``as printed in the long test`` runs it there without what is appended.
-``WORDS becomes WORDS`` makes Python smaller for the short test.
+the long test alone, ``long: WORDS`` those of its commands that have the words, and ``as printed in
+the long test`` runs it there without what is appended. ``WORDS becomes WORDS`` makes Python smaller
+for the short test.
 ``output of WORDS`` stands above text that another command has printed than the last one, and
 ``a message`` above one of the code's own, which no command here brings about.
 """
@@ -46,6 +47,7 @@ _FENCE = re.compile(
 _ONLY_PARSED = "only parsed: "
 _OUTPUT_OF = "output of "
 _LONG = "long"
+_LONG_COMMANDS = "long: "
 _BECOMES = " becomes "
 _MESSAGE = "a message"
 _AS_PRINTED = "as printed in the long test"
@@ -98,6 +100,7 @@ class Block:
       text: What is between the fences.
       only_parsed: Why it is not run; None for a block that is.
       is_long: Whether the long test alone runs it.
+      long_commands: Words of commands that the long test alone runs.
       as_printed_when_long: Whether the long test runs it without ``appended``.
       small_text: What the short test runs in place of ``text``; None for the same.
       is_message: Whether it is a message of the code, and no command's result.
@@ -111,6 +114,7 @@ class Block:
     text: str
     only_parsed: str | None = None
     is_long: bool = False
+    long_commands: tuple[frozenset[str], ...] = ()
     as_printed_when_long: bool = False
     small_text: str | None = None
     is_message: bool = False
@@ -132,6 +136,10 @@ class Block:
         words = [tuple(shlex.split(line, comments=True)) for line in lines]
         return [Command(self.where, each) for each in words if each]
 
+    def is_long_command(self, command: Command) -> bool:
+        """Returns whether the long test alone runs one of the block's commands."""
+        return self.is_long or any(_has(command, words) for words in self.long_commands)
+
     def appended_to(self, command: Command) -> list[str]:
         """Returns the flags that the marker appends to one of the block's commands."""
         return [flag for words, flags in self.appended if _has(command, words) for flag in flags]
@@ -149,7 +157,7 @@ def names_of_long() -> list[str]:
         name
         for name in names()
         if any(
-            each.is_long or each.as_printed_when_long or each.small_text
+            each.is_long or each.long_commands or each.as_printed_when_long or each.small_text
             for each in blocks(name, read(name))
         )
     ]
@@ -217,6 +225,11 @@ def _marked(block: Block, marker: str) -> Block:
             block = dataclasses.replace(block, is_message=True)
         elif line == _LONG:
             block = dataclasses.replace(block, is_long=True)
+        elif line.startswith(_LONG_COMMANDS):
+            long_words = frozenset(shlex.split(line.removeprefix(_LONG_COMMANDS)))
+            if not any(_has(command, long_words) for command in block.commands()):
+                raise ValueError(f"{block.where}: no command has the words of {line!r}")
+            block = dataclasses.replace(block, long_commands=(*block.long_commands, long_words))
         elif line == _AS_PRINTED:
             block = dataclasses.replace(block, as_printed_when_long=True)
         elif _BECOMES in line:

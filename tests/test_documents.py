@@ -237,7 +237,7 @@ def _run_commands(block: Block, is_long_test: bool, workers: _Workers) -> list[R
             continue
         document_commands.check_runs_from_the_clone(command)
         document_commands.check_flags(command)
-        if block.only_parsed or (block.is_long and not is_long_test):
+        if block.only_parsed or (block.is_long_command(command) and not is_long_test):
             continue
         if command.name == "start-tff-worker":
             workers.start(command)

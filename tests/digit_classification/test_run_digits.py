@@ -112,6 +112,7 @@ def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
         ]
 
 
+@pytest.mark.long
 def test_a_run_on_two_workers_equals_the_one_without(
     tmp_path: pathlib.Path, commands: CommandServer
 ) -> None:

@@ -292,6 +292,7 @@ def test_effective_errors_are_those_of_the_definition() -> None:
     assert MinSeparation(25).most_participations(100) == 4
 
 
+@pytest.mark.long
 def test_the_centralised_setting_is_that_of_the_digits(
     workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -443,7 +444,7 @@ def _slope_by_definition(
     return float(covariance[0, 1] / covariance[0, 0])
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.02])
+@pytest.mark.parametrize("spread", [pytest.param(0.0, marks=pytest.mark.long), 0.02])
 def test_the_best_rates_are_fitted_to_both_errors(
     spread: float,
     workplace: pathlib.Path,

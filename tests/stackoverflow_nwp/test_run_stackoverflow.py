@@ -191,6 +191,7 @@ def test_a_private_run_from_start_to_statement(
     assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
 ) -> None:
@@ -217,6 +218,7 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     assert _rows(output)[:rounds] == before
 
 
+@pytest.mark.long
 def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     dataset: pathlib.Path, tmp_path: pathlib.Path, commands: CommandServer
 ) -> None:
@@ -398,6 +400,7 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     assert len(_rows(output)) == rounds
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_run_without_noise_says_that_it_is_not_private(
     dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
@@ -415,7 +418,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        (["--noise_storage=disk"], "run/noise"),
+        pytest.param(["--noise_storage=disk"], "run/noise", marks=pytest.mark.long),
         (
             [
                 *("--noise_storage=disk", "--noise_source=aes", "--noise_directory={}/other"),

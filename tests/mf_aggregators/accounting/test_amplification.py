@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting
 from mf_aggregators.accounting import amplification, sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import FixedSizeSampling, PoissonSampling, Shuffling
+from tests.examples import examples
 
 _DELTA = 1e-6
 
@@ -121,7 +122,7 @@ _sizes = st.tuples(
 
 
 @given(_sizes, st.floats(0.5, 20.0), st.sampled_from(sampling_schemes.names()))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_amplification_never_harms(sizes: dict[str, int], sigma: float, name: str) -> None:
     scheme = sampling_schemes.create(name, **sizes)
     most = scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations
@@ -133,7 +134,7 @@ def test_amplification_never_harms(sizes: dict[str, int], sigma: float, name: st
 
 
 @given(_sizes, st.floats(0.2, 10.0), st.sampled_from(["poisson", "fixed_size"]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_calibration_meets_its_target(sizes: dict[str, int], target: float, name: str) -> None:
     scheme = sampling_schemes.create(name, **sizes)
     sigma = amplification.noise_multiplier(scheme, target, 1e-5)

@@ -618,7 +618,7 @@ def test_what_cannot_be_solved_is_refused() -> None:
         optimal(workload, FixedEpochOrder(2, 4), max_evaluations=0)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, pytest.param(0.9, marks=pytest.mark.long)])
 def test_fewer_participations_than_fit_are_never_worse_than_narrower_classes(
     momentum: float,
 ) -> None:

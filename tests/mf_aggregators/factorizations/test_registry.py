@@ -63,7 +63,7 @@ class Boastful(DenseFactorization):
 
     def sensitivity(self, participation: Any) -> sensitivity.Sensitivity:
         """Returns far too little."""
-        return sensitivity.Sensitivity(1e-3, True, "none")
+        return sensitivity.Sensitivity(value=1e-3, is_exact=True, theorem="none")
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns far too little."""

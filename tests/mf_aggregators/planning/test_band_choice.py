@@ -21,7 +21,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize(("sampling", "epsilon"), [("poisson", 4.0), ("fixed_size", 0.3)])
+@pytest.mark.parametrize(
+    ("sampling", "epsilon"),
+    [("poisson", 4.0), pytest.param("fixed_size", 0.3, marks=pytest.mark.long)],
+)
 def test_all_bands_are_compared_as_by_brute_force(
     cache: pathlib.Path, sampling: str, epsilon: float
 ) -> None:

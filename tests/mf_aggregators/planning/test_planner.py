@@ -362,7 +362,7 @@ def test_many_rounds_leave_out_what_would_take_too_long() -> None:
     assert (best.mechanism, best.num_bands) == ("toeplitz", 100)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 200.0])
+@pytest.mark.parametrize("epsilon", [1e-6, pytest.param(200.0, marks=pytest.mark.long)])
 def test_far_targets(cache: pathlib.Path, epsilon: float) -> None:
     plan = planning.make(dataclasses.replace(_TIMERS, epsilon=epsilon), cache_directory=cache)
     _check(plan)

@@ -148,8 +148,19 @@ def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> 
 
 # Several blocks of rounds, for noise on disk, in each.
 @pytest.mark.parametrize("num_rounds", [14, pytest.param(64, marks=pytest.mark.long)])
-@pytest.mark.parametrize("storage", ["state", "disk"])
-@pytest.mark.parametrize("mechanism", _MECHANISMS)
+@pytest.mark.parametrize(
+    ("mechanism", "storage"),
+    [
+        *((mechanism, "state") for mechanism in _MECHANISMS),
+        # On disk, kinds of recursions that differ: rows before, rows of Z, and states.
+        *(
+            (mechanism, "disk")
+            if mechanism in ("banded", "structured", "blt")
+            else pytest.param(mechanism, "disk", marks=pytest.mark.long)
+            for mechanism in _MECHANISMS
+        ),
+    ],
+)
 def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     mechanism: str, storage: str, num_rounds: int, tmp_path: pathlib.Path
 ) -> None:
@@ -259,7 +270,12 @@ def test_the_noise_of_a_round_is_not_added_to_other_data(
 
 
 @pytest.mark.parametrize(
-    ("storage", "source"), [("state", "philox"), ("disk", "philox"), ("state", "aes")]
+    ("storage", "source"),
+    [
+        ("disk", "philox"),
+        pytest.param("state", "philox", marks=pytest.mark.long),
+        pytest.param("state", "aes", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("size_of_cohort", [0, 2])
 def test_a_first_round_of_nothing_is_recorded_like_any_other(

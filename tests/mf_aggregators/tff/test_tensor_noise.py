@@ -37,6 +37,7 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.tff import tensor_blocks, tensor_noise
 from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
 from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, panel_rows
+from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 
 _NUM_ROUNDS = 9
@@ -216,7 +217,11 @@ def test_double_precision_is_kept(index: int, storage: str) -> None:
         )
 
 
-@pytest.mark.parametrize("index", [2, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
+@pytest.mark.parametrize(
+    "index",
+    [2, pytest.param(13, marks=pytest.mark.long)],
+    ids=lambda i: _FACTORIZATIONS[i].mechanism,
+)
 @_BOTH_STORAGES
 def test_rows_of_more_than_one_panel(index: int, storage: str) -> None:
     recursion = _FACTORIZATIONS[index].noise_recursion()
@@ -246,7 +251,7 @@ def test_rows_without_entries(storage: str) -> None:
 
 
 @given(random_recursions.recursions(), st.booleans(), st.floats(0.5, 2.0))
-@settings(max_examples=8, deadline=None, phases=_NO_SHRINKING)
+@settings(max_examples=examples(8), deadline=None, phases=_NO_SHRINKING)
 def test_random_weights_give_the_rows_that_numpy_gives(
     recursion: NoiseRecursion, is_on_disk: bool, sensitivity: float
 ) -> None:

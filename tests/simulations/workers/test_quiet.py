@@ -28,7 +28,9 @@ if "raise" in sys.argv:
 """
 
 
-@pytest.mark.parametrize(("arguments", "status"), [((), 0), (("again", "raise"), 3)])
+@pytest.mark.parametrize(
+    ("arguments", "status"), [pytest.param((), 0, marks=pytest.mark.long), (("again", "raise"), 3)]
+)
 def test_a_program_leaves_no_worker_and_no_message(arguments: tuple[str, ...], status: int) -> None:
     finished = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *arguments],

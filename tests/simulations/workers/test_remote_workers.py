@@ -144,7 +144,7 @@ def _assert_same(one: list[Any], other: list[Any], rounding: float) -> None:
         np.testing.assert_allclose(model, other_model, rtol=0, atol=rounding)
 
 
-@pytest.mark.parametrize("num_clients", [0, 1, 7])
+@pytest.mark.parametrize("num_clients", [0, pytest.param(1, marks=pytest.mark.long), 7])
 def test_workers_give_what_one_process_gives(
     process: Any, addresses: tuple[str, ...], num_clients: int
 ) -> None:
@@ -247,7 +247,13 @@ def _forms(words: np.ndarray) -> list[bytes]:
     return [words[:1].tobytes(), words[1:].tobytes(), packed.SerializeToString()[2:]]
 
 
-_BREAKS = ["killed before", "killed within", "frozen", "started again"]
+_BREAKS = [
+    "killed within",
+    *(
+        pytest.param(what, marks=pytest.mark.long)
+        for what in ("killed before", "frozen", "started again")
+    ),
+]
 
 
 @pytest.mark.timeout(120)
