@@ -249,10 +249,9 @@ def _forms(words: np.ndarray) -> list[bytes]:
 
 _BREAKS = [
     "killed within",
-    *(
-        pytest.param(what, marks=pytest.mark.long)
-        for what in ("killed before", "frozen", "started again")
-    ),
+    pytest.param("killed before", marks=pytest.mark.long),
+    pytest.param("frozen", marks=pytest.mark.long),
+    pytest.param("started again", marks=pytest.mark.long),
 ]
 
 
