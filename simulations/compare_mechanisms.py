@@ -27,7 +27,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.comparison import repeated_runs, run_comparisons, run_compositions
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
-from simulations.runs import atomic_files, run_flags
+from simulations.runs import atomic_files, run_options
 
 MARKDOWN_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"
@@ -50,7 +50,7 @@ _FLAG = re.compile(r"--([A-Za-z]\w*)(?:=.*)?", re.DOTALL)
 
 
 def _mechanisms() -> list[str]:
-    return [run_flags.NOT_PRIVATE, *mechanism_flags.names(for_runs=True)]
+    return [run_options.NOT_PRIVATE, *mechanism_flags.names(for_runs=True)]
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -99,7 +99,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.string(
         "flags",
         "The flags of that command for every run, in quotes: --flags='--num_rounds=100 "
-        f"--clip_norm=1'. --mechanism={run_flags.NOT_PRIVATE} is not handed "
+        f"--clip_norm=1'. --mechanism={run_options.NOT_PRIVATE} is not handed "
         f"{' and '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse.",
         "",
     )
@@ -147,7 +147,7 @@ def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
         Variant(
             mechanism,
             mechanism,
-            tuple((without_noise if mechanism == run_flags.NOT_PRIVATE else given).values()),
+            tuple((without_noise if mechanism == run_options.NOT_PRIVATE else given).values()),
         )
         for mechanism in mechanisms
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, checkpoints, workloads
+from mf_aggregators import accounting, checkpoints, validation, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -76,7 +76,7 @@ def option_names(*, for_runs: bool = False) -> list[str]:
 def check_options(
     given: Mapping[str, Any], mechanism: str | None, *, for_runs: bool = False
 ) -> None:
-    """Checks that only options of one mechanism were given.
+    """Checks that only options of one mechanism were given, and none below its least value.
 
     Args:
       given: The values of flags by name; None for what was not given.
@@ -85,6 +85,7 @@ def check_options(
 
     Raises:
       CommandError: If an option belongs to other mechanisms.
+      ValueError: If it is too small.
     """
     for name, takers in _options(for_runs=for_runs).items():
         belongs = [taker for taker, _ in takers]
@@ -93,6 +94,9 @@ def check_options(
             f"--{name} belongs to --mechanism={'|'.join(belongs)}"
             + ("." if mechanism is None else f", not to --mechanism={mechanism}."),
         )
+        least = [option.least for taker, option in takers if taker == mechanism]
+        if given.get(name) is not None and least and least[0] is not None:
+            validation.integer_at_least(given[name], least[0], f"--{name}")
 
 
 def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:

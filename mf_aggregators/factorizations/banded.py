@@ -272,7 +272,7 @@ class BandedMechanism(Mechanism):
     factorization = BandedFactorization
     has_any_workload = True
     options = (
-        Option("num_bands", "integer", "The bands of C.", default="the separation"),
+        Option("num_bands", "integer", "The bands of C.", default="the separation", least=1),
         Option(
             "equal_column_norms",
             "boolean",

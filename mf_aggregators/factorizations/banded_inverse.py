@@ -283,6 +283,7 @@ class BandedInverseMechanism(Mechanism):
             "integer",
             "The bands of the inverse of C.",
             default="16 in a training run and the separation in an audit; mf-factorize needs it",
+            least=1,
         ),
         Option(
             "coefficients",

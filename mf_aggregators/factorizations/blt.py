@@ -445,6 +445,7 @@ class BltMechanism(Mechanism):
             "integer",
             "The buffers of the noise, 1 to 8.",
             default="4 in a training run and 2 in an audit; mf-factorize needs it",
+            least=1,
         ),
         Option(
             "error",

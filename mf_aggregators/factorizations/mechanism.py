@@ -34,6 +34,7 @@ class Option:
       default: What holds where it is not given, in words that may follow "Default:"; empty if
         nothing is to be said.
       choices: The values of a ``choice``.
+      least: The smallest value of an integer, which commands check; None for any.
       for_runs: Whether commands that train offer it too. The other commands always do.
     """
 
@@ -42,6 +43,7 @@ class Option:
     meaning: str
     default: str = ""
     choices: tuple[str, ...] = ()
+    least: int | None = None
     for_runs: bool = True
 
 

@@ -480,6 +480,7 @@ class ToeplitzMechanism(Mechanism):
             "integer",
             "The bands of C.",
             default="the separation, and all n without one",
+            least=1,
         ),
         Option(
             "error",

@@ -5,6 +5,7 @@ leaves behind is a directory that says everything about it; started again with t
 a run goes on where it was.
 """
 
+import dataclasses
 import datetime
 import importlib.metadata
 import math
@@ -29,6 +30,7 @@ from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_directory, run_flags, run_plans, sampled_runs
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_options import RunOptions
 from simulations.runs.run_plans import Plan
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand
@@ -77,7 +79,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     options = run_flags.options_of(values, command)
     behaviour = device_flags.behaviour(values)
     _check_behaviour(options, behaviour)
-    workers = None if values.workers is None else worker_addresses.parse(values.workers)
+    workers = None if options.workers is None else worker_addresses.parse(options.workers)
     command_line.check_extra("a training run")
     if values.noise_directory:
         output_paths.check_directory(values.noise_directory, "noise_directory")
@@ -108,7 +110,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
             # default one of a new run cannot be, and is made by the aggregator.
             noise_directory.open_directory(noise_path)
         if old is None:
-            seed = secrets.randbits(64) if options["seed"] is None else options["seed"]
+            seed = secrets.randbits(64) if options.seed is None else options.seed
             directory.create(_config(command, plan, seed), only_for_owner=plan.scheme is not None)
         else:
             seed = old["cohort_seed"]
@@ -132,7 +134,7 @@ def _train(
     options = plan.options
     sampler = None
     if plan.scheme is not None:
-        sampler = sampled_runs.sampler_of(plan.scheme, directory, options["seed"])
+        sampler = sampled_runs.sampler_of(plan.scheme, directory, options.seed)
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
@@ -158,7 +160,7 @@ def _train(
         except BaseException:
             statements.after_failure()
             raise
-    if outcome.num_rounds == options["num_rounds"]:
+    if outcome.num_rounds == options.num_rounds:
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger)
     federated_training.draw_figure(plan, directory, statement.plan.epsilon)
@@ -169,33 +171,33 @@ def _train(
     return command_line.INTERRUPTED if outcome.interrupted else None
 
 
-def _check_behaviour(options: dict[str, Any], behaviour: DeviceBehaviour) -> None:
+def _check_behaviour(options: RunOptions, behaviour: DeviceBehaviour) -> None:
     command_line.check_choice(
-        options["sampling"] == sampled_runs.TIMERS or behaviour == DeviceBehaviour(),
-        f"--sampling={options['sampling']} is for a data centre, where no device has a behaviour: "
+        options.sampling == sampled_runs.TIMERS or behaviour == DeviceBehaviour(),
+        f"--sampling={options.sampling} is for a data centre, where no device has a behaviour: "
         "leave out --availability, --timer and their like, or use "
         f"--sampling={sampled_runs.TIMERS}.",
     )
     command_line.check_choice(
-        behaviour.timer is None or options["separation"] is not None,
+        behaviour.timer is None or options.separation is not None,
         "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
         "simulate-participation finds what the timers give.",
     )
 
 
-def _with_noise_of(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _with_noise_of(old: dict[str, Any], options: RunOptions) -> RunOptions:
     """Options with the noise that a run began with, if it is for the same target.
 
     What a target needs may be computed anew, in the last digits, by another version.
     """
-    target, begun_with = options["target_epsilon"], old.get("noise_multiplier")
+    target, begun_with = options.target_epsilon, old.get("noise_multiplier")
     if target is None or begun_with is None or old.get("target_epsilon") != target:
         return options
-    return {**options, "noise_multiplier": begun_with}
+    return dataclasses.replace(options, noise_multiplier=begun_with)
 
 
 def _check_same_run(
-    old: dict[str, Any], options: dict[str, Any], directory: RunDirectory, command: TaskCommand
+    old: dict[str, Any], options: RunOptions, directory: RunDirectory, command: TaskCommand
 ) -> None:
     if old.get("command", command.name) != command.name:
         raise CommandError(
@@ -207,11 +209,7 @@ def _check_same_run(
             f"{directory.path} holds a run of other versions of its packages (see "
             f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
         )
-    run_directory.check_same_flags(old.get("flags", {}), _of_the_run(options), directory.path)
-
-
-def _of_the_run(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in run_flags.NOT_OF_THE_RUN}
+    run_directory.check_same_flags(old.get("flags", {}), options.of_the_run(), directory.path)
 
 
 def _fix_factorization(
@@ -256,7 +254,7 @@ def _fix_factorization(
 
 
 def _config(command: TaskCommand, plan: Plan, cohort_seed: int) -> dict[str, Any]:
-    kept = _of_the_run(plan.options)
+    kept = plan.options.of_the_run()
     noise = (
         "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
         "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "

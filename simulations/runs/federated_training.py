@@ -115,7 +115,7 @@ def train(
       OSError: If a state cannot be saved.
     """
     options = plan.options
-    num_rounds = options["num_rounds"]
+    num_rounds = options.num_rounds
     if len(task.client_ids) != plan.data.num_clients:
         raise ValueError(
             f"the task has {len(task.client_ids)} clients, and its data said that there are "
@@ -163,7 +163,7 @@ def train(
             broken = statements.after_round(ledger)
             if broken is not None:
                 row["epsilon_spent"] = broken.earned.epsilon
-            if number % options["evaluate_every"] == 0 or number == num_rounds:
+            if number % options.evaluate_every == 0 or number == num_rounds:
                 values = task.evaluate(process.get_model_weights(state).trainable, HELDOUT)
                 row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
                 bar.set_postfix_str(f"accuracy {100 * values['accuracy']:.2f} %", refresh=False)
@@ -213,7 +213,7 @@ def noise_storage_of(
     Returns:
       ``state`` or ``disk``; ``auto`` where there is no noise to keep.
     """
-    asked: str = plan.options["noise_storage"]
+    asked: str = plan.options.noise_storage
     if asked != NoiseStorage.AUTO.value or plan.released_noise_multiplier == 0.0:
         return asked
     config = directory.read_config() or {}
@@ -269,21 +269,21 @@ def learning_process(
     build_client: Any = {
         "adam": tff.learning.optimizers.build_adam,
         "sgd": tff.learning.optimizers.build_sgdm,
-    }[options["client_optimizer"]]
+    }[options.client_optimizer]
     aggregator = private_aggregation.aggregator(
         plan.factorization,
         participation=plan.participation,
         noise_multiplier=plan.released_noise_multiplier,
-        clip_norm=options["clip_norm"],
+        clip_norm=options.clip_norm,
         clients_per_round=plan.cohort_size,
-        zeroing_norm=options["zeroing_norm"],
-        seed=options["seed"],
+        zeroing_norm=options.zeroing_norm,
+        seed=options.seed,
         noise_storage=storage,
         noise_directory=noise_directory,
-        noise_source=options["noise_source"],
+        noise_source=options.noise_source,
     )
-    rate, momentum = options["server_learning_rate"], options["server_momentum"]
-    rates = run_plans.server_schedule(options).rates(options["num_rounds"], rate)
+    rate, momentum = options.server_learning_rate, options.server_momentum
+    rates = run_plans.server_schedule(options).rates(options.num_rounds, rate)
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(rate, momentum),
         learning_rate_schedules.rate_of_round(rates),
@@ -293,7 +293,7 @@ def learning_process(
         warnings.simplefilter("ignore", FixedSeedWarning)
         return tff.learning.algorithms.build_unweighted_fed_avg(
             task.model_fn,
-            client_optimizer_fn=build_client(options["client_learning_rate"]),
+            client_optimizer_fn=build_client(options.client_learning_rate),
             server_optimizer_fn=server_optimizer,
             model_aggregator=aggregator,
             # The default loop is a dataset.reduce, which TFF's worker optimises anew for every
@@ -321,10 +321,10 @@ def draw_figure(plan: Plan, directory: RunDirectory, planned_epsilon: float) -> 
         rows,
         directory.path / run_directory.FIGURE_FILE,
         f"{plan.factorization.mechanism if plan.noise_multiplier else 'no noise'}, "
-        f"{options['num_rounds']} rounds of {plan.cohort_size} clients",
-        clip_norm=options["clip_norm"],
+        f"{options.num_rounds} rounds of {plan.cohort_size} clients",
+        clip_norm=options.clip_norm,
         planned_epsilon=planned_epsilon,
-        delta=options["delta"],
+        delta=options.delta,
         clients_per_round=plan.cohort_size,
     )
 
@@ -337,7 +337,7 @@ def _row_of(
         plan.factorization,
         plan.participation,
         plan.released_noise_multiplier,
-        plan.options["clip_norm"],
+        plan.options.clip_norm,
         plan.cohort_size,
         num_parameters,
     )
@@ -345,7 +345,7 @@ def _row_of(
         plan.factorization,
         plan.scheme or plan.participation,
         plan.released_noise_multiplier,
-        plan.options["delta"],
+        plan.options.delta,
     )
 
     def row_of(finished: Round) -> dict[str, float | int]:

@@ -10,7 +10,8 @@ from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.factorizations import Factorization, Request, registry
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
-from simulations.runs import run_flags, sampled_runs
+from simulations.runs import run_options, sampled_runs
+from simulations.runs.run_options import RunOptions
 from simulations.sampling import cohorts
 from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskData
@@ -22,7 +23,7 @@ class Plan:
     """What a run does, all defaults filled in and checked, before TensorFlow is loaded.
 
     Attributes:
-      options: Every flag by name, with its default for the task.
+      options: Every option, with its default for the task.
       data: The task's data.
       participation: The schema that the timers enforce; single participation, whose
         sensitivity is the largest column norm of C, if a data sampler draws the clients.
@@ -33,7 +34,7 @@ class Plan:
         timers.
     """
 
-    options: dict[str, Any]
+    options: RunOptions
     data: TaskData
     participation: Participation
     factorization: Factorization
@@ -43,16 +44,16 @@ class Plan:
     @property
     def cohort_size(self) -> int:
         """The clients that take part in a round: fewer than they stand for, in an estimate."""
-        return int(self.options["simulated_clients"] or self.options["clients_per_round"])
+        return int(self.options.simulated_clients or self.options.clients_per_round)
 
     @property
     def released_noise_multiplier(self) -> float:
         """The multiplier of the released sums: smaller if few clients stand for a larger cohort."""
-        return self.noise_multiplier * self.cohort_size / int(self.options["clients_per_round"])
+        return self.noise_multiplier * self.cohort_size / int(self.options.clients_per_round)
 
 
 def make(
-    options: dict[str, Any],
+    options: RunOptions,
     data: TaskData,
     max_bands: int,
     own: pathlib.Path | None,
@@ -75,44 +76,44 @@ def make(
       ValueError: As the library says it.
     """
     check_choice(
-        options["delta"] < 1.0 / data.num_clients,
-        f"--delta={options['delta']:g} is not below 1 / {data.num_clients} clients: a mechanism "
+        options.delta < 1.0 / data.num_clients,
+        f"--delta={options.delta:g} is not below 1 / {data.num_clients} clients: a mechanism "
         "that publishes one client's data outright would satisfy it.",
     )
-    if options["sampling"] == sampled_runs.TIMERS:
+    if options.sampling == sampled_runs.TIMERS:
         return _under_timers(options, data, max_bands, own)
     return _sampled(options, data, own, own_noise_multiplier)
 
 
-def server_schedule(options: dict[str, Any]) -> Schedule:
+def server_schedule(options: RunOptions) -> Schedule:
     """Returns the schedule of the server's learning rate.
 
     Args:
       options: Every flag by name, checked.
     """
-    name = "decay" if options["cooldown"] == learning_rate_schedules.DROP else "cooldown"
+    name = "decay" if options.cooldown == learning_rate_schedules.DROP else "cooldown"
     return dataclasses.replace(
         learning_rate_schedules.by_name(name),
-        warmup_share=options["server_warmup"],
-        cooldown_share=options["server_cooldown"],
+        warmup_share=options.server_warmup,
+        cooldown_share=options.server_cooldown,
     )
 
 
 def _under_timers(
-    options: dict[str, Any], data: TaskData, max_bands: int, own: pathlib.Path | None
+    options: RunOptions, data: TaskData, max_bands: int, own: pathlib.Path | None
 ) -> Plan:
-    cohort, num_rounds = options["clients_per_round"], options["num_rounds"]
-    separation = options["separation"] or min(num_rounds, data.num_clients // cohort)
+    cohort, num_rounds = options.clients_per_round, options.num_rounds
+    separation = options.separation or min(num_rounds, data.num_clients // cohort)
     check_choice(
         separation > 0,
         f"{data.name} has {data.num_clients} training clients, fewer than "
         f"--clients_per_round={cohort}: a population that small cannot be what "
         "--simulated_clients stand for. Use fewer clients per round.",
     )
-    participation = MinSeparation(separation, options["max_participations"])
+    participation = MinSeparation(separation, options.max_participations)
     cohorts.check_feasible(
         data.num_clients,
-        options["simulated_clients"] or cohort,
+        options.simulated_clients or cohort,
         separation,
         participation.most_participations(num_rounds),
         num_rounds,
@@ -122,11 +123,12 @@ def _under_timers(
         if own is None
         else checkpoints.load(own)
     )
-    return Plan(options, data, participation, factorization, options["noise_multiplier"])
+    assert options.noise_multiplier is not None
+    return Plan(options, data, participation, factorization, options.noise_multiplier)
 
 
 def _sampled(
-    options: dict[str, Any],
+    options: RunOptions,
     data: TaskData,
     own: pathlib.Path | None,
     own_noise_multiplier: float | None,
@@ -135,7 +137,7 @@ def _sampled(
     factorization = None
     if own is not None:
         factorization = checkpoints.load(own)
-    elif options["checkpoint"] is not None:
+    elif options.checkpoint is not None:
         factorization = _loaded(options)
     # The scheme and the noise are found, or found impossible, before a matrix is computed.
     scheme = sampled_runs.scheme_of(options, data.num_clients, factorization)
@@ -147,31 +149,32 @@ def _sampled(
     return Plan(options, data, participation, factorization, noise_multiplier, scheme)
 
 
-def _loaded(options: dict[str, Any]) -> Factorization:
-    factorization = checkpoints.load(options["checkpoint"])
+def _loaded(options: RunOptions) -> Factorization:
+    assert options.checkpoint is not None
+    factorization = checkpoints.load(options.checkpoint)
     check_choice(
-        factorization.num_rounds == options["num_rounds"],
-        f"--checkpoint={options['checkpoint']} is for {factorization.num_rounds} rounds, and "
-        f"--num_rounds is {options['num_rounds']}: noise for other rounds than those of the run "
+        factorization.num_rounds == options.num_rounds,
+        f"--checkpoint={options.checkpoint} is for {factorization.num_rounds} rounds, and "
+        f"--num_rounds is {options.num_rounds}: noise for other rounds than those of the run "
         "would be too much or too little. Make the two equal.",
     )
     return factorization
 
 
 def _factorization(
-    options: dict[str, Any], participation: Participation, default_bands: int
+    options: RunOptions, participation: Participation, default_bands: int
 ) -> Factorization:
-    num_rounds, name = options["num_rounds"], options["mechanism"]
-    if options["checkpoint"] is not None:
+    num_rounds, name = options.num_rounds, options.mechanism
+    if options.checkpoint is not None:
         return _loaded(options)
-    if name == run_flags.NOT_PRIVATE:
+    if name == run_options.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
     description: dict[str, Any] = {"name": "prefix_sum"}
-    if options["workload"] == run_flags.TRAINING:
-        rates = server_schedule(options).rates(num_rounds, options["server_learning_rate"])
+    if options.workload == run_options.TRAINING:
+        rates = server_schedule(options).rates(num_rounds, options.server_learning_rate)
         description = {
             "name": "momentum_sgd",
-            "momentum": options["server_momentum"],
+            "momentum": options.server_momentum,
             "learning_rates": [float(rate) for rate in rates],
         }
     mechanism = registry.mechanism(name)

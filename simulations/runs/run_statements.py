@@ -125,17 +125,17 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
       behaviour: What the clients' devices do.
     """
     options = plan.options
-    factorization, delta = plan.factorization, options["delta"]
+    factorization, delta = plan.factorization, options.delta
     represented = None
     if plan.scheme is None:
         guarantee = guarantees.planned(
             factorization, plan.participation, plan.released_noise_multiplier, delta
         )
-        if plan.cohort_size != options["clients_per_round"]:
+        if plan.cohort_size != options.clients_per_round:
             represented = Represented(
-                clients_per_round=options["clients_per_round"],
+                clients_per_round=options.clients_per_round,
                 num_clients=participation.smallest_population(
-                    plan.participation, options["num_rounds"], options["clients_per_round"]
+                    plan.participation, options.num_rounds, options.clients_per_round
                 ),
                 guarantee=guarantees.planned(
                     factorization, plan.participation, plan.noise_multiplier, delta
@@ -153,11 +153,11 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
             ),
             num_clients=plan.data.num_clients,
             clients_per_round=plan.cohort_size,
-            clip_norm=options["clip_norm"],
-            noise_seed_is_fixed=options["seed"] is not None,
+            clip_norm=options.clip_norm,
+            noise_seed_is_fixed=options.seed is not None,
             enforcement=_enforcement(behaviour) if plan.scheme is None else _DRAWN_BATCHES,
         ),
-        plan=dataclasses.replace(guarantee, num_rounds=options["num_rounds"]),
+        plan=dataclasses.replace(guarantee, num_rounds=options.num_rounds),
         represented=represented,
     )
 

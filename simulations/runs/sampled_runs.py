@@ -8,7 +8,7 @@ draws every batch itself. A banded mechanism then needs less noise for the same 
 import dataclasses
 import json
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import sampling_schemes
@@ -22,6 +22,9 @@ from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.sampling import data_samplers
 from simulations.sampling.data_samplers import DataSampler
+
+if TYPE_CHECKING:
+    from simulations.runs.run_options import RunOptions
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ def names() -> tuple[str, ...]:
     return (TIMERS, *sampling_schemes.names())
 
 
-def check_flags(options: dict[str, Any]) -> None:
+def check_flags(options: "RunOptions") -> None:
     """Checks the flags that a data sampler excludes or needs.
 
     Args:
@@ -53,7 +56,7 @@ def check_flags(options: dict[str, Any]) -> None:
     Raises:
       CommandError: If they do not fit together.
     """
-    sampling, mechanism = options["sampling"], options["mechanism"]
+    sampling, mechanism = options.sampling, options.mechanism
     if sampling == TIMERS:
         return
     for name in ("separation", "max_participations"):
@@ -62,7 +65,7 @@ def check_flags(options: dict[str, Any]) -> None:
             f"--{name} belongs to --sampling={TIMERS}: with --sampling={sampling} the number of "
             "bands decides when a client may take part.",
         )
-    if options["checkpoint"] is not None:
+    if options.checkpoint is not None:
         return
     banded = _banded_mechanisms()
     check_choice(
@@ -77,9 +80,9 @@ def check_flags(options: dict[str, Any]) -> None:
     )
 
 
-def _num_bands(options: dict[str, Any]) -> int | None:
+def _num_bands(options: "RunOptions") -> int | None:
     """The bands of the mechanism that is asked for, if the options say them."""
-    name = options["mechanism"]
+    name = options.mechanism
     return registry.mechanism(name).num_bands({"num_bands": options["num_bands"]})
 
 
@@ -96,7 +99,7 @@ def _banded_mechanisms() -> list[str]:
 
 
 def scheme_of(
-    options: dict[str, Any], num_clients: int, checkpoint: Factorization | None
+    options: "RunOptions", num_clients: int, checkpoint: Factorization | None
 ) -> SamplingScheme:
     """Returns the scheme of a run.
 
@@ -119,21 +122,21 @@ def scheme_of(
         is_banded = num_bands is not None and num_bands < max(2, checkpoint.num_rounds)
         check_choice(
             is_banded or checkpoint.mechanism in _banded_mechanisms(),
-            f"--sampling={options['sampling']} needs a banded matrix, and that of the checkpoint, "
+            f"--sampling={options.sampling} needs a banded matrix, and that of the checkpoint, "
             f"of the mechanism {checkpoint.mechanism}, has no zeros below a band. Use "
             f"--sampling={TIMERS} with it.",
         )
     assert num_bands is not None
     return sampling_schemes.create(
-        options["sampling"],
-        num_rounds=options["num_rounds"],
+        options.sampling,
+        num_rounds=options.num_rounds,
         num_bands=num_bands,
         population=num_clients,
-        clients_per_round=options["clients_per_round"],
+        clients_per_round=options.clients_per_round,
     )
 
 
-def noise_multiplier(options: dict[str, Any], scheme: SamplingScheme) -> float:
+def noise_multiplier(options: "RunOptions", scheme: SamplingScheme) -> float:
     """Returns the noise multiplier of a run, relative to the largest column norm of C.
 
     Args:
@@ -146,11 +149,12 @@ def noise_multiplier(options: dict[str, Any], scheme: SamplingScheme) -> float:
     Raises:
       ValueError: If no noise multiplier gives the target.
     """
-    if options["noise_multiplier"] is not None:
-        return float(options["noise_multiplier"])
+    if options.noise_multiplier is not None:
+        return options.noise_multiplier
+    assert options.target_epsilon is not None
     return accounting.amplified_noise_multiplier(
-        options["target_epsilon"],
-        options["delta"],
+        options.target_epsilon,
+        options.delta,
         num_rounds=scheme.num_rounds,
         num_bands=scheme.num_bands,
         population=scheme.population,

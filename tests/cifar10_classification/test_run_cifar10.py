@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from typing import Any
 
 import pytest
 from absl import flags
@@ -11,10 +10,11 @@ from cifar10_classification import run_cifar10
 from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
 from simulations.runs import federated_runs, run_flags
+from simulations.runs.run_options import RunOptions
 from tests.cifar10_classification import cifar10_files
 
 
-def _options(*arguments: str) -> dict[str, Any]:
+def _options(*arguments: str) -> RunOptions:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_flags.define_flags(values, run_cifar10.COMMAND)

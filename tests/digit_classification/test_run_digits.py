@@ -14,6 +14,7 @@ from digit_classification import data, run_digits
 from mf_aggregators.commands import command_line
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import federated_runs, run_flags, run_plans, run_statements
+from simulations.runs.run_options import RunOptions
 from simulations.training.labelled_images import concatenated
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
@@ -22,7 +23,7 @@ _MODULE = "digit_classification.run_digits"
 _ROUNDS = 12
 
 
-def _options(*arguments: str) -> dict[str, Any]:
+def _options(*arguments: str) -> RunOptions:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_flags.define_flags(values, run_digits.COMMAND)

@@ -10,7 +10,6 @@ import pathlib
 import subprocess
 import sys
 import time
-from typing import Any
 
 import numpy as np
 import psutil
@@ -33,6 +32,7 @@ from simulations.runs import (
 )
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_options import RunOptions
 from simulations.sampling import data_samplers
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
@@ -77,7 +77,7 @@ def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[
     ]
 
 
-def _options(arguments: list[str]) -> dict[str, Any]:
+def _options(arguments: list[str]) -> RunOptions:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_flags.define_flags(values, _COMMAND)
@@ -85,7 +85,7 @@ def _options(arguments: list[str]) -> dict[str, Any]:
     return run_flags.options_of(values, _COMMAND)
 
 
-def _plan(options: dict[str, Any], noise_multiplier: float | None = None) -> run_plans.Plan:
+def _plan(options: RunOptions, noise_multiplier: float | None = None) -> run_plans.Plan:
     return run_plans.make(options, next_word_data.open_data(options), 64, None, noise_multiplier)
 
 
@@ -549,7 +549,7 @@ def test_a_run_does_not_go_on_with_other_data(
     output = tmp_path / "run"
     arguments = _arguments(dataset, output)
     options = _options(arguments)
-    kept = {name: value for name, value in options.items() if name not in run_flags.NOT_OF_THE_RUN}
+    kept = options.of_the_run()
     output.mkdir()
     config = {
         "flags": kept,

@@ -18,6 +18,7 @@ from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
 from mf_aggregators.participation import MinSeparation
 from simulations.runs import run_flags, run_plans, sampled_runs
+from simulations.runs.run_options import RunOptions
 from simulations.sampling import data_samplers
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
@@ -90,7 +91,7 @@ def _factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     capsys.readouterr()
 
 
-def _options(words: list[str]) -> dict[str, Any]:
+def _options(words: list[str]) -> RunOptions:
     """What a run would do, with every default filled in, for a file in a template's place."""
     words = [word.replace(plan_steps.PLACEHOLDER, "mine.sqlite") for word in words]
     values = flags.FlagValues()

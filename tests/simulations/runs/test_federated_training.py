@@ -121,5 +121,7 @@ def test_a_run_goes_on_with_the_storage_that_it_began_with(
     (directory.states / "round_1").mkdir(parents=True, exist_ok=True)
     assert federated_training.noise_storage_of(banded, directory, weights) == expected
     assert directory.read_config() == {"flags": {}, "noise_storage": expected}
-    asked = dataclasses.replace(banded, options={**plan.options, "noise_storage": other.value})
+    asked = dataclasses.replace(
+        banded, options=dataclasses.replace(plan.options, noise_storage=other.value)
+    )
     assert federated_training.noise_storage_of(asked, directory, weights) == other.value

@@ -13,7 +13,7 @@ from absl import flags
 import mf_aggregators as mfa
 from digit_classification.run_digits import COMMAND
 from simulations.devices import device_flags
-from simulations.runs import run_flags, run_plans, run_statements
+from simulations.runs import run_flags, run_options, run_plans, run_statements
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import RunDirectory
@@ -29,7 +29,7 @@ def _values(*arguments: str) -> flags.FlagValues:
 
 
 def _plan(values: flags.FlagValues, **changes: Any) -> run_plans.Plan:
-    options = {**run_flags.options_of(values, COMMAND), **changes}
+    options = run_options.of_values({**run_flags.options_of(values, COMMAND), **changes})
     return run_plans.make(options, COMMAND.open_data(options), 64, None, None)
 
 

@@ -1,0 +1,292 @@
+"""The options of every federated run: one dataclass, from which flags and configuration follow."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.factorizations import registry
+from mf_aggregators.noise import NoiseSource, NoiseStorage
+from simulations.runs import run_directory, sampled_runs
+
+# The mechanism that is none at all.
+NOT_PRIVATE = "none"
+PREFIX_SUM, TRAINING = "prefix_sum", "training"
+
+_FLAG = "flag"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flag:
+    """How an option is a flag: its subject, its help, its values, and when it is checked.
+
+    ``choices`` and ``meaning`` may be functions, for what depends on installed packages.
+    """
+
+    subject: str
+    meaning: str | Callable[[], str]
+    choices: Callable[[], Sequence[str]] | None
+    is_positive: bool
+    is_share: bool
+    is_of_the_run: bool
+
+
+def _flag(
+    subject: str,
+    meaning: str | Callable[[], str],
+    *,
+    default: Any = dataclasses.MISSING,
+    choices: Callable[[], Sequence[str]] | None = None,
+    is_positive: bool = False,
+    is_share: bool = False,
+    is_of_the_run: bool = True,
+) -> Any:
+    metadata = {_FLAG: _Flag(subject, meaning, choices, is_positive, is_share, is_of_the_run)}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _words(*words: str) -> Callable[[], Sequence[str]]:
+    return lambda: words
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(Mapping[str, Any]):
+    """Every option of a run, with the defaults of its task filled in.
+
+    It is a mapping of all options by name, the task's own included, as ``config.json`` has them;
+    those that every run has are attributes as well. A field without a default gets one from the
+    task. The help of a field is that of the flag of its name.
+    """
+
+    cache_dir: str | None = _flag(
+        "Data",
+        "Where data sets are kept. Default: ~/.cache.",
+        default=None,
+        is_of_the_run=False,
+    )
+    num_rounds: int = _flag("Training", "The rounds of training.", is_positive=True)
+    clients_per_round: int = _flag(
+        "Training", "The number of clients in each round.", is_positive=True
+    )
+    server_learning_rate: float = _flag(
+        "Training", "The learning rate of the server.", is_positive=True
+    )
+    client_learning_rate: float = _flag(
+        "Training", "The learning rate of the clients.", is_positive=True
+    )
+    client_epochs: int = _flag(
+        "Training", "How often a client goes through its examples of a round.", is_positive=True
+    )
+    batch_size: int = _flag("Training", "The number of examples in a local step.", is_positive=True)
+    client_optimizer: str = _flag(
+        "Training", "The optimizer of the clients.", choices=_words("sgd", "adam")
+    )
+    server_momentum: float = _flag("Training", "The momentum of the server.")
+    server_warmup: float = _flag(
+        "Training",
+        "The share of the rounds, the first ones, in which the server's rate rises from 5 % "
+        "(BandMF: 0.15).",
+        is_share=True,
+    )
+    server_cooldown: float = _flag(
+        "Training",
+        "The share of the rounds, the last ones, in which the server's rate falls to 5 % "
+        "(BandMF: 0.25).",
+        is_share=True,
+    )
+    cooldown: str = _flag(
+        "Training",
+        "How the server's rate falls: linearly to 5 %, or at once to 15 % (both in Denisov et al. "
+        "Sec. 5).",
+        default="linear",
+        choices=_words("linear", "drop"),
+    )
+    evaluate_every: int = _flag(
+        "Training", "The number of rounds between evaluations.", is_positive=True
+    )
+    workers: str | None = _flag(
+        "Training",
+        "The addresses host:port,... of TFF worker processes that train the clients, each started "
+        "by start-tff-worker. Default: one process that the run starts on this machine.",
+        default=None,
+        is_of_the_run=False,
+    )
+    seed: int | None = _flag(
+        "Training",
+        "A seed for tests, which makes the run repeatable, noise included, and voids its "
+        "guarantee. Default: secret random bits.",
+        default=None,
+    )
+    mechanism: str = _flag(
+        "Mechanism",
+        "The noise: correlated by a matrix factorization (optimal is the dense optimum for single "
+        "participation), independent (identity), or none at all with the same training and "
+        "clipping.",
+        default="banded",
+        choices=lambda: [*mechanism_flags.names(for_runs=True), NOT_PRIVATE],
+    )
+    checkpoint: str | None = _flag(
+        "Mechanism", "A checkpoint directory to use in place of --mechanism.", default=None
+    )
+    workload: str = _flag(
+        "Mechanism",
+        lambda: (
+            "What the mechanism's matrix is optimised for: sums of updates, with momentum and "
+            "learning rates as post-processing, or this very training, with both inside the "
+            "mechanism (Denisov et al., Prop. 4.2; "
+            f"--mechanism={' or '.join(mechanisms_of_any_workload())})."
+        ),
+        default=PREFIX_SUM,
+        choices=_words(PREFIX_SUM, TRAINING),
+    )
+    target_epsilon: float | None = _flag(
+        "Privacy", "The epsilon of the planned guarantee.", default=None
+    )
+    delta: float = _flag("Privacy", "The delta of the guarantee, which is to be below 1 / clients.")
+    clip_norm: float = _flag(
+        "Privacy", "The L2 norm that each update is clipped to.", is_positive=True
+    )
+    noise_multiplier: float | None = _flag(
+        "Privacy",
+        "The noise, in place of --target_epsilon: the standard deviation of Z over (clip norm "
+        "times the sensitivity of C).",
+        default=None,
+    )
+    zeroing_norm: float | None = _flag(
+        "Privacy",
+        "The L-infinity norm above which an update is replaced by zero.",
+        default=None,
+        is_positive=True,
+    )
+    simulated_clients: int | None = _flag(
+        "Privacy",
+        "For estimates of accuracy: this many clients stand for --clients_per_round, with the "
+        "noise scaled down in proportion (BandMF App. I). Such a run itself has the weaker "
+        "guarantee of the smaller noise, and its statement says both.",
+        default=None,
+        is_positive=True,
+    )
+    sampling: str = _flag(
+        "Participation",
+        sampled_runs.HELP,
+        default=sampled_runs.TIMERS,
+        choices=sampled_runs.names,
+    )
+    separation: int | None = _flag(
+        "Participation",
+        "The separation b: two participations i, j of one client satisfy |i - j| >= b. "
+        "Default: the largest that the population allows.",
+        default=None,
+        is_positive=True,
+    )
+    max_participations: int | None = _flag(
+        "Participation",
+        "The most participations of one client. Default: as many as fit.",
+        default=None,
+        is_positive=True,
+    )
+    noise_storage: str = _flag(
+        "Noise",
+        "Where the noise of earlier rounds is kept: in the server's state, on disk (in "
+        "--noise_directory), or in the cheaper one that fits.",
+        default="auto",
+        choices=lambda: [storage.value for storage in NoiseStorage],
+    )
+    noise_directory: str | None = _flag(
+        "Noise",
+        "Where noise rows go if they go to disk, and a record of what noise was added to. It must "
+        "be private (mode 0700) and on the machine of TFF's worker. It is a cache, and another "
+        "one may be used to resume: if it is deleted, the rows are made again and the record "
+        f"begins anew. Default: {run_directory.NOISE_DIRECTORY} in --output_dir.",
+        default=None,
+        is_of_the_run=False,
+    )
+    noise_source: str = _flag(
+        "Noise",
+        "What the noise's random bits come from: TensorFlow's generator, or AES-256 by OpenSSL, "
+        "which is slower.",
+        default="philox",
+        choices=lambda: [source.value for source in NoiseSource],
+    )
+    output_dir: str | None = _flag(
+        "Output", "The run's directory. Default: runs/<time>.", default=None, is_of_the_run=False
+    )
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of an option."""
+        return getattr(self, name) if name in NAMES else self.others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the names of all options."""
+        return iter((*NAMES, *self.others))
+
+    def __len__(self) -> int:
+        """Returns the number of all options."""
+        return len(NAMES) + len(self.others)
+
+    def of_the_run(self) -> dict[str, Any]:
+        """Returns the options that a run may not change when it is resumed."""
+        return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
+
+
+_FIELDS = tuple(field for field in dataclasses.fields(RunOptions) if _FLAG in field.metadata)
+NAMES = frozenset(field.name for field in _FIELDS)
+# Flags that change nothing about a run, and may differ when it is resumed.
+NOT_OF_THE_RUN = (
+    "format",
+    *(field.name for field in _FIELDS if not field.metadata[_FLAG].is_of_the_run),
+)
+_INTEGERS, _NUMBERS = (int, int | None), (float, float | None)
+POSITIVE_INTEGERS = tuple(
+    field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _INTEGERS
+)
+POSITIVE_NUMBERS = tuple(
+    field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _NUMBERS
+)
+SHARES = tuple(field.name for field in _FIELDS if field.metadata[_FLAG].is_share)
+# What only a task can know.
+NEED_DEFAULTS = frozenset(field.name for field in _FIELDS if field.default is dataclasses.MISSING)
+
+
+def define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[str, str]) -> None:
+    """Defines the flags of some subjects.
+
+    Args:
+      values: Where they are defined.
+      subjects: The subjects, such as ``Privacy``.
+      texts: What ``--help`` says of a task's defaults, by flag.
+    """
+    for field in _FIELDS:
+        flag: _Flag = field.metadata[_FLAG]
+        if flag.subject not in subjects:
+            continue
+        group = FlagGroup(values, flag.subject, texts)
+        meaning = flag.meaning if isinstance(flag.meaning, str) else flag.meaning()
+        default = None if field.default is dataclasses.MISSING else field.default
+        if flag.choices is not None:
+            group.choice(field.name, flag.choices(), meaning, default)
+        elif field.type in _INTEGERS:
+            group.integer(field.name, meaning, default)
+        elif field.type in _NUMBERS:
+            group.number(field.name, meaning, default)
+        else:
+            group.string(field.name, meaning, default)
+
+
+def of_values(given: Mapping[str, Any]) -> RunOptions:
+    """Returns options of a mapping of all of them by name."""
+    own = {name: value for name, value in given.items() if name in NAMES}
+    others = {name: value for name, value in given.items() if name not in NAMES}
+    return RunOptions(**own, others=others)
+
+
+def mechanisms_of_any_workload() -> list[str]:
+    """Returns the mechanisms of runs whose matrices can be optimised for any workload."""
+    known = registry.mechanisms()
+    return [name for name in mechanism_flags.names(for_runs=True) if known[name].has_any_workload]
