@@ -13,6 +13,7 @@ from mf_aggregators import checkpoints, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import Participation, check
+from mf_aggregators.tff import dp_query, noise_making
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.noise_making import NoiseOptions
 
@@ -54,13 +55,19 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             self.factorization.noise_recursion(),
             self.factorization.sensitivity(self.participation).value,
         )
+        specs = tff.types.type_to_tf_tensor_specs(value_type)
+        noise_stddev = self.noise_multiplier * self._clip_norm
         query = MatrixFactorizationSumQuery(
             recursion,
-            tff.types.type_to_tf_tensor_specs(value_type),
+            specs,
             l2_norm_clip=self._clip_norm,
-            noise_stddev=self.noise_multiplier * self._clip_norm,
+            noise_stddev=noise_stddev,
             seed=self._seed,
-            noise=self._noise,
+            noise=noise_making.make(
+                dp_query.drawn_recursion(recursion, noise_stddev),
+                dp_query.checked_specs(specs),
+                self._noise,
+            ),
             participation=self.participation,
         )
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)

@@ -12,11 +12,12 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from mf_aggregators import validation
+from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import declared_participation, noise_making, tensor_noise
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
-from mf_aggregators.tff.noise_making import NoiseOptions
+from mf_aggregators.tff.noise_making import NoiseOptions, NoiseParts
 
 
 class FixedSeedWarning(UserWarning):
@@ -58,7 +59,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         l2_norm_clip: float,
         noise_stddev: float,
         seed: int | None = None,
-        noise: NoiseOptions | None = None,
+        noise: NoiseParts | None = None,
         participation: Participation | None = None,
     ) -> None:
         """Creates the query.
@@ -72,26 +73,30 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             sensitivity of C. Zero adds no noise.
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
-          noise: Where noise rows are kept and random words come from; None chooses.
+          noise: The rows of noise and the record of what they were added to, as
+            ``noise_making.make`` returns them for this recursion and these tensors. None keeps
+            rows in the state and draws them by Philox. The query itself starts no thread and
+            writes no file.
           participation: The schema that the recursion is scaled to, for the state to tell; None
             declares none.
 
         Raises:
           TypeError: If a tensor is not floating point.
           ValueError: If a shape is not known, a number is out of its range, the noise state
-            would be too large to be passed between TFF's processes, or the noise directory
-            cannot be used or is too small.
+            would be too large to be passed between TFF's processes, or ``noise`` is for another
+            recursion or other tensors.
         """
         self._l2_norm_clip = _of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
         if self._noise_stddev > 0.0:
             _of_float32(self._noise_stddev, "noise_stddev")
-        # Without noise, rounds are still counted.
-        if self._noise_stddev == 0.0:
-            recursion = IndependentNoise(recursion.num_rounds)
-        self._specs = [_checked(spec) for spec in tf.nest.flatten(specs)]
-        parts = noise_making.make(recursion, tuple(self._specs), noise or NoiseOptions())
-        self._noise, self._record = parts.noise, parts.record
+        recursion = drawn_recursion(recursion, self._noise_stddev)
+        self._specs = checked_specs(specs)
+        if noise is None:
+            noise = noise_making.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
+        elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
+            raise ValueError("noise must be made for the recursion and the tensors of the query.")
+        self._noise, self._record = noise.noise, noise.record
         if seed is not None:
             warnings.warn(
                 "a fixed seed makes the noise predictable: use it in tests only.",
@@ -226,6 +231,29 @@ def _of_float32(value: float, name: str) -> float:
             "outside, float32 arithmetic would lose it."
         )
     return number
+
+
+def drawn_recursion(recursion: NoiseRecursion, noise_stddev: float) -> NoiseRecursion:
+    """Returns the recursion whose rows are drawn: without noise, one that only counts rounds.
+
+    Args:
+      recursion: The mechanism's.
+      noise_stddev: The standard deviation of Z.
+    """
+    return recursion if noise_stddev > 0.0 else IndependentNoise(recursion.num_rounds)
+
+
+def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
+    """Returns the tensors of a structure of tf.TensorSpec.
+
+    Args:
+      specs: The structure.
+
+    Raises:
+      TypeError: If a tensor is not floating point.
+      ValueError: If a shape is not known.
+    """
+    return tuple(_checked(spec) for spec in tf.nest.flatten(specs))
 
 
 def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:

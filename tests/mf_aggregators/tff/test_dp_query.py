@@ -25,7 +25,7 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.tff import dp_query
+from mf_aggregators.tff import dp_query, noise_making
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
 from mf_aggregators.tff.noise_making import NoiseOptions
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -263,13 +263,44 @@ def test_states_that_tff_cannot_pass_are_refused() -> None:
     factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
     specs = [tf.TensorSpec((10_000_000,), tf.float32)]
     with pytest.raises(ValueError, match=r"GiB of server state.*noise_storage='disk'"):
-        _query(factorization, 1.0, specs=specs, noise=NoiseOptions(NoiseStorage.STATE))
+        _query(factorization, 1.0, specs=specs)
 
 
 def test_matrices_that_no_graph_should_hold_are_refused() -> None:
     factorization = DenseFactorization(np.tri(600))
     with pytest.raises(ValueError, match=r"too large to be put into a graph.*'disk'"):
-        _query(factorization, 1.0, noise=NoiseOptions(NoiseStorage.STATE))
+        _query(factorization, 1.0)
+
+
+def test_noise_of_another_query_is_refused() -> None:
+    recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
+    specs = tuple(tf.nest.flatten(_SPECS))
+    parts = noise_making.make(recursion, specs, NoiseOptions())
+    for other in (identity(4), banded(workloads.prefix_sum(4), 2)):
+        with pytest.raises(ValueError, match="made for the recursion"):
+            _query(other, 1.0, noise=parts)
+    with pytest.raises(ValueError, match="made for the recursion"):
+        MatrixFactorizationSumQuery(
+            recursion, specs[:1], l2_norm_clip=1.0, noise_stddev=1.0, noise=parts
+        )
+
+
+def test_a_query_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads, exit hooks and files are of the noise that is made for it."""
+
+    def fail(*unused: Any, **also_unused: Any) -> Any:
+        raise AssertionError("started")
+
+    recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
+    specs = tuple(tf.nest.flatten(_SPECS))
+    parts = noise_making.make(recursion, specs, NoiseOptions(NoiseStorage.DISK))
+    monkeypatch.setattr("threading.Thread.start", fail)
+    monkeypatch.setattr("atexit.register", fail)
+    monkeypatch.setattr("tempfile.mkdtemp", fail)
+    for noise in (None, parts):
+        MatrixFactorizationSumQuery(
+            recursion, specs, l2_norm_clip=1.0, noise_stddev=1.0, noise=noise
+        )
 
 
 def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +309,6 @@ def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage())
     factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
-    specs = [tf.TensorSpec((10_000_000,), tf.float32)]
+    specs = (tf.TensorSpec((10_000_000,), tf.float32),)
     with pytest.raises(ValueError, match="pass a noise_directory on a larger disk"):
-        _query(factorization, 1.0, specs=specs)
+        noise_making.make(factorization.noise_recursion(), specs, NoiseOptions())
