@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import examples
-
 if TYPE_CHECKING:
     from tests.simulations.command_processes import CommandServer
 
+# Which tests/examples.py reads.
+_LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
 _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
 
 
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tells randomised checks that they have the time of the long test."""
     if config.option.all:
-        os.environ[examples.LONG_TEST] = "1"
+        os.environ[_LONG_TEST] = "1"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

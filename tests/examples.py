@@ -2,8 +2,8 @@
 
 import os
 
-# Set for the long test, before test modules are imported.
-LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
+# conftest.py sets it for the long test, before test modules are imported.
+_LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
 
 
 def examples(number: int) -> int:
@@ -12,4 +12,4 @@ def examples(number: int) -> int:
     Args:
       number: How many the long test draws; the short one draws a fourth, and at least four.
     """
-    return number if LONG_TEST in os.environ else max(4, number // 4)
+    return number if _LONG_TEST in os.environ else max(4, number // 4)

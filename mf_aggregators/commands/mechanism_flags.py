@@ -21,6 +21,8 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 
+_NUM_BANDS = "num_bands"
+
 
 def names(*, for_runs: bool = False) -> list[str]:
     """Returns the mechanisms that a command offers, as ``--mechanism`` spells them.
@@ -88,6 +90,10 @@ def check_options(
       ValueError: If it is too small.
     """
     for name, takers in _options(for_runs=for_runs).items():
+        bands = _fixed_bands(mechanism) if name == _NUM_BANDS else None
+        if bands is not None and given.get(name) == bands:
+            # Whoever says how many bands there are anyway is right.
+            continue
         belongs = [taker for taker, _ in takers]
         check_choice(
             given.get(name) is None or mechanism in belongs,
@@ -97,6 +103,15 @@ def check_options(
         least = [option.least for taker, option in takers if taker == mechanism]
         if given.get(name) is not None and least and least[0] is not None:
             validation.integer_at_least(given[name], least[0], f"--{name}")
+
+
+def _fixed_bands(mechanism: str | None) -> int | None:
+    """The bands of a mechanism that takes no number of them, if it has any."""
+    known = None if mechanism is None else registry.mechanisms().get(mechanism)
+    try:
+        return None if known is None else known.num_bands({})
+    except NotImplementedError:
+        return None
 
 
 def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:

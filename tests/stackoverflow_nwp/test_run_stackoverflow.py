@@ -483,7 +483,7 @@ def test_noise_is_kept_where_the_flags_say(
         (["--sampling=poisson", "--num_bands=5"], "Use fewer bands (at most 4)"),
         (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation belongs to"),
         (["--sampling=poisson", "--num_bands=2", "--max_participations=1"], "--max_part"),
-        (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "has 1 band"),
+        (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "--num_bands belongs to"),
         (["--sampling=poisson", "--mechanism=none"], "--mechanism=none"),
         *(
             (["--sampling=fixed_size", f"--mechanism={mechanism}"], "needs a banded mechanism")
