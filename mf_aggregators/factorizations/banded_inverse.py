@@ -37,7 +37,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum,
     with_momentum_adjoint,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
@@ -285,22 +285,8 @@ class BandedInverseMechanism(Mechanism):
             default="16 in a training run and the separation in an audit; mf-factorize needs it",
             least=1,
         ),
-        Option(
-            "coefficients",
-            "choice",
-            "Where coefficients come from: an optimiser, or the square root of the prefix sums.",
-            default="the optimiser",
-            choices=("optimised", "square_root"),
-            for_runs=False,
-        ),
-        Option(
-            "error",
-            "choice",
-            "What is minimised: the mean squared error over rounds, or its maximum.",
-            default="the mean",
-            choices=("mean", "max"),
-            for_runs=False,
-        ),
+        COEFFICIENTS,
+        ERROR,
     )
 
     def build(self, request: Request) -> BandedInverseFactorization:

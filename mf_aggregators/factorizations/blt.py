@@ -39,7 +39,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     parameters_of,
     with_momentum,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
@@ -447,14 +447,7 @@ class BltMechanism(Mechanism):
             default="4 in a training run and 2 in an audit; mf-factorize needs it",
             least=1,
         ),
-        Option(
-            "error",
-            "choice",
-            "What is minimised: the mean squared error over rounds, or its maximum.",
-            default="the mean",
-            choices=("mean", "max"),
-            for_runs=False,
-        ),
+        ERROR,
     )
 
     def build(self, request: Request) -> BltFactorization:

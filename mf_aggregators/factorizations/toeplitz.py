@@ -28,7 +28,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     parameters_of,
     squared_rows_by_strategy,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
     Participation,
@@ -482,22 +482,8 @@ class ToeplitzMechanism(Mechanism):
             default="the separation, and all n without one",
             least=1,
         ),
-        Option(
-            "error",
-            "choice",
-            "What is minimised: the mean squared error over rounds, or its maximum.",
-            default="the mean",
-            choices=("mean", "max"),
-            for_runs=False,
-        ),
-        Option(
-            "coefficients",
-            "choice",
-            "Where coefficients come from: an optimiser, or the square root of the prefix sums.",
-            default="the optimiser",
-            choices=("optimised", "square_root"),
-            for_runs=False,
-        ),
+        ERROR,
+        COEFFICIENTS,
         Option(
             "equal_column_norms",
             "boolean",
