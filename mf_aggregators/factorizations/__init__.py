@@ -13,6 +13,7 @@ from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
+    MechanismError,
     Option,
     OptionError,
     Request,
@@ -36,6 +37,7 @@ __all__ = [
     "Factorization",
     "IdentityFactorization",
     "Mechanism",
+    "MechanismError",
     "NotConvergedWarning",
     "Option",
     "OptionError",

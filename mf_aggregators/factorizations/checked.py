@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import math
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
+    MechanismError,
     Request,
     SamplingSetting,
     TimerSetting,
@@ -119,20 +120,21 @@ class CheckedMechanism(Mechanism):
         """Makes a factorization and checks it: see the base class.
 
         Raises:
-          ValueError: If it is not for the rounds that were asked for, or what the classes that
-            check it say.
+          MechanismError: If it fails, or what it makes is not for the rounds that were asked for or
+            is refused by the classes that check it.
         """
         try:
-            made = self._made.build(request)
-        except (MemoryError, OSError, ValueError):
+            factorization = self.checked(self._made.build(request), request.options)
+        except (MemoryError, OSError):
             raise
+        except ValueError as error:
+            raise MechanismError(str(error)) from error
         except Exception as error:
-            raise ValueError(
+            raise MechanismError(
                 f"the mechanism {self.name} failed: {type(error).__name__}: {error}"
             ) from error
-        factorization = self.checked(made, request.options)
         if factorization.num_rounds != request.num_rounds:
-            raise ValueError(
+            raise MechanismError(
                 f"{self.name} made a factorization for {factorization.num_rounds} rounds, and "
                 f"{request.num_rounds} were asked for."
             )
@@ -178,15 +180,25 @@ class CheckedMechanism(Mechanism):
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns what the mechanism wants to be weighed."""
-        return [self._unamplified(each) for each in self._made.for_timers(setting)]
+        return _believed(lambda: self._made.for_timers(setting))
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns what the mechanism wants to be weighed, without amplification."""
-        return [self._unamplified(each) for each in self._made.for_sampling(setting)]
+        return _believed(lambda: self._made.for_sampling(setting))
 
-    def _unamplified(self, variant: Variant) -> Variant:
-        # Its number of bands would have to be believed.
-        return dataclasses.replace(variant, amplified_bands=None)
+
+def _believed(variants: Callable[[], Iterable[Variant]]) -> list[Variant]:
+    """Variants as a plan takes them from another package.
+
+    Its number of bands would have to be believed, so that nothing is amplified. What it makes is
+    made anew in each plan: nobody says when another version makes something else.
+    """
+    try:
+        return [
+            dataclasses.replace(each, amplified_bands=None, is_kept=False) for each in variants()
+        ]
+    except Exception as error:
+        return [Variant(reason=f"cannot be planned: {type(error).__name__}: {error}")]
 
 
 def relabelled(factorization: Factorization, name: str) -> Factorization:

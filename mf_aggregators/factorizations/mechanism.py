@@ -19,6 +19,10 @@ class OptionError(ValueError):
     """An option of a mechanism that is missing or does not fit; the message names the flag."""
 
 
+class MechanismError(ValueError):
+    """A mechanism of another package failed, or made what the library does not accept."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """An option of a mechanism, which commands offer as a flag.

@@ -19,7 +19,7 @@ import numpy as np
 from mf_aggregators import accounting, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, MechanismError
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.noise import costs, recursions
 from mf_aggregators.noise.costs import NoiseCost
@@ -276,7 +276,12 @@ def make(
             left_out.append(LeftOut(proposal.name, proposal.reason))
             continue
         progress(_computation(proposal).name)
-        candidate = _candidate(setting, proposal, cache_directory)
+        try:
+            candidate = _candidate(setting, proposal, cache_directory)
+        except MechanismError as error:
+            # What another package cannot make does not keep anybody from the other mechanisms.
+            left_out.append(LeftOut(proposal.name, f"cannot be made: {error}".rstrip(".")))
+            continue
         reason = _left_out(setting, candidate)
         if reason is None:
             candidates.append(candidate)

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators import checkpoints, sensitivity
+from mf_aggregators import checkpoints, planning, sensitivity
+from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import (
     BandedFactorization,
     DenseFactorization,
@@ -293,6 +296,50 @@ def test_a_damaged_checkpoint_of_another_package_is_refused(
     monkeypatch.setattr(Boastful, "recursion", IndependentNoise(6))
     with pytest.raises(checkpoints.CheckpointError, match="are not those of its matrix"):
         checkpoints.load(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("place", ["build", "for_timers"])
+@pytest.mark.parametrize("error", [KeyError("discount"), ValueError("needs --discount.")])
+def test_a_plan_goes_on_without_what_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, place: str
+) -> None:
+    class Bad(Discounted):
+        def build(self, request: Request) -> Any:
+            raise error
+
+        def for_timers(self, setting: Any) -> Any:
+            if place == "for_timers":
+                raise error
+            return super().for_timers(setting)
+
+    _install(monkeypatch, _EntryPoint(Bad))
+    setting = planning.Setting(
+        num_rounds=6,
+        population=60,
+        clients_per_round=5,
+        participation=MinSeparation(3),
+        sampling=None,
+        epsilon=4.0,
+        delta=1e-4,
+        model_size=10,
+    )
+    plan = planning.make(setting)
+    (left_out,) = (each for each in plan.left_out if each.mechanism == "discounted")
+    assert left_out.reason.startswith(("cannot be made: ", "cannot be planned: "))
+    assert "discount" in left_out.reason
+    assert plan.recommended.mechanism != "discounted"
+
+
+@pytest.mark.parametrize("for_runs", [False, True])
+def test_an_option_with_the_name_of_another_flag_is_named(
+    monkeypatch: pytest.MonkeyPatch, for_runs: bool
+) -> None:
+    made = _named("discounted", Option("delta", "number", "A number."))
+    _install(monkeypatch, _EntryPoint(made))
+    values = flags.FlagValues()
+    flags.DEFINE_float("delta", 1e-6, "Another.", flag_values=values)
+    with pytest.raises(CommandError, match="--delta of the mechanism discounted is a flag"):
+        mechanism_flags.define_options(values, for_runs=for_runs)
 
 
 def test_every_mechanism_says_what_it_is() -> None:
