@@ -108,10 +108,7 @@ def check_options(
 def _fixed_bands(mechanism: str | None) -> int | None:
     """The bands of a mechanism that takes no number of them, if it has any."""
     known = None if mechanism is None else registry.mechanisms().get(mechanism)
-    try:
-        return None if known is None else known.num_bands({})
-    except NotImplementedError:
-        return None
+    return None if known is None else known.num_bands({})
 
 
 def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:

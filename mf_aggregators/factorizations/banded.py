@@ -270,6 +270,7 @@ class BandedMechanism(Mechanism):
     name = "banded"
     summary = "least total squared error with b bands, certified"
     factorization = BandedFactorization
+    has_known_bands = True
     has_any_workload = True
     options = (
         Option("num_bands", "integer", "The bands of C.", default="the separation", least=1),

@@ -94,7 +94,7 @@ class CheckedFactorization(Factorization):
         cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
     ) -> "CheckedFactorization":
         """Is not for this class: the other package's class reads what it has written."""
-        raise NotImplementedError("the class of the other package reads its own arrays.")
+        raise TypeError("the class of the other package reads its own arrays.")
 
 
 class CheckedMechanism(Mechanism):

@@ -103,6 +103,7 @@ class IdentityMechanism(Mechanism):
     name = "identity"
     summary = "independent noise of DP-FedAvg and DP-SGD"
     factorization = IdentityFactorization
+    has_known_bands = True
 
     def build(self, request: Request) -> IdentityFactorization:
         """Makes the factorization."""

@@ -163,6 +163,7 @@ class Mechanism(abc.ABC):
       has_any_workload: Whether it is optimised for every lower-triangular workload, as for
         training with momentum and a schedule of learning rates.
       is_for_runs: Whether commands that train offer it by name.
+      has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Mechanism(abc.ABC):
     options: tuple[Option, ...] = ()
     has_any_workload: bool = False
     is_for_runs: bool = True
+    has_known_bands: bool = False
 
     @abc.abstractmethod
     def build(self, request: Request) -> Factorization | np.ndarray:
@@ -212,12 +214,11 @@ class Mechanism(abc.ABC):
           options: The options that were given.
 
         Returns:
-          The number of bands, or None if the options do not say it.
-
-        Raises:
-          NotImplementedError: If C has no bands that would be known beforehand.
+          The number of bands, or None if the options do not say it; always None without
+          ``has_known_bands``.
         """
-        raise NotImplementedError(f"{self.name} has no bands that are known beforehand.")
+        del options
+        return None
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns what a plan weighs for devices with timers: by default, without options."""

@@ -474,6 +474,7 @@ class ToeplitzMechanism(Mechanism):
         "the square root of the prefix sum in closed form, or better coefficients; b bands or all"
     )
     factorization = ToeplitzFactorization
+    has_known_bands = True
     options = (
         Option(
             "num_bands",

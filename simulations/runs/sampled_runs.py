@@ -88,14 +88,7 @@ def _num_bands(options: "RunOptions") -> int | None:
 
 def _banded_mechanisms() -> list[str]:
     """The mechanisms whose matrices C have bands that are known beforehand."""
-    found = []
-    for name, mechanism in registry.mechanisms().items():
-        try:
-            mechanism.num_bands({})
-        except NotImplementedError:
-            continue
-        found.append(name)
-    return found
+    return [name for name, each in registry.mechanisms().items() if each.has_known_bands]
 
 
 def scheme_of(
