@@ -5,7 +5,7 @@ far above the clip norm there, in the rounds of one participation pattern; the c
 that nobody owns are the same run without such a client (zero-out adjacency). An adversary who
 knows all other updates, and chooses them and the audited clients' signs from what was released
 before, decides by the likelihood ratio of the whole released stream. Its error rates bound
-epsilon from below, see ``audit_statistics``; a bound above the claim is a violation.
+epsilon from below, see ``audit.statistics``; a bound above the claim is a violation.
 
 The adversary learns the noise from a run of its own and never looks at the claimed matrix, so
 that it finds what a mechanism leaks, whatever the mechanism says of itself.

@@ -2,7 +2,7 @@
 
 A recursion can keep its history in the state that TFF passes between its processes in each
 round, which is cheap for some megabytes and fails for some gigabytes, or make its rows in
-blocks and keep them in files (``noise_blocks``). Rows of Z are kept by neither: they are
+blocks and keep them in files (``block_plans``). Rows of Z are kept by neither: they are
 drawn again from their seeds.
 """
 

@@ -1,7 +1,7 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise_blocks``), one panel of coordinates after another, and
+are made a block at a time (``noise.block_plans``), one panel of coordinates after another, and
 each row of each panel is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 

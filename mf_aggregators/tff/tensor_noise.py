@@ -1,9 +1,9 @@
 """Correlated noise rows as TensorFlow graphs, over any structure of tensors.
 
-``initial_state`` and ``next_row`` are the same small shape as ``noise_streams`` has in
+``initial_state`` and ``next_row`` are the same small shape as ``noise.streams`` has in
 NumPy, with the same rows of Z: functions of (seed, row, coordinate) alone, by a
 counter-based generator, so that no state is kept for them. What else a recursion needs of
-earlier rounds is in the state, or in files outside it (``noise_storage`` says which).
+earlier rounds is in the state, or in files outside it (``noise.costs`` says which).
 """
 
 import dataclasses

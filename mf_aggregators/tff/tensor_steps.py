@@ -1,4 +1,4 @@
-"""One step of a recursion as a TensorFlow graph: what ``noise_recursions`` does, row by row.
+"""One step of a recursion as a TensorFlow graph: what ``noise.recursions`` does, row by row.
 
 Earlier rows of Z are drawn again from their seeds; everything else that a recursion needs
 of earlier rounds is its history. A step works on one panel of coordinates, whose tensors
