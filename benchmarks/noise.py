@@ -164,20 +164,23 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
 
     from mf_aggregators.noise.recursions import IndependentNoise
     from mf_aggregators.tff import noise_making, tensor_noise
+    from mf_aggregators.tff.rows_in_state import RowsInState
 
     recursion = _recursion(values)
     specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)
     seed = tf.constant(np.frombuffer(os.urandom(16), np.int64))
     begin = time.perf_counter()
     noise = noise_making.make(recursion, specs, _options(values)).noise
-    state = tensor_noise.initial_state(noise, seed, seed)
-    step = tf.function(lambda state: tensor_noise.next_row(noise, state), autograph=False)
+    state = noise.initial_state(seed, seed)
+    step = tf.function(lambda state: noise.next_row(state), autograph=False)
     step.get_concrete_function(state)
     start_seconds = time.perf_counter() - begin
     # Row i of a stream of independent noise is one standard normal vector.
-    plain = tensor_noise.TensorNoise(IndependentNoise(values.num_rounds), specs, noise.source)
-    draw = tf.function(lambda state: tensor_noise.next_row(plain, state)[0], autograph=False)
-    plain_state = tensor_noise.initial_state(plain, seed, seed)
+    plain = tensor_noise.TensorNoise(
+        RowsInState(IndependentNoise(values.num_rounds), noise.store.source), specs
+    )
+    draw = tf.function(lambda state: plain.next_row(state)[0], autograph=False)
+    plain_state = plain.initial_state(seed, seed)
     draw(plain_state)
 
     def advance(state: Any) -> tuple[float, float, Any]:
@@ -282,7 +285,7 @@ def _timed(
     if values.measure.endswith("-disk"):
         # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
         # row costs what it costs on average. The first round there makes what is missing.
-        steady = plan.most_earlier_rows + plan.largest_block
+        steady = recursion.num_earlier_rows + plan.largest_block
         middle = values.num_rounds // 2
         block = np.searchsorted(plan.starts, middle if grows else min(steady, middle), "right") - 1
         # From its first round on, because earlier ones make shares of the next block.

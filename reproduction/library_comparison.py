@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from mf_aggregators import factorizations, lower_bounds, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import costs, recursions
+from mf_aggregators.noise import costs
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
 from reproduction import matrices
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
@@ -47,7 +47,7 @@ def table(
     found = {}
     for label, factorization in _mechanisms(num_rounds, schema, workspace):
         recursion = factorization.noise_recursion()
-        kept = recursions.floats_per_parameter(recursion)
+        kept = recursion.floats_per_parameter
         rmse = factorization.rmse(workload, schema)
         cost = costs.choose(recursion, num_parameters)
         found[label] = (

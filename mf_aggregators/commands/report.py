@@ -29,7 +29,8 @@ from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, ledger_report, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import costs, recursions
+from mf_aggregators.noise import costs
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import participation_records, printed_guarantees
 
 # Above this, a figure shows the first column of C instead of the whole matrix.
@@ -130,8 +131,8 @@ def main(values: flags.FlagValues) -> None:
         "rmse_lower_bound": None if bound is None else bound.rmse,
         "rmse_over_lower_bound": None if bound is None else rmse / bound.rmse,
         "optimality_gap": mechanism_flags.gap_for(factorization, workload, schema),
-        "noise_state_floats_per_parameter": recursions.floats_per_parameter(recursion),
-        "rows_of_z_per_round": recursions.rows_of_z_per_round(recursion),
+        "noise_state_floats_per_parameter": recursion.floats_per_parameter,
+        "rows_of_z_per_round": recursion.rows_of_z_per_round,
         "noise_multiplier": multiplier,
         "effective_rmse": (
             None
@@ -174,7 +175,7 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
-def _costs(recursion: recursions.NoiseRecursion, model_size: int) -> dict[str, Any]:
+def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
     """What a round's noise costs for a float32 model, with the storage that is chosen for it."""
     cost = costs.choose(recursion, model_size)
     return {

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -219,12 +218,12 @@ def _difference(matrix: np.ndarray, recursion: NoiseRecursion) -> float:
     The encoded stream is hidden by C N Z = (I + E) Z, which is at least as much noise as
     (1 - ||E||) Z: so E takes no more than its norm of the noise multiplier.
     """
-    if type(recursion) not in typing.get_args(NoiseRecursion):
+    if type(recursion) not in recursions.KINDS:
         raise ValueError(f"{type(recursion).__name__} is no recursion of the library.")
     if recursion.num_rounds != len(matrix):
         return math.inf
     with np.errstate(all="ignore"):
-        product = matrix @ recursions.noising_matrix(recursion)
+        product = matrix @ recursion.noising_matrix()
     product[np.diag_indices(len(matrix))] -= 1.0
     return float(np.linalg.norm(product))
 

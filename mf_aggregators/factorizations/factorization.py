@@ -9,7 +9,6 @@ import scipy.linalg
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
-from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
@@ -127,7 +126,7 @@ class Factorization(abc.ABC):
 
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
-        return recursions.noising_matrix(self.noise_recursion())
+        return self.noise_recursion().noising_matrix()
 
     def strategy_product(self, x: Any) -> np.ndarray:
         """Returns C x, the encoded stream.
@@ -164,7 +163,7 @@ class Factorization(abc.ABC):
         z = np.asarray(z)
         if z.shape[:1] != (self.num_rounds,):
             raise ValueError(f"z must have {self.num_rounds} rows, found shape {z.shape}.")
-        return recursions.apply(self.noise_recursion(), z)
+        return self.noise_recursion().apply(z)
 
     def decoder_matrix(self, workload: Any) -> np.ndarray:
         """Returns B with A = BC.

@@ -10,9 +10,11 @@ import dataclasses
 import enum
 import math
 
+import numpy as np
+
 from mf_aggregators import validation
-from mf_aggregators.noise import block_plans, recursions
-from mf_aggregators.noise.recursions import DenseNoise, NoiseRecursion, WindowNoise
+from mf_aggregators.noise import block_plans
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import PANEL
 
 # A state up to this size crosses between TFF's processes in a fraction of a second.
@@ -20,10 +22,6 @@ CHEAP_STATE_IN_BYTES = 20_000_000
 # A larger one is refused: above 2^31 bytes TFF's worker fails without an error, and long
 # before that a round takes minutes.
 LARGEST_STATE_IN_BYTES = 1 << 30
-# Tables of a recursion up to this size are put into a graph.
-_LARGEST_CONSTANT_IN_BYTES = 8 << 20
-# No dense matrix of more rounds is.
-_MOST_DENSE_ROUNDS = 512
 
 # What the parts of a row cost, as benchmarks/noise.py finds on two cores of a server.
 _SECONDS_PER_NORMAL = 16e-9
@@ -86,9 +84,9 @@ def cost(
     """
     validation.positive_integer(num_parameters, "num_parameters")
     row = num_parameters * bytes_of_float
-    kept = recursions.floats_per_parameter(recursion)
+    kept = recursion.floats_per_parameter
     if storage is NoiseStorage.STATE:
-        drawn = _mean_rows_of_z(recursion)
+        drawn = recursion.mean_rows_of_z_per_round
         state = kept * _filled_up(num_parameters) * bytes_of_float
         seconds = drawn * num_parameters * _SECONDS_PER_NORMAL
         seconds += (kept + drawn) * num_parameters * _SECONDS_PER_PRODUCT
@@ -125,7 +123,7 @@ def choose(
     """
     of_state = cost(recursion, num_parameters, NoiseStorage.STATE, bytes_of_float)
     of_disk = cost(recursion, num_parameters, NoiseStorage.DISK, bytes_of_float)
-    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
+    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not recursion.fits_in_graph:
         return of_disk
     if disk_limit is not None and of_disk.disk_bytes > disk_limit:
         return of_state
@@ -153,40 +151,21 @@ def choose_of_version_0_5(
     """
     of_state = cost(recursion, num_parameters, NoiseStorage.STATE, bytes_of_float)
     of_disk = cost(recursion, num_parameters, NoiseStorage.DISK, bytes_of_float)
-    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
+    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not recursion.fits_in_graph:
         return NoiseStorage.DISK
     seconds_on_disk = of_disk.seconds_per_round - _SECONDS_PER_ROUND_WITH_FILES
     is_kept = of_state.seconds_per_round < max(0.25, 1.5 * seconds_on_disk)
     return NoiseStorage.STATE if is_kept else NoiseStorage.DISK
 
 
-def fits_in_graph(recursion: NoiseRecursion) -> bool:
-    """Returns whether the recursion's tables are small enough to be constants of a graph."""
-    if isinstance(recursion, DenseNoise):
-        return recursion.num_rounds <= _MOST_DENSE_ROUNDS
-    tables = [getattr(recursion, field.name) for field in dataclasses.fields(recursion)]
-    return sum(getattr(table, "nbytes", 0) for table in tables) <= _LARGEST_CONSTANT_IN_BYTES
-
-
-def _mean_rows_of_z(recursion: NoiseRecursion) -> float:
-    """Rows of Z that a row of noise draws, on average over all rounds."""
-    if isinstance(recursion, DenseNoise | WindowNoise):
-        most = recursions.rows_of_z_per_round(recursion)
-        rounds = recursion.num_rounds
-        mean = most - most * (most - 1) / (2 * rounds) if most <= rounds else (rounds + 1) / 2
-        leaving = isinstance(recursion, WindowNoise) and recursion.num_accumulators > 0
-        return mean + int(leaving)
-    return 1.0
-
-
 def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int) -> NoiseCost:
     plan = block_plans.plan(recursion)
     row = num_parameters * bytes_of_float
     blocks = range(plan.num_blocks)
-    sizes = [int(plan.starts[k + 1] - plan.starts[k]) for k in blocks]
-    rows_of_z = [int(plan.starts[k + 1]) - plan.first_row_of_z(k) for k in blocks]
+    sizes = [end - start for start, end in map(plan.rounds, blocks)]
+    rows_of_z = [plan.rounds(k)[1] - plan.first_row_of_z(k) for k in blocks]
     earlier = [plan.num_earlier_rows(k) for k in blocks]
-    vectors = plan.num_state_vectors
+    vectors = recursion.num_state_vectors
     rounds = recursion.num_rounds
     drawn = sum(rows_of_z) / rounds
     read = 1 + (sum(earlier) + 2 * vectors * plan.num_blocks) / rounds
@@ -205,11 +184,11 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: i
         + (read + written) * panels * _SECONDS_PER_FILE_OPERATION
     )
     # Rows of a panel in memory: what is read, what is made, and what is drawn at once.
-    panel_rows = 2 * plan.most_earlier_rows + 3 * plan.largest_block + 4 * vectors
+    panel_rows = 2 * recursion.num_earlier_rows + 3 * plan.largest_block + 4 * vectors
     width = min(num_parameters, PANEL)
     filled_up = _filled_up(num_parameters)
     rows = plan.rows_kept * (filled_up * bytes_of_float + panels * _BYTES_OF_HEADERS)
-    # State vectors are float64, and kept for as many blocks as tensor_blocks says.
+    # State vectors are float64, and kept for as many blocks as tff.rows_on_disk says.
     states = 4 * (8 * vectors * filled_up + panels * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
@@ -226,15 +205,10 @@ def _filled_up(num_parameters: int) -> int:
 
 
 def _weights_bytes(plan: block_plans.BlockPlan) -> int:
-    distinct = {int(block) for block in plan.distinct_weights()}
-    return sum(
-        8
-        * (int(plan.starts[k + 1] - plan.starts[k]) + plan.num_state_vectors)
-        * (
-            plan.num_earlier_rows(k)
-            + plan.num_state_vectors
-            + int(plan.starts[k + 1])
-            - plan.first_row_of_z(k)
-        )
-        for k in distinct
-    )
+    vectors = plan.recursion.num_state_vectors
+    total = 0
+    for block in np.unique(plan.distinct_weights()):
+        start, end = plan.rounds(block)
+        inputs = plan.num_earlier_rows(block) + vectors + end - plan.first_row_of_z(block)
+        total += 8 * (end - start + vectors) * inputs
+    return total

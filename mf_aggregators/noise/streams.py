@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.noise import random_words, recursions, row_layout, rows_of_z
+from mf_aggregators.noise import random_words, row_layout, rows_of_z
 from mf_aggregators.noise.random_words import NoiseSource
-from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 
 # The floating-point dtypes of models, and what noise for them is computed in.
 _NOISE_DTYPES = {
@@ -46,7 +46,7 @@ class NoiseStreamState:
     source: NoiseSource
     structure: Any
     layout: row_layout.RowLayout
-    histories: tuple[recursions.NoiseState, ...]
+    histories: tuple[NoiseState, ...]
 
 
 def initial_state(
@@ -74,8 +74,7 @@ def initial_state(
     """
     structure, layout = _described(template)
     histories = tuple(
-        recursions.initial_state(recursion, (segment.size,), segment.dtype)
-        for segment in layout.segments
+        recursion.initial_state((segment.size,), segment.dtype) for segment in layout.segments
     )
     # A copy, because the caller's array may be filled with another seed.
     seed = random_words.checked_seed(seed).copy()
@@ -101,11 +100,11 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
       ImportError: If the source needs a package that is not installed.
     """
     # Not left to the segments: a template without entries has none.
-    recursions.check_has_round(recursion, state.round_index)
+    recursion.check_has_round(state.round_index)
     flats, histories = [], []
     for segment, history in zip(state.layout.segments, state.histories, strict=True):
         z = rows_of_z.segment_of_row(state.source, state.seed, state.round_index, segment)
-        flat, following = recursions.next_row(recursion, history, z)
+        flat, following = recursion.next_row(history, z)
         flats.append(flat)
         histories.append(following)
     next_state = dataclasses.replace(
@@ -143,7 +142,7 @@ def rows(
     def flat_rows(segment: row_layout.Segment) -> Iterator[np.ndarray]:
         rounds = range(recursion.num_rounds)
         z = (rows_of_z.segment_of_row(source, seed, i, segment) for i in rounds)
-        return recursions.stream(recursion, z, (segment.size,), segment.dtype)
+        return recursion.stream(z, (segment.size,), segment.dtype)
 
     streams = [flat_rows(segment) for segment in layout.segments]
     return (

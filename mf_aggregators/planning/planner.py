@@ -21,7 +21,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.factorizations import Factorization, MechanismError
 from mf_aggregators.factorizations.toeplitz import recursion_of
-from mf_aggregators.noise import costs, recursions
+from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.participation import Participation
@@ -431,9 +431,7 @@ def _candidate(
         effective_rmse=rmse * multiplier / setting.clients_per_round,
         max_effective_error=max_error * multiplier / setting.clients_per_round,
         over_lower_bound=None if bound is None else rmse / bound.rmse,
-        kept_bytes=(
-            _BYTES_OF_FLOAT * setting.model_size * recursions.floats_per_parameter(recursion)
-        ),
+        kept_bytes=(_BYTES_OF_FLOAT * setting.model_size * recursion.floats_per_parameter),
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
     )

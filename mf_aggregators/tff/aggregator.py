@@ -11,7 +11,6 @@ import tensorflow_privacy as tfp
 
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.tff import dp_query, noise_making
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
@@ -51,10 +50,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: If the noise state would be too large for TFF's processes, or the noise
             directory cannot be used or is too small.
         """
-        recursion = recursions.scaled_to_sensitivity_one(
-            self.factorization.noise_recursion(),
-            self.factorization.sensitivity(self.participation).value,
-        )
+        sensitivity = self.factorization.sensitivity(self.participation).value
+        recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
         specs = tff.types.type_to_tf_tensor_specs(value_type)
         noise_stddev = self.noise_multiplier * self._clip_norm
         query = MatrixFactorizationSumQuery(

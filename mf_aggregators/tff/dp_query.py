@@ -122,7 +122,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         stream = _different_each_time(stream)
         return GlobalState(
             l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
-            noise=tensor_noise.initial_state(self._noise, seed, stream),
+            noise=self._noise.initial_state(seed, stream),
             participation=DeclaredParticipation(
                 *(tf.constant(number, tf.int64) for number in self._participation)
             ),
@@ -158,7 +158,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         supported for composition; see ``mf_aggregators.privacy.guarantees``.
         """
         noise_state = global_state.noise
-        noise, next_noise_state = tensor_noise.next_row(self._noise, noise_state)
+        noise, next_noise_state = self._noise.next_row(noise_state)
         flat = tf.nest.flatten(sample_state)
         if self._record is not None and self._noise_stddev > 0.0:
             flat = self._record.check(

@@ -15,10 +15,11 @@ from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.noise.random_words import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff import noise_directory, tensor_blocks, tensor_noise
+from mf_aggregators.tff import noise_directory, rows_on_disk, tensor_noise
 from mf_aggregators.tff.aes.word_exchange import ExchangedWords
 from mf_aggregators.tff.aes.word_service import WordService
 from mf_aggregators.tff.release_record import ReleaseRecord
+from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.tensor_noise import TensorNoise
 from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, WordSource
 
@@ -88,11 +89,11 @@ def make(
     segments = tensor_noise.segments_of(specs)
     if not segments:
         # Tensors without entries have no noise.
-        return NoiseParts(TensorNoise(recursion, specs))
+        return NoiseParts(TensorNoise(RowsInState(recursion), specs))
     cost = _cost(recursion, segments, options.storage)
     is_on_disk = cost.storage is NoiseStorage.DISK
     if options.directory is None and not is_on_disk and options.source is NoiseSource.PHILOX:
-        return NoiseParts(TensorNoise(recursion, specs))
+        return NoiseParts(TensorNoise(RowsInState(recursion), specs))
     directory = noise_directory.open_directory(options.directory)
     record = ReleaseRecord.in_directory(directory)
     source: WordSource = PhiloxWords()
@@ -104,11 +105,11 @@ def make(
         # The service has to stop before the directory goes: it would make the directory again.
         atexit.register(service.stop)
     if not is_on_disk:
-        return NoiseParts(TensorNoise(recursion, specs, source), record)
+        return NoiseParts(TensorNoise(RowsInState(recursion, source), specs), record)
     noise_directory.check_room(directory, cost.disk_bytes)
     plan = block_plans.plan(recursion)
-    files = tensor_blocks.prepare(plan, segments, source, options.source.value, directory)
-    return NoiseParts(TensorNoise(recursion, specs, source, files), record)
+    rows = rows_on_disk.prepare(plan, segments, source, options.source.value, directory)
+    return NoiseParts(TensorNoise(rows, specs), record)
 
 
 def _cost(
@@ -128,7 +129,7 @@ def _cost(
             "passed between TFF's processes: use noise_storage='disk', fewer bands or a smaller "
             "model."
         )
-    if storage is NoiseStorage.STATE and not costs.fits_in_graph(recursion):
+    if storage is NoiseStorage.STATE and not recursion.fits_in_graph:
         raise ValueError(
             "this factorization's matrix is too large to be put into a graph: use "
             "noise_storage='disk'."

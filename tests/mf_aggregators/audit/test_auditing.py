@@ -26,7 +26,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
-from mf_aggregators.tff import dp_query, processes, tensor_noise
+from mf_aggregators.tff import dp_query, processes, rows_in_state
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 
 FALSE_ALARM = 1e-6
@@ -184,13 +184,13 @@ _REPEATED, _REPLACED = 3, 4
 
 
 def _repeat_a_row_of_z(monkeypatch: pytest.MonkeyPatch) -> None:
-    intact = tensor_noise.panel_rows
+    intact = rows_in_state.panel_rows
 
     def faulty(source: Any, seed: Any, row: tf.Tensor, *rest: Any) -> tf.Tensor:
         other = tf.constant(_REPEATED, row.dtype)
         return intact(source, seed, tf.where(tf.equal(row, _REPLACED), other, row), *rest)
 
-    monkeypatch.setattr(tensor_noise, "panel_rows", faulty)
+    monkeypatch.setattr(rows_in_state, "panel_rows", faulty)
 
 
 def _leave_out_clipping(monkeypatch: pytest.MonkeyPatch) -> None:

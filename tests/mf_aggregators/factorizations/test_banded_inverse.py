@@ -19,7 +19,6 @@ from mf_aggregators.factorizations import (
     toeplitz,
 )
 from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -305,13 +304,13 @@ def test_optimised_coefficients_are_never_worse_than_the_square_root(
 
 def test_no_noise_after_the_last_round_and_no_state() -> None:
     recursion = banded_inverse(6, 3).noise_recursion()
-    assert recursions.floats_per_parameter(recursion) == 0
-    assert recursions.rows_of_z_per_round(recursion) == 3
-    state = recursions.initial_state(recursion, ())
+    assert recursion.floats_per_parameter == 0
+    assert recursion.rows_of_z_per_round == 3
+    state = recursion.initial_state(())
     for _ in range(6):
-        _, state = recursions.next_row(recursion, state, np.ones(()))
+        _, state = recursion.next_row(state, np.ones(()))
     with pytest.raises(ValueError, match="6 rounds"):
-        recursions.next_row(recursion, state, np.ones(()))
+        recursion.next_row(state, np.ones(()))
 
 
 def test_checkpoints_hold_the_bands_alone(tmp_path: pathlib.Path) -> None:
@@ -347,10 +346,10 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     assert rmse < root.rmse(prefix(num_rounds), participation)
     z = np.random.default_rng(0).normal(size=(300, 2))
     recursion = factorization.noise_recursion()
-    state = recursions.initial_state(recursion, (2,))
+    state = recursion.initial_state((2,))
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
-        rows[i], state = recursions.next_row(recursion, state, row_of_z)
+        rows[i], state = recursion.next_row(state, row_of_z)
     expected = dense(factorization.arrays()["coefficients"], 300) @ z
     np.testing.assert_allclose(rows, expected, atol=1e-12)
 

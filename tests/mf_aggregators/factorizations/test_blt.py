@@ -23,7 +23,6 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.factorizations.blt import _Search
 from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure, PatternOfRounds
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -436,17 +435,17 @@ def test_vectors_of_other_shapes_are_refused() -> None:
 
 def test_no_noise_after_the_last_round() -> None:
     recursion = BltFactorization(4, np.array([0.9]), np.array([0.6])).noise_recursion()
-    state = recursions.initial_state(recursion, ())
+    state = recursion.initial_state(())
     for _ in range(4):
-        _, state = recursions.next_row(recursion, state, np.ones(()))
+        _, state = recursion.next_row(state, np.ones(()))
     with pytest.raises(ValueError, match="4 rounds"):
-        recursions.next_row(recursion, state, np.ones(()))
+        recursion.next_row(state, np.ones(()))
 
 
 def test_the_state_is_a_vector_for_each_buffer() -> None:
     recursion = blt(64, 3).noise_recursion()
-    assert recursions.floats_per_parameter(recursion) == 3
-    assert recursions.rows_of_z_per_round(recursion) == 1
+    assert recursion.floats_per_parameter == 3
+    assert recursion.rows_of_z_per_round == 1
 
 
 def test_checkpoints_hold_the_decays_alone(tmp_path: pathlib.Path) -> None:
@@ -484,10 +483,10 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     assert rmse < 0.1 * IdentityFactorization(num_rounds).rmse(prefix(num_rounds), participation)
     z = np.random.default_rng(0).normal(size=(300, 2))
     recursion = factorization.noise_recursion()
-    state = recursions.initial_state(recursion, (2,))
+    state = recursion.initial_state((2,))
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
-        rows[i], state = recursions.next_row(recursion, state, row_of_z)
+        rows[i], state = recursion.next_row(state, row_of_z)
     leading = dense(factorization.strategy_coefficients()[:300], 300)
     np.testing.assert_allclose(rows, np.linalg.solve(leading, z), atol=1e-10)
 

@@ -279,11 +279,11 @@ def test_rows_past_the_last_and_other_sizes_are_refused(name: str) -> None:
     factorization = _made(name)
     recursion = factorization.noise_recursion()
     assert recursion.num_rounds == factorization.num_rounds == _NUM_ROUNDS
-    state = recursions.initial_state(recursion, (2,))
+    state = recursion.initial_state((2,))
     for _ in range(_NUM_ROUNDS):
-        _, state = recursions.next_row(recursion, state, np.ones(2))
+        _, state = recursion.next_row(state, np.ones(2))
     with pytest.raises(ValueError, match="more rounds is needed"):
-        recursions.next_row(recursion, state, np.ones(2))
+        recursion.next_row(state, np.ones(2))
     for function in (factorization.noise_rows, factorization.strategy_product):
         with pytest.raises(ValueError, match="rows"):
             function(np.ones((_NUM_ROUNDS + 1, 2)))

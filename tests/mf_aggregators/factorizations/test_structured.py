@@ -24,7 +24,6 @@ from mf_aggregators.factorizations.structured import (
     structured,
 )
 from mf_aggregators.factorizations.tree_aggregation import tree_aggregation
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
@@ -74,8 +73,8 @@ def test_the_printed_errors(num_rounds: int, num_diagonals: int, rank: int, prin
     assert round(error, 1) <= printed
     assert error >= base.total_error(workloads.prefix_sum(num_rounds), _SINGLE) * (1 - 1e-6)
     recursion = factorization.noise_recursion()
-    assert recursions.floats_per_parameter(recursion) == rank
-    assert recursions.rows_of_z_per_round(recursion) == num_diagonals + 1
+    assert recursion.floats_per_parameter == rank
+    assert recursion.rows_of_z_per_round == num_diagonals + 1
 
 
 @given(_structured(), st.sampled_from([(), (3,), (2, 3)]))
@@ -309,8 +308,8 @@ def test_a_factorization_is_rebuilt_from_its_arrays(
 @settings(max_examples=20, deadline=None)
 def test_rows_past_the_last_round_are_refused(factorization: StructuredFactorization) -> None:
     recursion = factorization.noise_recursion()
-    state = recursions.initial_state(recursion, ())
+    state = recursion.initial_state(())
     for _ in range(factorization.num_rounds):
-        _, state = recursions.next_row(recursion, state, np.zeros(()))
+        _, state = recursion.next_row(state, np.zeros(()))
     with pytest.raises(ValueError, match="more rounds is needed"):
-        recursions.next_row(recursion, state, np.zeros(()))
+        recursion.next_row(state, np.zeros(()))

@@ -23,7 +23,6 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     error_weights,
     squared_rows_by_strategy,
 )
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -326,10 +325,10 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
     # The first rows are those of the leading part.
     z = np.random.default_rng(0).normal(size=(300, 2))
     recursion = factorization.noise_recursion()
-    state = recursions.initial_state(recursion, (2,))
+    state = recursion.initial_state((2,))
     rows = np.empty_like(z)
     for i, row_of_z in enumerate(z):
-        rows[i], state = recursions.next_row(recursion, state, row_of_z)
+        rows[i], state = recursion.next_row(state, row_of_z)
     expected = np.linalg.solve(dense(factorization.arrays()["coefficients"], 300), z)
     np.testing.assert_allclose(rows, expected, atol=1e-10)
 
@@ -339,11 +338,11 @@ def test_many_rounds_take_no_dense_matrix(tmp_path: pathlib.Path) -> None:
 def test_no_noise_after_the_last_round(num_bands: int, equal_column_norms: bool) -> None:
     factorization = toeplitz(12, num_bands, equal_column_norms=equal_column_norms)
     recursion = factorization.noise_recursion()
-    state = recursions.initial_state(recursion, ())
+    state = recursion.initial_state(())
     for _ in range(12):
-        _, state = recursions.next_row(recursion, state, np.ones(()))
+        _, state = recursion.next_row(state, np.ones(()))
     with pytest.raises(ValueError, match="12 rounds"):
-        recursions.next_row(recursion, state, np.ones(()))
+        recursion.next_row(state, np.ones(()))
 
 
 @pytest.mark.parametrize("equal_column_norms", [False, True])

@@ -15,7 +15,6 @@ from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,
 )
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -280,8 +279,8 @@ def test_a_long_stream_is_small_and_quickly_described() -> None:
     for decoder, most in (("online", 15), ("full", 16)):
         factorization = tree_aggregation(num_rounds, decoder)
         recursion = factorization.noise_recursion()
-        assert recursions.rows_of_z_per_round(recursion) == 1
-        assert recursions.floats_per_parameter(recursion) <= most
+        assert recursion.rows_of_z_per_round == 1
+        assert recursion.floats_per_parameter <= most
         stored = sum(
             getattr(recursion, field.name).nbytes for field in dataclasses.fields(recursion)
         )
@@ -295,11 +294,11 @@ def test_a_long_stream_is_small_and_quickly_described() -> None:
 @settings(max_examples=20, deadline=None)
 def test_rows_past_the_last_round_are_refused(num_rounds: int, decoder: str) -> None:
     recursion = tree_aggregation(num_rounds, decoder).noise_recursion()
-    state = recursions.initial_state(recursion, (2,))
+    state = recursion.initial_state((2,))
     for _ in range(num_rounds):
-        _, state = recursions.next_row(recursion, state, np.ones(2))
+        _, state = recursion.next_row(state, np.ones(2))
     with pytest.raises(ValueError, match="more rounds is needed"):
-        recursions.next_row(recursion, state, np.zeros(2))
+        recursion.next_row(state, np.zeros(2))
 
 
 @pytest.mark.parametrize("decoder", ["online", "full"])

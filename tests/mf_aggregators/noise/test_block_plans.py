@@ -94,22 +94,23 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
 def _rows_in_blocks(plan: BlockPlan, z: np.ndarray) -> np.ndarray:
     """The rows, each block from what it is said to need and nothing else."""
     rows = np.full(z.shape, np.nan)
-    vectors = np.zeros((plan.num_state_vectors, z.shape[1]))
+    vectors = np.zeros((plan.recursion.num_state_vectors, z.shape[1]))
     for block in range(plan.num_blocks):
         start, end = int(plan.starts[block]), int(plan.starts[block + 1])
         earlier = rows[start - plan.num_earlier_rows(block) : start]
         rows_of_z = z[plan.first_row_of_z(block) : end]
         made = plan.weights(block) @ np.concatenate([earlier, vectors, rows_of_z])
-        assert made.shape == (end - start + plan.num_state_vectors, z.shape[1])
+        assert made.shape == (end - start + plan.recursion.num_state_vectors, z.shape[1])
         rows[start:end], vectors = made[: end - start], made[end - start :]
-    return rows if plan.row_scales is None else rows * plan.row_scales[:, np.newaxis]
+    scales = plan.recursion.scales_on_use
+    return rows if scales is None else rows * scales[:, np.newaxis]
 
 
 @given(_plans())
 @settings(max_examples=200, deadline=None)
 def test_blocks_of_random_weights_give_the_rows_of_the_recursion(plan: BlockPlan) -> None:
     z = np.random.default_rng(0).normal(size=(plan.recursion.num_rounds, 2))
-    expected = recursions.apply(plan.recursion, z)
+    expected = plan.recursion.apply(z)
     size = max(1.0, float(np.max(np.abs(expected))))
     np.testing.assert_allclose(_rows_in_blocks(plan, z), expected, rtol=0.0, atol=1e-10 * size)
 
@@ -241,17 +242,17 @@ def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
 
 def test_what_blocks_need() -> None:
     banded = block_plans.plan(BandedNoise(np.tri(300, 5)))
-    assert (banded.most_earlier_rows, banded.num_state_vectors) == (4, 0)
+    assert (banded.recursion.num_earlier_rows, banded.recursion.num_state_vectors) == (4, 0)
     assert [banded.num_earlier_rows(block) for block in range(5)] == [0, 1, 2, 4, 4]
-    assert banded.row_scales is None
+    assert banded.recursion.scales_on_use is None
     scales = np.arange(1.0, 301.0)
     scaled = block_plans.plan(ToeplitzNoise(300, np.array([2.0, 1.0]), scales))
-    assert scaled.row_scales is not None
-    np.testing.assert_array_equal(scaled.row_scales, scales)
+    assert scaled.recursion.scales_on_use is not None
+    np.testing.assert_array_equal(scaled.recursion.scales_on_use, scales)
     tree = block_plans.plan(tree_aggregation(300).noise_recursion())
-    assert (tree.most_earlier_rows, tree.num_state_vectors) == (0, 8)
+    assert (tree.recursion.num_earlier_rows, tree.recursion.num_state_vectors) == (0, 8)
     window = block_plans.plan(structured(BandedFactorization(np.tri(16)), 2, 3).noise_recursion())
-    assert (window.most_earlier_rows, window.num_state_vectors) == (0, 3)
+    assert (window.recursion.num_earlier_rows, window.recursion.num_state_vectors) == (0, 3)
     # Blocks from rounds 0, 1, 2, 4 and 8, each with the two rows of Z before it.
     assert [window.first_row_of_z(block) for block in range(5)] == [0, 0, 0, 2, 6]
     dense = block_plans.plan(DenseFactorization(np.tri(16)).noise_recursion())

@@ -32,7 +32,8 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.row_layout import PANEL
-from mf_aggregators.tff import tensor_blocks, tensor_noise
+from mf_aggregators.tff import rows_on_disk, tensor_noise
+from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.tensor_noise import TensorNoise
 from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords
 
@@ -69,9 +70,9 @@ def test_the_bytes_of_the_state_are_those_of_its_tensors(
     factorization: Factorization, dtype: tf.DType, size: int
 ) -> None:
     recursion = factorization.noise_recursion()
-    noise = TensorNoise(recursion, (tf.TensorSpec((size,), dtype),))
+    noise = TensorNoise(RowsInState(recursion), (tf.TensorSpec((size,), dtype),))
     nothing = tf.zeros([2], tf.int64)
-    state = tensor_noise.initial_state(noise, nothing, nothing)
+    state = noise.initial_state(nothing, nothing)
     found = sum(tensor.shape.num_elements() * dtype.size for tensor in state.history)
     cost = costs.cost(recursion, size, NoiseStorage.STATE, dtype.size)
     assert cost.storage is NoiseStorage.STATE
@@ -85,12 +86,12 @@ def _files_bytes(
     """The bytes of all files that a run has at its end, weights included."""
     plan = block_plans.plan(recursion)
     (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), dtype),))
-    files = tensor_blocks.prepare(plan, (segment,), PhiloxWords(), "philox", directory)
+    files = rows_on_disk.prepare(plan, (segment,), PhiloxWords(), "philox", directory)
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
         nothing = tf.zeros([2], tf.int64)
-        return tensor_blocks._StreamFiles(files, segment, nothing, nothing).make(block, panel)
+        return rows_on_disk._StreamFiles(files, segment, nothing, nothing).make(block, panel)
 
     for block in range(plan.num_blocks):
         for panel in range(segment.num_panels):
@@ -187,9 +188,7 @@ def test_a_choice_never_is_a_state_that_does_not_fit(
             costs.cost(recursion, num_parameters, storage, bytes_of_float)
             for storage in (NoiseStorage.STATE, NoiseStorage.DISK)
         )
-        state_fits = costs.fits_in_graph(recursion) and (
-            state.state_bytes <= costs.CHEAP_STATE_IN_BYTES
-        )
+        state_fits = recursion.fits_in_graph and (state.state_bytes <= costs.CHEAP_STATE_IN_BYTES)
         # The cheaper of the two, by its time.
         fitting = [state, disk] if state_fits else [disk]
         assert choice.seconds_per_round == min(each.seconds_per_round for each in fitting)
@@ -220,18 +219,18 @@ def _whole_window(num_rounds: int) -> WindowNoise:
 
 
 def test_large_tables_do_not_fit_in_a_graph() -> None:
-    assert not costs.fits_in_graph(_dense(2052))
-    assert costs.fits_in_graph(_dense(256))
-    assert costs.fits_in_graph(IndependentNoise(10**9))
+    assert not _dense(2052).fits_in_graph
+    assert _dense(256).fits_in_graph
+    assert IndependentNoise(10**9).fits_in_graph
     none = np.empty((3000, 0))
-    assert costs.fits_in_graph(WindowNoise(3000, np.ones((1, 3000)), none, none))
-    assert not costs.fits_in_graph(WindowNoise(3000, np.ones((3000, 3000)), none, none))
+    assert WindowNoise(3000, np.ones((1, 3000)), none, none).fits_in_graph
+    assert not WindowNoise(3000, np.ones((3000, 3000)), none, none).fits_in_graph
     for n, fits in ((1000, True), (10_000_000, False)):
         rounds, table = np.zeros(n, np.int64), np.zeros((1, 2))
         recursion = StateSpaceNoise(
             rounds, np.ones(1), table, table.astype(np.int64), table, table, table
         )
-        assert costs.fits_in_graph(recursion) == fits
+        assert recursion.fits_in_graph == fits
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -24,6 +24,7 @@ from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
+    StateSpaceNoise,
     ToeplitzNoise,
     WindowNoise,
 )
@@ -50,7 +51,7 @@ def _factorizations(draw: st.DrawFn) -> Factorization:
 def test_rows_equal_the_dense_product(factorization: Factorization, shape: tuple[int, ...]) -> None:
     num_rounds = factorization.num_rounds
     z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
-    rows = recursions.apply(factorization.noise_recursion(), z)
+    rows = factorization.noise_recursion().apply(z)
     dense = np.linalg.solve(factorization.strategy_matrix(), z.reshape(num_rounds, -1))
     np.testing.assert_allclose(rows, dense.reshape(z.shape), rtol=1e-9, atol=1e-9)
 
@@ -66,18 +67,18 @@ def test_the_noising_matrix_inverts_the_strategy_matrix(factorization: Factoriza
 @settings(deadline=None)
 def test_rows_past_the_last_round_are_refused(factorization: Factorization) -> None:
     recursion = factorization.noise_recursion()
-    state = recursions.initial_state(recursion, ())
+    state = recursion.initial_state(())
     for _ in range(factorization.num_rounds):
-        _, state = recursions.next_row(recursion, state, np.zeros(()))
+        _, state = recursion.next_row(state, np.zeros(()))
     with pytest.raises(ValueError, match="more rounds is needed"):
-        recursions.next_row(recursion, state, np.zeros(()))
+        recursion.next_row(state, np.zeros(()))
 
 
 def test_the_state_of_a_banded_recursion_is_its_bands() -> None:
     bands = np.tri(100, 5)
     recursion = BandedFactorization(bands).noise_recursion()
-    assert recursions.floats_per_parameter(recursion) == 4
-    assert recursions.initial_state(recursion, (7,)).history.shape == (4, 7)
+    assert recursion.floats_per_parameter == 4
+    assert recursion.initial_state((7,)).history.shape == (4, 7)
 
 
 def test_float32_streams_stay_close_to_float64_over_thousands_of_rounds() -> None:
@@ -87,8 +88,8 @@ def test_float32_streams_stay_close_to_float64_over_thousands_of_rounds() -> Non
     bands = np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
     recursion = BandedFactorization(bands).noise_recursion()
     z = np.random.default_rng(1).normal(size=(num_rounds, 4))
-    exact = recursions.apply(recursion, z)
-    rounded = recursions.apply(recursion, z.astype(np.float32))
+    exact = recursion.apply(z)
+    rounded = recursion.apply(z.astype(np.float32))
     assert rounded.dtype == np.float32
     assert np.max(np.abs(rounded - exact)) < 1e-5 * np.max(np.abs(exact))
 
@@ -99,7 +100,7 @@ def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
     if isinstance(recursion, IndependentNoise):
         return z.copy()
     if isinstance(recursion, DenseNoise):
-        return recursion.noising_matrix @ z
+        return recursion.inverse @ z
     if isinstance(recursion, BandedNoise):
         return np.linalg.solve(recursions.matrix_from_bands(recursion.bands), z)
     if isinstance(recursion, ToeplitzNoise):
@@ -118,6 +119,7 @@ def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
             for j in range(i - length + 2):
                 rows[i] += recursion.left[i] @ recursion.right[j] * z[j]
         return rows * scales[:, np.newaxis]
+    assert isinstance(recursion, StateSpaceNoise)
     state = np.zeros((recursion.num_state_vectors, z.shape[1]))
     for i, p in enumerate(recursion.phases):
         rows[i] = recursion.gains[p] * z[i] + recursion.outputs[p] @ state
@@ -139,9 +141,9 @@ def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[in
     z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
     expected = _by_definition(recursion, z.reshape(num_rounds, int(np.prod(shape))))
     size = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    rows = recursions.apply(recursion, z)
+    rows = recursion.apply(z)
     np.testing.assert_allclose(rows, expected.reshape(z.shape), atol=1e-10 * size)
-    dense = recursions.noising_matrix(recursion)
+    dense = recursion.noising_matrix()
     product = np.tensordot(dense, z, axes=1)
     np.testing.assert_allclose(product, rows, atol=1e-9 * size)
     assert not np.any(np.triu(dense, 1))
@@ -154,22 +156,22 @@ def test_scaling_to_sensitivity_one_multiplies_every_row(
 ) -> None:
     """C / s has the inverse s C^-1; what a round costs stays the same."""
     z = np.random.default_rng(1).normal(size=(recursion.num_rounds, 2))
-    scaled = recursions.scaled_to_sensitivity_one(recursion, sensitivity)
-    rows = recursions.apply(recursion, z)
+    scaled = recursion.scaled_to_sensitivity_one(sensitivity)
+    rows = recursion.apply(z)
     np.testing.assert_allclose(
-        recursions.apply(scaled, z),
+        scaled.apply(z),
         sensitivity * rows,
         rtol=1e-9,
         atol=1e-9 * sensitivity * float(np.max(np.abs(rows))),
     )
-    for cost in (recursions.floats_per_parameter, recursions.rows_of_z_per_round):
-        assert cost(scaled) == cost(recursion)
+    assert scaled.floats_per_parameter == recursion.floats_per_parameter
+    assert scaled.rows_of_z_per_round == recursion.rows_of_z_per_round
 
 
 @pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan])
 def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> None:
     with pytest.raises(ValueError, match="cannot be scaled"):
-        recursions.scaled_to_sensitivity_one(IndependentNoise(3), sensitivity)
+        IndependentNoise(3).scaled_to_sensitivity_one(sensitivity)
 
 
 @given(random_recursions.recursions())
@@ -177,20 +179,20 @@ def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> No
 def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
     recursion: NoiseRecursion,
 ) -> None:
-    state = recursions.initial_state(recursion, (5,), np.float32)
-    kept = recursions.floats_per_parameter(recursion)
+    state = recursion.initial_state((5,), np.float32)
+    kept = recursion.floats_per_parameter
     if isinstance(recursion, DenseNoise | WindowNoise):
         # NumPy is given its rows of Z and has to keep what it cannot draw again.
-        kept += recursions.rows_of_z_per_round(recursion)
+        kept += recursion.rows_of_z_per_round
     assert state.history.shape == (kept, 5)
     assert state.history.dtype == np.float32
     for i in range(recursion.num_rounds):
         assert state.round_index == i
-        row, state = recursions.next_row(recursion, state, np.ones(5))
+        row, state = recursion.next_row(state, np.ones(5))
         assert (row.shape, row.dtype) == ((5,), np.float32)
         assert state.history.shape == (kept, 5)
     with pytest.raises(ValueError, match="more rounds is needed"):
-        recursions.next_row(recursion, state, np.ones(5))
+        recursion.next_row(state, np.ones(5))
 
 
 @given(random_recursions.recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
@@ -198,11 +200,11 @@ def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
 def test_states_are_values(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
     """Every state of a run gives its row and its next state again, bit for bit."""
     z = np.random.default_rng(3).normal(size=(recursion.num_rounds, *shape))
-    of_stream = list(recursions.stream(recursion, z, shape))
-    states = [recursions.initial_state(recursion, shape)]
+    of_stream = list(recursion.stream(z, shape))
+    states = [recursion.initial_state(shape)]
     contents = [states[0].history.tobytes()]
     for i, row_of_z in enumerate(z):
-        row, state = recursions.next_row(recursion, states[i], row_of_z)
+        row, state = recursion.next_row(states[i], row_of_z)
         np.testing.assert_array_equal(row, of_stream[i])
         states.append(state)
         contents.append(state.history.tobytes())
@@ -210,7 +212,7 @@ def test_states_are_values(recursion: NoiseRecursion, shape: tuple[int, ...]) ->
         row[...] = np.nan
     for i in reversed(range(recursion.num_rounds)):
         assert (states[i].round_index, states[i].history.tobytes()) == (i, contents[i])
-        row, state = recursions.next_row(recursion, states[i], z[i])
+        row, state = recursion.next_row(states[i], z[i])
         np.testing.assert_array_equal(row, of_stream[i])
         assert state.history.tobytes() == contents[i + 1]
 
@@ -225,7 +227,7 @@ def test_a_stream_asks_for_a_row_of_z_when_its_noise_is(recursion: NoiseRecursio
             asked.append(i)
             yield np.ones(2)
 
-    stream = recursions.stream(recursion, rows_of_z(), (2,), np.float32)
+    stream = recursion.stream(rows_of_z(), (2,), np.float32)
     for i in range(recursion.num_rounds):
         row = next(stream)
         assert row.dtype == np.float32
@@ -252,8 +254,8 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
     for factorization, costs in expected.items():
         recursion = factorization.noise_recursion()
         found = (
-            recursions.floats_per_parameter(recursion),
-            recursions.rows_of_z_per_round(recursion),
+            recursion.floats_per_parameter,
+            recursion.rows_of_z_per_round,
         )
         assert found == costs, factorization
 
@@ -274,8 +276,8 @@ def test_rounding_in_single_precision_does_not_add_up(factorization: Factorizati
     """Neither in the rows nor in their prefix sums, which are what training uses."""
     recursion = factorization.noise_recursion()
     z = np.random.default_rng(2).normal(size=(10_000, 2))
-    exact = recursions.apply(recursion, z)
-    rounded = recursions.apply(recursion, z.astype(np.float32))
+    exact = recursion.apply(z)
+    rounded = recursion.apply(z.astype(np.float32))
     assert rounded.dtype == np.float32
     assert np.max(np.abs(rounded - exact)) < 2e-6 * np.max(np.abs(exact))
     difference = np.abs(np.cumsum(rounded - exact, axis=0))

@@ -17,7 +17,7 @@ from mf_aggregators.factorizations import (
     banded,
     identity,
 )
-from mf_aggregators.noise import recursions, row_layout, rows_of_z, streams
+from mf_aggregators.noise import row_layout, rows_of_z, streams
 from mf_aggregators.noise.random_words import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.streams import NoiseStreamState
@@ -297,6 +297,6 @@ def test_sources_and_seeds_give_streams_of_their_own() -> None:
 def test_the_state_holds_what_the_recursion_keeps() -> None:
     recursion = banded(workloads.prefix_sum(_NUM_ROUNDS), 4).noise_recursion()
     state = streams.initial_state(recursion, _template(), _SEED)
-    kept = recursions.floats_per_parameter(recursion)
+    kept = recursion.floats_per_parameter
     assert [history.history.shape for history in state.histories] == [(kept, 11), (kept, 5)]
     assert [history.history.dtype for history in state.histories] == ["float32", "float64"]

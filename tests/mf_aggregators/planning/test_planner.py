@@ -17,7 +17,7 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
-from mf_aggregators.noise import costs, recursions
+from mf_aggregators.noise import costs
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning import Plan, Setting
 
@@ -107,7 +107,7 @@ def test_effective_errors_from_dense_matrices_and_the_accountant(
         scale = candidate.noise_multiplier / batch
         assert candidate.effective_rmse == pytest.approx(candidate.rmse * scale, rel=1e-12)
         assert candidate.max_effective_error == pytest.approx(candidate.max_error * scale)
-        floats = recursions.floats_per_parameter(matrix.noise_recursion())
+        floats = matrix.noise_recursion().floats_per_parameter
         assert candidate.kept_bytes == 4 * 1000 * floats
 
 

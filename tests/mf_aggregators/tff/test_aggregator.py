@@ -198,7 +198,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
         rows.append(output.result)
         state = output.state
     stddev = multiplier * clip_norm * factorization.sensitivity(_PARTICIPATION)
-    streamed = recursions.noising_matrix(factorization.noise_recursion())
+    streamed = factorization.noise_recursion().noising_matrix()
     whitened = np.linalg.solve(streamed, np.array(rows, np.float64)) * cohort / stddev
     check_standard_normal(whitened.T)
 

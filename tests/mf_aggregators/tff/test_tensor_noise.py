@@ -34,7 +34,9 @@ from mf_aggregators.noise import block_plans, recursions, row_layout, rows_of_z,
 from mf_aggregators.noise.block_plans import BlockPlan
 from mf_aggregators.noise.random_words import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.tff import tensor_blocks, tensor_noise
+from mf_aggregators.tff import rows_on_disk, tensor_noise
+from mf_aggregators.tff.rows_in_state import RowsInState
+from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
 from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, panel_rows
 from tests.examples import examples
@@ -71,20 +73,20 @@ class _Stream:
         self, recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], plan: BlockPlan | None
     ) -> None:
         """Creates it, with files if there is a plan for them."""
-        files = None
+        self.files: RowsOnDisk | None = None
         if plan is not None:
             segments = tensor_noise.segments_of(specs)
             root = _directories.new()
-            files = tensor_blocks.prepare(plan, segments, PhiloxWords(), "philox", root)
-        self.noise = TensorNoise(recursion, specs, PhiloxWords(), files)
-        self._step = tf.function(lambda state: tensor_noise.next_row(self.noise, state))
+            self.files = rows_on_disk.prepare(plan, segments, PhiloxWords(), "philox", root)
+        self.noise = TensorNoise(self.files or RowsInState(recursion), specs)
+        self._step = tf.function(lambda state: self.noise.next_row(state))
         self._streams = 0
 
     def start(self, seed: np.ndarray = _SEED) -> NoiseState:
         """The state before the first round of a stream with a new name."""
         self._streams += 1
         name = np.array([self._streams, -self._streams], np.int64)
-        return tensor_noise.initial_state(self.noise, tf.constant(seed), tf.constant(name))
+        return self.noise.initial_state(tf.constant(seed), tf.constant(name))
 
     def next_row(self, state: NoiseState) -> tuple[list[np.ndarray], NoiseState]:
         row, state = self._step(state)
@@ -106,9 +108,9 @@ class _Stream:
 
     def directory(self, state: NoiseState) -> pathlib.Path:
         """Where the files of the state's stream are."""
-        assert self.noise.files is not None
+        assert self.files is not None
         first, second = state.stream.numpy()
-        return pathlib.Path(self.noise.files.directory) / f"stream-{first}-{second}"
+        return pathlib.Path(self.files.directory) / f"stream-{first}-{second}"
 
 
 class _Directories:
@@ -256,7 +258,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     recursion: NoiseRecursion, is_on_disk: bool, sensitivity: float
 ) -> None:
     """NumPy's rows are held against the definitions in their own test."""
-    scaled = recursions.scaled_to_sensitivity_one(recursion, sensitivity)
+    scaled = recursion.scaled_to_sensitivity_one(sensitivity)
     stream = _Stream(
         scaled,
         (tf.TensorSpec((5,), tf.float64),),
@@ -264,7 +266,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     )
     rows, _ = stream.all_rows(stream.start())
     z = _z(_SEED, recursion.num_rounds, 0, 5, np.float64)
-    expected = recursions.apply(scaled, z)
+    expected = scaled.apply(z)
     size = max(1.0, float(np.max(np.abs(expected))))
     found = np.array([row[0] for row in rows])
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11 * size)
@@ -282,7 +284,7 @@ def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
 @_EVERY_MECHANISM
 def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
     stream = _stream(index, "state")
-    kept = recursions.floats_per_parameter(stream.noise.recursion)
+    kept = stream.noise.recursion.floats_per_parameter
     _, states = stream.all_rows(stream.start())
     for state in states:
         shapes = [tuple(tensor.shape) for tensor in state.history]
@@ -396,8 +398,8 @@ def test_the_directory_of_a_stream_can_be_deleted_before_any_round(index: int) -
 @_EVERY_MECHANISM
 def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     stream = _stream(index, "disk")
-    assert stream.noise.files is not None
-    plan = stream.noise.files.plan
+    assert stream.files is not None
+    plan = stream.files.plan
     state = stream.start()
     for _ in range(_NUM_ROUNDS):
         _, state = stream.next_row(state)
@@ -406,7 +408,7 @@ def test_rows_are_files_of_a_bounded_number(index: int) -> None:
         assert sum(name.startswith("row") for name in names) <= plan.rows_kept
         assert sum(name.startswith("state") for name in names) <= 4
         assert all(name.startswith(("row", "state")) for name in names)
-    assert plan.rows_kept < _NUM_ROUNDS or plan.most_earlier_rows >= _NUM_ROUNDS - 3
+    assert plan.rows_kept < _NUM_ROUNDS or plan.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
 
 
 def test_streams_in_one_directory_do_not_mix() -> None:
@@ -415,7 +417,7 @@ def test_streams_in_one_directory_do_not_mix() -> None:
     names = [(1, 23), (12, 3), (-1, 23), (1, -23), (2**63 - 1, -(2**63)), (23, 1)]
     seeds = [np.array([number, 5], np.int64) for number in range(len(names))]
     states = [
-        tensor_noise.initial_state(stream.noise, tf.constant(seed), tf.constant(name, tf.int64))
+        stream.noise.initial_state(tf.constant(seed), tf.constant(name, tf.int64))
         for seed, name in zip(seeds, names, strict=True)
     ]
     rows: list[_Rows] = [[] for _ in names]
@@ -446,7 +448,7 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
         (block_plans.plan(scaled), of_specs, "philox"),
         (block_plans.plan(other_scales), of_specs, "philox"),
         (
-            block_plans.plan(recursions.scaled_to_sensitivity_one(recursion, 1.0 + 1e-9)),
+            block_plans.plan(recursion.scaled_to_sensitivity_one(1.0 + 1e-9)),
             of_specs,
             "philox",
         ),
@@ -454,7 +456,7 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
 
     def directories() -> list[str]:
         return [
-            tensor_blocks.prepare(plan, segments, PhiloxWords(), source, tmp_path).directory
+            rows_on_disk.prepare(plan, segments, PhiloxWords(), source, tmp_path).directory
             for plan, segments, source in cases
         ]
 
@@ -468,13 +470,13 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
 def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
     recursion = _FACTORIZATIONS[3].noise_recursion()
     stream = _Stream(recursion, _SPECS, _plan_of_small_blocks(recursion))
-    files = stream.noise.files
+    files = stream.files
     assert files is not None
     rows, _ = stream.all_rows(stream.start())
     for contents in (b"", bytes(8)):
         for path in files.weights:
             pathlib.Path(path).write_bytes(contents)
-        again = tensor_blocks.prepare(
+        again = rows_on_disk.prepare(
             files.plan,
             stream.noise.segments,
             PhiloxWords(),
@@ -492,7 +494,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
 def test_damaged_weights_give_no_rows(index: int) -> None:
     """Rather than those of another matrix."""
     stream = _stream(index, "disk")
-    files = stream.noise.files
+    files = stream.files
     assert files is not None
     path = pathlib.Path(files.weights[0])
     whole = path.read_bytes()
@@ -527,8 +529,8 @@ def test_every_round_makes_its_share_of_the_next_block() -> None:
 def test_no_row_is_made_twice(index: int) -> None:
     """If the files are there: what each round writes is the next block, in the block's last one."""
     stream = _stream(index, "disk")
-    assert stream.noise.files is not None
-    plan = stream.noise.files.plan
+    assert stream.files is not None
+    plan = stream.files.plan
     state = stream.start()
     for i in range(_NUM_ROUNDS):
         for path in stream.directory(state).rglob("*-*"):
@@ -544,7 +546,7 @@ def test_no_row_is_made_twice(index: int) -> None:
         for k in blocks:
             rounds = range(plan.starts[k], plan.starts[k + 1])
             expected |= {f"row-{row % plan.rows_kept}" for row in rounds}
-            if plan.num_state_vectors:
+            if plan.recursion.num_state_vectors:
                 expected.add(f"state-{(k + 1) % 4}")
         assert written == expected
 
@@ -629,7 +631,7 @@ def _drift_z(num_rounds: int) -> np.ndarray:
 def _drift_exact(name: str, num_rounds: int) -> np.ndarray:
     recursion = _drift_recursion(name, num_rounds)
     z = _drift_z(num_rounds)[: recursion.num_rounds].astype(np.float64)
-    return recursions.apply(recursion, z)
+    return recursion.apply(z)
 
 
 def _check_drift(rows: np.ndarray, exact: np.ndarray) -> None:
@@ -648,20 +650,20 @@ def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_r
     plan = block_plans.plan(recursion)
     stream = _Stream(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),), plan)
     (segment,) = stream.noise.segments
-    assert stream.noise.files is not None
-    files: tensor_blocks.BlockFiles = stream.noise.files
+    assert stream.files is not None
+    files: RowsOnDisk = stream.files
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor) -> tf.Tensor:
-        made = tensor_blocks._StreamFiles(
+        made = rows_on_disk._StreamFiles(
             files, segment, tf.constant(_SEED), tf.zeros([2], tf.int64)
         )
         return made.make(block, tf.zeros([], tf.int64))
 
     blocks = [make(tf.constant(block, tf.int64)).numpy() for block in range(plan.num_blocks)]
     rows = np.concatenate(blocks)
-    if plan.row_scales is not None:
-        rows *= plan.row_scales[:, np.newaxis].astype(np.float32)
+    if plan.recursion.scales_on_use is not None:
+        rows *= plan.recursion.scales_on_use[:, np.newaxis].astype(np.float32)
     _check_drift(rows, _drift_exact(name, num_rounds))
 
 
@@ -669,14 +671,14 @@ def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_r
 @_DRIFT_ROUNDS
 def test_rounding_of_states_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
     recursion = _drift_recursion(name, num_rounds)
-    noise = TensorNoise(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
+    noise = TensorNoise(RowsInState(recursion), (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
 
     @tf.function
     def run(seed: tf.Tensor) -> tf.Tensor:
         rows = tf.TensorArray(tf.float32, num_rounds)
-        state = tensor_noise.initial_state(noise, seed, tf.zeros([2], tf.int64))
+        state = noise.initial_state(seed, tf.zeros([2], tf.int64))
         for position in tf.range(num_rounds):
-            (row,), state = tensor_noise.next_row(noise, state)
+            (row,), state = noise.next_row(state)
             rows = rows.write(position, row)
         return rows.stack()
 

@@ -18,6 +18,7 @@ from mf_aggregators.tff import tensor_noise, tensor_rows_of_z
 from mf_aggregators.tff.aes import word_exchange
 from mf_aggregators.tff.aes.word_exchange import ExchangedWords
 from mf_aggregators.tff.aes.word_service import WordService
+from mf_aggregators.tff.rows_in_state import RowsInState
 
 
 def _service(directory: pathlib.Path) -> WordService:
@@ -49,12 +50,11 @@ def test_rows_of_a_panel_are_those_of_numpy(width: int, tmp_path: pathlib.Path) 
 def test_a_graph_asks_anew_in_every_round(tmp_path: pathlib.Path) -> None:
     seed = np.array([5, 6], dtype=np.int64)
     noise = tensor_noise.TensorNoise(
-        IndependentNoise(4),
+        RowsInState(IndependentNoise(4), ExchangedWords(os.fspath(tmp_path / "words"))),
         (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((PANEL + 2,), tf.float32)),
-        ExchangedWords(os.fspath(tmp_path / "words")),
     )
-    step = tf.function(lambda state: tensor_noise.next_row(noise, state), autograph=False)
-    state = tensor_noise.initial_state(noise, tf.constant(seed), tf.constant(seed))
+    step = tf.function(lambda state: noise.next_row(state), autograph=False)
+    state = noise.initial_state(tf.constant(seed), tf.constant(seed))
     with _service(tmp_path / "words"):
         for i in range(4):
             row, state = step(state)

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators.noise.block_plans import BlockPlan
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import tensor_files
 from mf_aggregators.tff.tensor_rows_of_z import WordSource, panel_rows
@@ -41,8 +42,8 @@ _MakePanel: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BlockFiles:
-    """Rows of one recursion in files.
+class RowsOnDisk:
+    """Rows of one recursion in files, made in blocks.
 
     Attributes:
       plan: The blocks.
@@ -59,6 +60,64 @@ class BlockFiles:
     weights: tuple[str, ...]
     checksums: tuple[int, ...]
 
+    @property
+    def recursion(self) -> NoiseRecursion:
+        """The mechanism's recursion."""
+        return self.plan.recursion
+
+    def initial_history(self, segment: Segment) -> None:
+        """Returns None: the state holds nothing."""
+        del segment
+
+    def next_row(
+        self,
+        segment: Segment,
+        i: tf.Tensor,
+        seed: tf.Tensor,
+        stream: tf.Tensor,
+        history: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, None]:
+        """Returns a row of a segment, and makes a share of the next block.
+
+        Args:
+          segment: The part of the row.
+          i: int64 scalar: the round, of those that there are.
+          seed: (2,) int64.
+          stream: (2,) int64: what tells the stream's files from those of other runs; not secret.
+          history: None.
+
+        Returns:
+          (segment.size,) of the segment's dtype, and None.
+        """
+        del history
+
+        # Inside functions, operations with effects run in order and are never left out. A
+        # function of its own for what is used in several places makes the graph smaller.
+        @tf.function(autograph=False)
+        def make(
+            block: tf.Tensor, panel: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
+        ) -> tf.Tensor:
+            return _StreamFiles(self, segment, seed, stream).make(block, panel)
+
+        @tf.function(autograph=False)
+        def row_and_share(i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
+            files = _StreamFiles(self, segment, seed, stream)
+            block = files.block_of(i)
+
+            def make_panel(block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
+                rows = make(block, panel, seed, stream)
+                return tf.ensure_shape(rows, [None, segment.width])
+
+            row = files.read_row(block, i, make_panel)
+            files.make_share_of_next(block, i, make_panel)
+            return row
+
+        row = tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size]
+        if self.recursion.scales_on_use is not None:
+            scale = tf.gather(tf.constant(self.recursion.scales_on_use), i)
+            row *= tf.cast(scale, row.dtype)
+        return row, None
+
 
 def prepare(
     plan: BlockPlan,
@@ -66,7 +125,7 @@ def prepare(
     source: WordSource,
     source_name: str,
     directory: pathlib.Path,
-) -> BlockFiles:
+) -> RowsOnDisk:
     """Writes what the graphs need of a recursion, and returns where its rows go.
 
     Args:
@@ -77,7 +136,7 @@ def prepare(
       directory: A directory from ``noise_directory``; everything goes below it.
 
     Returns:
-      The files.
+      The rows.
 
     Raises:
       OSError: If the directory cannot be written.
@@ -86,7 +145,7 @@ def prepare(
     distinct = plan.distinct_weights()
     contents = {int(block): plan.weights(int(block)).tobytes() for block in np.unique(distinct)}
     identity = hashlib.sha256(repr((_FORMAT, source_name, segments)).encode())
-    for part in (plan.starts, distinct, plan.row_scales):
+    for part in (plan.starts, distinct, plan.recursion.scales_on_use):
         identity.update(b"none" if part is None else part.tobytes())
     for block, content in contents.items():
         identity.update(f"{block}:{len(content)}:".encode() + content)
@@ -95,7 +154,7 @@ def prepare(
     for block, content in contents.items():
         _write_whole(own / f"weights-{block}", content)
     checksums = {block: tensor_files.checksum_of(content) for block, content in contents.items()}
-    return BlockFiles(
+    return RowsOnDisk(
         plan,
         source,
         os.fspath(own),
@@ -104,55 +163,14 @@ def prepare(
     )
 
 
-def next_row(
-    files: BlockFiles, segment: Segment, i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
-) -> tf.Tensor:
-    """Returns a row of a segment, and makes a share of the next block.
-
-    Args:
-      files: What :func:`prepare` returned.
-      segment: The part of the row.
-      i: int64 scalar: the round, of those that there are.
-      seed: (2,) int64.
-      stream: (2,) int64: what tells the stream's files from those of other runs; not secret.
-
-    Returns:
-      (segment.size,) of the segment's dtype.
-    """
-
-    # Inside functions, operations with effects run in order and are never left out. A
-    # function of its own for what is used in several places makes the graph smaller.
-    @tf.function(autograph=False)
-    def make(block: tf.Tensor, panel: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
-        return _StreamFiles(files, segment, seed, stream).make(block, panel)
-
-    @tf.function(autograph=False)
-    def row_and_share(i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
-        stream_files = _StreamFiles(files, segment, seed, stream)
-        block = stream_files.block_of(i)
-
-        def make_panel(block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
-            rows = make(block, panel, seed, stream)
-            return tf.ensure_shape(rows, [None, segment.width])
-
-        row = stream_files.read_row(block, i, make_panel)
-        stream_files.make_share_of_next(block, i, make_panel)
-        return row
-
-    row = tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size]
-    if files.plan.row_scales is not None:
-        scale = tf.gather(tf.constant(files.plan.row_scales), i)
-        row *= tf.cast(scale, row.dtype)
-    return row
-
-
 class _StreamFiles:
     """The files of one segment of one stream, while a graph is traced."""
 
     def __init__(
-        self, files: BlockFiles, segment: Segment, seed: tf.Tensor, stream: tf.Tensor
+        self, files: RowsOnDisk, segment: Segment, seed: tf.Tensor, stream: tf.Tensor
     ) -> None:
         self._plan = files.plan
+        self._recursion = files.recursion
         self._source = files.source
         self._segment = segment
         self._seed = seed
@@ -222,7 +240,7 @@ class _StreamFiles:
 
     def make(self, block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
         """Makes and writes a block's rows of one panel, (rows, width)."""
-        if not self._plan.most_earlier_rows and not self._plan.num_state_vectors:
+        if not self._recursion.num_earlier_rows and not self._recursion.num_state_vectors:
             nothing = tf.zeros([0, self._segment.width], self._dtype)
             return self._advance(block, panel, nothing, tf.cast(nothing, tf.float64))[0]
         earlier, has_earlier = self._read_earlier(block, panel)
@@ -235,7 +253,7 @@ class _StreamFiles:
 
     def _replay(self, target: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
         """Makes a block's rows from the first round on, because what it follows from is gone."""
-        width, most = self._segment.width, self._plan.most_earlier_rows
+        width, most = self._segment.width, self._recursion.num_earlier_rows
 
         def advance(
             block: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor, _: tf.Tensor
@@ -247,7 +265,7 @@ class _StreamFiles:
         start = (
             tf.zeros([], tf.int64),
             tf.zeros([0, width], self._dtype),
-            tf.zeros([self._plan.num_state_vectors, width], tf.float64),
+            tf.zeros([self._recursion.num_state_vectors, width], tf.float64),
             tf.zeros([0, width], self._dtype),
         )
         return tf.while_loop(
@@ -257,7 +275,7 @@ class _StreamFiles:
             shape_invariants=(
                 tf.TensorShape([]),
                 tf.TensorShape([None, width]),
-                tf.TensorShape([self._plan.num_state_vectors, width]),
+                tf.TensorShape([self._recursion.num_state_vectors, width]),
                 tf.TensorShape([None, width]),
             ),
             parallel_iterations=1,
@@ -268,18 +286,36 @@ class _StreamFiles:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
-        State vectors are float64: weights rounded to single precision are those of another
-        matrix, and with decays close to one a difference would stay from block to block.
+        ``[rows; next vectors] = weights @ [earlier; vectors; Z]``, product by product. State
+        vectors are float64: weights rounded to single precision are those of another matrix,
+        and with decays close to one a difference would stay from block to block.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
-        states = self._plan.num_state_vectors
+        of_earlier, of_vectors, of_z = self._read_weights(block, size, tf.shape(earlier)[0])
+        total = self._combined_rows_of_z(block, panel, of_z)
+        rows, following = total, tf.zeros([0, self._segment.width], tf.float64)
+        if self._recursion.num_state_vectors:
+            rows = total[:size] + tf.cast(of_vectors[:size] @ vectors, self._dtype)
+            following = tf.cast(total[size:], tf.float64) + of_vectors[size:] @ vectors
+        if self._recursion.num_earlier_rows:
+            rows += tf.cast(of_earlier[:size], self._dtype) @ earlier
+        # With one state vector, TensorFlow does not see that there is one.
+        following = tf.ensure_shape(
+            following, [self._recursion.num_state_vectors, self._segment.width]
+        )
+        with tf.control_dependencies(self._write_vectors(block + 1, panel, following)):
+            are_written = self._write_rows(block, panel, size, rows)
+        with tf.control_dependencies([are_written]):
+            return tf.identity(rows), following
+
+    def _combined_rows_of_z(
+        self, block: tf.Tensor, panel: tf.Tensor, weights: tf.Tensor
+    ) -> tf.Tensor:
+        """The product of weights with the rows of Z of a block, which are drawn in groups."""
         first = self._first_rows_of_z[block]
-        num_rows_of_z = tf.cast(self._starts[block + 1] - first, tf.int32)
-        num_earlier = tf.shape(earlier)[0]
-        weights = self._read_weights(block, size + states, num_earlier + states + num_rows_of_z)
+        num_outputs, num_rows_of_z = tf.unstack(tf.shape(weights))
 
         def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tf.Tensor:
-            """What a group of rows of Z adds to the rows and to the next state vectors."""
             z = panel_rows(
                 self._source,
                 self._seed,
@@ -289,53 +325,33 @@ class _StreamFiles:
                 self._segment.width,
                 self._dtype,
             )
-            begin = num_earlier + states + done
             # In one product: what is added to the state vectors once need not be float64.
-            return tf.cast(weights[:, begin : begin + count], self._dtype) @ z
+            return tf.cast(weights[:, done : done + count], self._dtype) @ z
 
         def add_group(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             count = tf.minimum(_GROUP, num_rows_of_z - done)
             return done + count, total + of_group(done, count)
 
-        if self._plan.draws_earlier_rows_of_z:
-            _, total = tf.while_loop(
-                lambda done, _: done < num_rows_of_z,
-                add_group,
-                (
-                    tf.constant(0),
-                    tf.zeros([size + states, self._segment.width], self._dtype),
-                ),
-                shape_invariants=(
-                    tf.TensorShape([]),
-                    tf.TensorShape([None, self._segment.width]),
-                ),
-                parallel_iterations=1,
-            )
-        else:
-            total = of_group(0, num_rows_of_z)
-        rows = total
-        following = tf.zeros([states, self._segment.width], tf.float64)
-        if states:
-            columns = slice(num_earlier, num_earlier + states)
-            rows = total[:size] + tf.cast(weights[:size, columns] @ vectors, self._dtype)
-            following = tf.cast(total[size:], tf.float64) + weights[size:, columns] @ vectors
-            # With one state vector, TensorFlow does not see that there is one.
-            following = tf.ensure_shape(following, [states, self._segment.width])
-        if self._plan.most_earlier_rows:
-            rows += tf.cast(weights[:size, :num_earlier], self._dtype) @ earlier
-        writes = []
-        if states:
-            writes.append(
-                tensor_files.write(
-                    self._vectors_path(panel, block + 1),
-                    self._label("state", panel, block + 1),
-                    following,
-                )
-            )
-        with tf.control_dependencies(writes):
-            are_written = self._write_rows(block, panel, size, rows)
-        with tf.control_dependencies([are_written]):
-            return tf.identity(rows), following
+        if not self._recursion.draws_earlier_rows_of_z:
+            return of_group(0, num_rows_of_z)
+        width = self._segment.width
+        _, total = tf.while_loop(
+            lambda done, _: done < num_rows_of_z,
+            add_group,
+            (tf.constant(0), tf.zeros([num_outputs, width], self._dtype)),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, width])),
+            parallel_iterations=1,
+        )
+        return total
+
+    def _write_vectors(
+        self, block: tf.Tensor, panel: tf.Tensor, vectors: tf.Tensor
+    ) -> list[tf.Operation]:
+        """Writes the state vectors at a block's start, if the recursion has any."""
+        if not self._recursion.num_state_vectors:
+            return []
+        label = self._label("state", panel, block)
+        return [tensor_files.write(self._vectors_path(panel, block), label, vectors)]
 
     def _write_rows(
         self, block: tf.Tensor, panel: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
@@ -373,7 +389,7 @@ class _StreamFiles:
     def _read_earlier(self, block: tf.Tensor, panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The rows before a block that it needs, oldest first, and whether all are there."""
         start = self._starts[block]
-        number = tf.minimum(tf.constant(self._plan.most_earlier_rows, tf.int64), start)
+        number = tf.minimum(tf.constant(self._recursion.num_earlier_rows, tf.int64), start)
         rows = tf.TensorArray(
             self._dtype, tf.cast(number, tf.int32), element_shape=[self._segment.width]
         )
@@ -400,9 +416,9 @@ class _StreamFiles:
 
     def _read_vectors(self, block: tf.Tensor, panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The state vectors at a block's start, and whether they are there."""
-        shape = [self._plan.num_state_vectors, self._segment.width]
+        shape = [self._recursion.num_state_vectors, self._segment.width]
         zeros = tf.zeros(shape, tf.float64)
-        if not self._plan.num_state_vectors:
+        if not self._recursion.num_state_vectors:
             return zeros, tf.constant(True)
         return tf.cond(
             tf.equal(block, 0),
@@ -416,10 +432,10 @@ class _StreamFiles:
         )
 
     def _read_weights(
-        self, block: tf.Tensor, num_rows: tf.Tensor, num_columns: tf.Tensor
-    ) -> tf.Tensor:
-        path = self._weights_paths[block]
-        contents = tensor_files.read_contents(path)
+        self, block: tf.Tensor, size: tf.Tensor, num_earlier: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """A block's weights: those of earlier rows, of state vectors and of rows of Z."""
+        contents = tensor_files.read_contents(self._weights_paths[block])
         is_right = tf.debugging.assert_equal(
             tf.equal(tensor_files.checksum(contents), self._checksums[block]),
             True,
@@ -429,8 +445,15 @@ class _StreamFiles:
             ),
         )
         with tf.control_dependencies([is_right]):
-            weights = tf.io.decode_raw(contents, tf.float64)
-        return tf.reshape(weights, [num_rows, num_columns])
+            numbers = tf.io.decode_raw(contents, tf.float64)
+        num_vectors = self._recursion.num_state_vectors
+        weights = tf.reshape(numbers, [size + num_vectors, -1])
+        first_of_z = num_earlier + num_vectors
+        return (
+            weights[:, :num_earlier],
+            weights[:, num_earlier:first_of_z],
+            weights[:, first_of_z:],
+        )
 
     def _row_path(self, panel: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
         slot = tf.math.floormod(i, self._plan.rows_kept)

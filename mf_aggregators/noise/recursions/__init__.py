@@ -1,0 +1,39 @@
+"""Correlated noise as a recursion over rounds, one class for each kind of matrix."""
+
+from mf_aggregators.noise.recursions.combination import (
+    DenseNoise,
+    IndependentNoise,
+    WindowNoise,
+)
+from mf_aggregators.noise.recursions.recursion import NoiseRecursion, NoiseState
+from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
+from mf_aggregators.noise.recursions.substitution import (
+    BandedNoise,
+    ToeplitzNoise,
+    bands_of_matrix,
+    matrix_from_bands,
+)
+
+# All that the graphs of ``tff`` can compute: a class of another package would be none of them.
+KINDS: tuple[type[NoiseRecursion], ...] = (
+    IndependentNoise,
+    BandedNoise,
+    ToeplitzNoise,
+    DenseNoise,
+    WindowNoise,
+    StateSpaceNoise,
+)
+
+__all__ = [
+    "KINDS",
+    "BandedNoise",
+    "DenseNoise",
+    "IndependentNoise",
+    "NoiseRecursion",
+    "NoiseState",
+    "StateSpaceNoise",
+    "ToeplitzNoise",
+    "WindowNoise",
+    "bands_of_matrix",
+    "matrix_from_bands",
+]

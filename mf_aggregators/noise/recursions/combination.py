@@ -1,0 +1,206 @@
+"""Rows of the noise as combinations of rows of Z: C^-1 is known, and not C."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from mf_aggregators.noise.recursions.recursion import NoiseRecursion
+from mf_aggregators.noise.recursions.substitution import ToeplitzNoise
+
+# A block that draws earlier rows of Z again: larger blocks draw fewer.
+_ROWS_PER_REDRAWING_BLOCK = 128
+# No dense matrix of more rounds is put into a graph.
+_MOST_DENSE_ROUNDS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class IndependentNoise(NoiseRecursion):
+    """C is the identity: row i of the noise is row i of Z.
+
+    Attributes:
+      num_rounds: n.
+    """
+
+    num_rounds: int
+
+    def divided_by(self, divisor: float) -> NoiseRecursion:
+        """Returns the recursion of the identity over ``divisor``, which has one band."""
+        return ToeplitzNoise(self.num_rounds, np.array([1.0 / divisor]))
+
+    def advance(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the row of Z."""
+        return row_of_z, history
+
+    def block_weights(self, start: int, end: int) -> np.ndarray:
+        """Returns the identity."""
+        return np.eye(end - start)
+
+    def block_signature(self, start: int, end: int) -> object:
+        """Blocks of one size have the same weights."""
+        return end - start
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns the identity, (n, n) float64."""
+        return np.eye(self.num_rounds)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DenseNoise(NoiseRecursion):
+    """C is dense: row i of the noise is a combination of all rows of Z so far.
+
+    Attributes:
+      inverse: C^-1, (n, n) float64, lower triangular.
+    """
+
+    draws_earlier_rows_of_z: ClassVar[bool] = True
+
+    inverse: np.ndarray
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self.inverse.shape[0])
+
+    @property
+    def rows_of_z_per_round(self) -> int:
+        """The rows of Z that the last round draws, n."""
+        return self.num_rounds
+
+    @property
+    def rows_per_block(self) -> int:
+        """The most rows that are worth making at once."""
+        return _ROWS_PER_REDRAWING_BLOCK
+
+    @property
+    def fits_in_graph(self) -> bool:
+        """Whether the matrix is small enough to be a constant of a graph."""
+        return self.num_rounds <= _MOST_DENSE_ROUNDS
+
+    def divided_by(self, divisor: float) -> NoiseRecursion:
+        """Returns the recursion of C / divisor."""
+        return DenseNoise(self.inverse * divisor)
+
+    def advance(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Combines all rows of Z so far, which are the history."""
+        history[i] = row_of_z
+        row = np.tensordot(self.inverse[i, : i + 1], history[: i + 1], axes=1)
+        return row.astype(history.dtype), history
+
+    def block_weights(self, start: int, end: int) -> np.ndarray:
+        """Returns rows of the matrix."""
+        return self.inverse[start:end, :end]
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns C^-1, (n, n) float64."""
+        return self.inverse
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WindowNoise(NoiseRecursion):
+    """C^-1 is banded plus low rank: row i combines the last p rows of Z and r accumulators.
+
+    ``Y[i] = row_scales[i] (sum_{t=0}^{p-1} window[i, t] Z[i - t] + left[i] . beta_i)``
+    with ``beta_i = beta_{i-1} + right[j] Z[j]``, j = i - p + 1 (Denisov et al. Alg. 3;
+    without accumulators, a banded C^-1).
+
+    Attributes:
+      num_rounds: n.
+      window: (n, p) float64, or (1, p) where all rounds have the same; entries for rows
+        before the first do not count.
+      left: (n, r) float64; r = 0 without accumulators.
+      right: (n, r) float64.
+      row_scales: (n,) float64, or None for ones.
+    """
+
+    draws_earlier_rows_of_z: ClassVar[bool] = True
+
+    num_rounds: int
+    window: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    row_scales: np.ndarray | None = None
+
+    @property
+    def window_length(self) -> int:
+        """The rows of Z that one row of the noise needs, p."""
+        return int(self.window.shape[1])
+
+    @property
+    def num_state_vectors(self) -> int:
+        """The number of accumulators r."""
+        return int(self.left.shape[1])
+
+    @property
+    def rows_of_z_per_round(self) -> int:
+        """The rows of Z that a round draws, p."""
+        return self.window_length
+
+    @property
+    def mean_rows_of_z_per_round(self) -> float:
+        """The rows of Z that a row draws on average: with accumulators, one that leaves too."""
+        return super().mean_rows_of_z_per_round + int(self.num_state_vectors > 0)
+
+    @property
+    def rows_per_block(self) -> int:
+        """The most rows that are worth making at once."""
+        return _ROWS_PER_REDRAWING_BLOCK
+
+    def divided_by(self, divisor: float) -> NoiseRecursion:
+        """Returns the recursion of C / divisor."""
+        return dataclasses.replace(self, window=self.window * divisor, left=self.left * divisor)
+
+    def advance(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Combines the rows of Z in the window and the accumulators, in float64.
+
+        Weights rounded to single precision would be those of another matrix, whose inverse
+        may differ by more than they do.
+        """
+        length = self.window_length
+        ring, accumulators = history[:length], history[length:]
+        ring[i % length] = row_of_z
+        window = self.window[i if len(self.window) > 1 else 0]
+        lags = (i - np.arange(length)) % length
+        row = np.tensordot(np.where(lags <= i, window[lags], 0.0), ring, axes=1)
+        if self.num_state_vectors:
+            oldest = i - length + 1
+            if oldest >= 0:
+                added = np.multiply.outer(self.right[oldest], ring[oldest % length])
+                accumulators += added.astype(history.dtype)
+            row += np.tensordot(self.left[i], accumulators, axes=1)
+        if self.row_scales is not None:
+            row *= self.row_scales[i]
+        return np.asarray(row).astype(history.dtype), history
+
+    def block_weights(self, start: int, end: int) -> np.ndarray:
+        """The window's diagonals, and accumulators of what leaves the window within the block."""
+        length, first_row_of_z = self.window_length, self.first_row_of_z(start)
+        rows_of_z = np.arange(first_row_of_z, end)
+        lags = np.arange(start, end)[:, np.newaxis] - rows_of_z
+        windows = self.window[start:end] if len(self.window) > 1 else self.window
+        windows = np.broadcast_to(windows, (end - start, length))
+        inside = (lags >= 0) & (lags < length)
+        of_z = np.where(inside, np.take_along_axis(windows, np.clip(lags, 0, length - 1), 1), 0.0)
+        left, right = self.left[start:end], self.right[first_row_of_z:end]
+        # The accumulators at the start hold rows up to start - length.
+        added = (rows_of_z > start - length) & (lags >= length - 1)
+        of_z = of_z + np.where(added, left @ right.T, 0.0)
+        weights = np.concatenate([left, of_z], axis=1)
+        if self.row_scales is not None:
+            weights = weights * self.row_scales[start:end, np.newaxis]
+        leaves = (rows_of_z > start - length) & (rows_of_z <= end - length)
+        kept = np.eye(self.num_state_vectors)
+        following = np.concatenate([kept, np.where(leaves, right.T, 0.0)], axis=1)
+        return np.concatenate([weights, following])
+
+    def block_signature(self, start: int, end: int) -> object:
+        """With one window for all rounds and nothing else, blocks of one size are the same."""
+        if len(self.window) > 1 or self.num_state_vectors or self.row_scales is not None:
+            return super().block_signature(start, end)
+        return end - start, start - self.first_row_of_z(start)

@@ -1,0 +1,171 @@
+"""C with few bands: rows of Y = C^-1 Z by forward substitution (BandMF Sec. 2, Alg. 9).
+
+From C Y = Z, ``C[i, i] Y[i] = Z[i] - sum_{t=1}^{b-1} C[i, i - t] Y[i - t]``.
+"""
+
+import abc
+import dataclasses
+
+import numpy as np
+import scipy.linalg
+
+from mf_aggregators.noise.recursions.recursion import NoiseRecursion
+
+# With many bands, what is kept is large, and a block of rows is to add little to it.
+_MANY_EARLIER_ROWS = 128
+_FEWEST_ROWS_PER_BLOCK = 24
+_EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
+
+
+class SubstitutionNoise(NoiseRecursion):
+    """Row i follows from row i of Z and the b - 1 rows before it, kept in a ring."""
+
+    @property
+    @abc.abstractmethod
+    def table(self) -> np.ndarray:
+        """(n, b) float64 of C[i, i - t] for row i and lag t; (1, b) if all rows have the same."""
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands b."""
+        return int(self.table.shape[1])
+
+    def weights(self, round_index: int) -> np.ndarray:
+        """Returns the (b,) entries C[i, i], C[i, i - 1], ... of row i."""
+        table = self.table
+        return np.asarray(table[round_index if len(table) > 1 else 0])
+
+    @property
+    def num_earlier_rows(self) -> int:
+        """The rows before a row that it follows from, b - 1."""
+        return self.num_bands - 1
+
+    @property
+    def rows_per_block(self) -> int:
+        """The most rows that are worth making at once."""
+        earlier = self.num_earlier_rows
+        if earlier < _MANY_EARLIER_ROWS:
+            return super().rows_per_block
+        return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
+
+    def advance(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Substitutes the rows in the ring."""
+        row, slots = row_of_z, self.num_earlier_rows
+        if slots:
+            weights = self._ring_weights(i).astype(history.dtype)
+            row -= np.tensordot(weights, history, axes=1)
+        row /= self.weights(i)[0]
+        if slots:
+            history[i % slots] = row
+        if self.scales_on_use is not None:
+            row = row * row.dtype.type(self.scales_on_use[i])
+        return row, history
+
+    def block_weights(self, start: int, end: int) -> np.ndarray:
+        """From C Y = Z for the block's rows: Y = C_block^-1 (Z - C_earlier Y_earlier)."""
+        size, num_earlier = end - start, min(self.num_earlier_rows, start)
+        matrix = np.zeros((size, num_earlier + size))
+        for row in range(size):
+            last = num_earlier + row
+            lags = min(self.num_bands, last + 1)
+            matrix[row, last - lags + 1 : last + 1] = self.weights(start + row)[:lags][::-1]
+        of_earlier, of_block = matrix[:, :num_earlier], matrix[:, num_earlier:]
+        right = np.concatenate([-of_earlier, np.eye(size)], axis=1)
+        return np.asarray(scipy.linalg.solve_triangular(of_block, right, lower=True))
+
+    def _ring_weights(self, round_index: int) -> np.ndarray:
+        """C[i, i - t] in the order of a ring whose slot j mod (b - 1) holds row j.
+
+        Slots that no earlier round has filled get weight zero.
+        """
+        slots = self.num_earlier_rows
+        lags = (round_index - 1 - np.arange(slots)) % slots + 1
+        return np.where(lags <= round_index, self.weights(round_index)[lags], 0.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BandedNoise(SubstitutionNoise):
+    """C has few bands.
+
+    Attributes:
+      bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``, zero where i < t.
+    """
+
+    bands: np.ndarray
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self.bands.shape[0])
+
+    @property
+    def table(self) -> np.ndarray:
+        """The bands."""
+        return self.bands
+
+    def divided_by(self, divisor: float) -> NoiseRecursion:
+        """Returns the recursion of C / divisor."""
+        return BandedNoise(self.bands / divisor)
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns C^-1 as a dense (n, n) float64 array."""
+        dense = matrix_from_bands(self.bands)
+        identity = np.eye(self.num_rounds)
+        return scipy.linalg.solve_triangular(dense, identity, lower=True, check_finite=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ToeplitzNoise(SubstitutionNoise):
+    """C = T D with T a banded Toeplitz matrix and D diagonal: BandedNoise in b + n numbers.
+
+    With U = T^-1 Z, row i of the noise is ``row_scales[i] * U[i]``, and U follows by
+    forward substitution with the same coefficients in every round.
+
+    Attributes:
+      num_rounds: n.
+      coefficients: (b,) float64: the first column of T; ``coefficients[0]`` is not zero.
+      row_scales: (n,) float64: the diagonal of D^-1; None for ones.
+    """
+
+    num_rounds: int
+    coefficients: np.ndarray
+    row_scales: np.ndarray | None = None
+
+    @property
+    def scales_on_use(self) -> np.ndarray | None:
+        """The row scales: rows follow from the rows of T^-1 Z."""
+        return self.row_scales
+
+    @property
+    def table(self) -> np.ndarray:
+        """The coefficients, (1, b)."""
+        return self.coefficients[np.newaxis]
+
+    def divided_by(self, divisor: float) -> NoiseRecursion:
+        """Returns the recursion of C / divisor."""
+        return dataclasses.replace(self, coefficients=self.coefficients / divisor)
+
+    def block_signature(self, start: int, end: int) -> object:
+        """Blocks of one size with as many earlier rows have the same weights."""
+        return end - start, min(self.num_earlier_rows, start)
+
+
+def matrix_from_bands(bands: np.ndarray) -> np.ndarray:
+    """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
+    num_rounds, num_bands = bands.shape
+    dense = np.zeros((num_rounds, num_rounds))
+    for t in range(num_bands):
+        rows = np.arange(t, num_rounds)
+        dense[rows, rows - t] = bands[t:, t]
+    return dense
+
+
+def bands_of_matrix(matrix: np.ndarray, num_bands: int) -> np.ndarray:
+    """Returns (n, b) ``bands[i, t] = matrix[i, i - t]``, zero where i < t."""
+    num_rounds = matrix.shape[0]
+    bands = np.zeros((num_rounds, num_bands))
+    for t in range(num_bands):
+        bands[t:, t] = np.diagonal(matrix, -t)
+    return bands
