@@ -244,7 +244,7 @@ def test_public_names_are_let_pass(source: str) -> None:
             "mf_aggregators.accounting.gaussian is not public",
         ),
         (
-            "from mf_aggregators.tff.aes import word_service",
+            "from mf_aggregators.tff.aes import bit_service",
             "mf_aggregators.tff.aes is not public",
         ),
         (
@@ -265,8 +265,8 @@ def test_public_names_are_let_pass(source: str) -> None:
             "mf_aggregators.accounting.noise_tail is not public",
         ),
         (
-            "import mf_aggregators as mfa; mfa.privacy_statement._words",
-            "mf_aggregators.privacy.statement._words is not public",
+            "import mf_aggregators as mfa; mfa.privacy_statement._bits",
+            "mf_aggregators.privacy.statement._bits is not public",
         ),
         (
             "importlib.import_module('mf_aggregators.tff.aggregator')",

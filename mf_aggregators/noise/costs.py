@@ -15,7 +15,7 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.noise import block_plans
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.noise.row_layout import PANEL
+from mf_aggregators.noise.row_layout import CHUNK
 
 # A state up to this size crosses between TFF's processes in a fraction of a second.
 CHEAP_STATE_IN_BYTES = 20_000_000
@@ -174,34 +174,34 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: i
         size * (rows + before + vectors)
         for size, rows, before in zip(sizes, rows_of_z, earlier, strict=True)
     )
-    panels = math.ceil(num_parameters / PANEL)
+    chunks = math.ceil(num_parameters / CHUNK)
     seconds = (
         _SECONDS_PER_ROUND_WITH_FILES
         + drawn * num_parameters * _SECONDS_PER_NORMAL
         + read * row * _SECONDS_PER_BYTE_READ
         + written * row * _SECONDS_PER_BYTE_WRITTEN
         + products / rounds * num_parameters * _SECONDS_PER_PRODUCT
-        + (read + written) * panels * _SECONDS_PER_FILE_OPERATION
+        + (read + written) * chunks * _SECONDS_PER_FILE_OPERATION
     )
-    # Rows of a panel in memory: what is read, what is made, and what is drawn at once.
-    panel_rows = 2 * recursion.num_earlier_rows + 3 * plan.largest_block + 4 * vectors
-    width = min(num_parameters, PANEL)
+    # Rows of a chunk in memory: what is read, what is made, and what is drawn at once.
+    chunk_rows = 2 * recursion.num_earlier_rows + 3 * plan.largest_block + 4 * vectors
+    width = min(num_parameters, CHUNK)
     filled_up = _filled_up(num_parameters)
-    rows = plan.rows_kept * (filled_up * bytes_of_float + panels * _BYTES_OF_HEADERS)
+    rows = plan.rows_kept * (filled_up * bytes_of_float + chunks * _BYTES_OF_HEADERS)
     # State vectors are float64, and kept for as many blocks as tff.rows_on_disk says.
-    states = 4 * (8 * vectors * filled_up + panels * _BYTES_OF_HEADERS)
+    states = 4 * (8 * vectors * filled_up + chunks * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
         state_bytes=0,
         disk_bytes=rows + states + _weights_bytes(plan),
-        memory_bytes=4 * row + panel_rows * width * bytes_of_float,
+        memory_bytes=4 * row + chunk_rows * width * bytes_of_float,
         seconds_per_round=seconds,
     )
 
 
 def _filled_up(num_parameters: int) -> int:
-    """The coordinates of all panels, the last of several being filled up."""
-    return math.ceil(num_parameters / PANEL) * min(num_parameters, PANEL)
+    """The coordinates of all chunks, the last of several being filled up."""
+    return math.ceil(num_parameters / CHUNK) * min(num_parameters, CHUNK)
 
 
 def _weights_bytes(plan: block_plans.BlockPlan) -> int:

@@ -1,9 +1,9 @@
 """Where the tensors of one row of Z lie on the row's line of coordinates.
 
 The tensors of one dtype form a segment, in which they follow one another without a gap:
-first the float32 tensors from coordinate 0, then the float64 tensors from the next panel.
-A panel is what the normal transform handles at once (see ``rows_of_z``); segments that
-start at panels never share one, and each can be drawn and combined as one flat vector.
+first the float32 tensors from coordinate 0, then the float64 tensors from the next chunk.
+A chunk is what the normal transform handles at once (see ``rows_of_z``); segments that
+start at chunks never share one, and each can be drawn and combined as one flat vector.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Coordinates of a panel: a power of two, since a panel's halves start at even words.
-PANEL = 2**16
+# Coordinates of a chunk: a power of two, since a chunk's halves start at even integers.
+CHUNK = 2**16
 
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
@@ -25,52 +25,52 @@ class Segment:
 
     Attributes:
       dtype: "float32" or "float64".
-      first_panel: The panel at whose first coordinate the segment starts.
+      first_chunk: The chunk at whose first coordinate the segment starts.
       size: How many coordinates, at least 1.
       positions: Which tensors of the row these are, in order; tensors without entries
         included.
     """
 
     dtype: str
-    first_panel: int
+    first_chunk: int
     size: int
     positions: tuple[int, ...]
 
     @property
     def first_coordinate(self) -> int:
         """The coordinate of the segment's first entry within the row."""
-        return self.first_panel * PANEL
+        return self.first_chunk * CHUNK
 
     @property
-    def num_panels(self) -> int:
-        """The number of panels, the last of which may be shorter."""
-        return -(-self.size // PANEL)
+    def num_chunks(self) -> int:
+        """The number of chunks, the last of which may be shorter."""
+        return -(-self.size // CHUNK)
 
     @property
     def width(self) -> int:
-        """The coordinates of any panel where all are treated alike: the last one is filled up."""
-        return min(self.size, PANEL)
+        """The coordinates of any chunk where all are treated alike: the last one is filled up."""
+        return min(self.size, CHUNK)
 
     @property
-    def panel_sizes(self) -> tuple[int, ...]:
-        """The number of coordinates of each panel."""
-        return tuple(self.panel_size(panel) for panel in range(self.num_panels))
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """The number of coordinates of each chunk."""
+        return tuple(self.chunk_size(chunk) for chunk in range(self.num_chunks))
 
-    def panel_size(self, panel: int) -> int:
-        """Returns the number of coordinates of a panel, counted from the segment's first.
+    def chunk_size(self, chunk: int) -> int:
+        """Returns the number of coordinates of a chunk, counted from the segment's first.
 
         Args:
-          panel: From 0 to ``num_panels - 1``.
+          chunk: From 0 to ``num_chunks - 1``.
 
         Returns:
-          ``PANEL`` for all but the last.
+          ``CHUNK`` for all but the last.
 
         Raises:
-          ValueError: If the segment has no such panel.
+          ValueError: If the segment has no such chunk.
         """
-        if not 0 <= panel < self.num_panels:
-            raise ValueError(f"the segment has {self.num_panels} panels, and no panel {panel}.")
-        return min(PANEL, self.size - panel * PANEL)
+        if not 0 <= chunk < self.num_chunks:
+            raise ValueError(f"the segment has {self.num_chunks} chunks, and no chunk {chunk}.")
+        return min(CHUNK, self.size - chunk * CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +132,13 @@ def segments(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> tuple[
       At most one segment for each dtype.
     """
     found = []
-    first_panel = 0
+    first_chunk = 0
     for dtype in NOISE_DTYPES:
         positions = tuple(position for position, name in enumerate(dtypes) if name == dtype)
         size = sum(math.prod(shapes[position]) for position in positions)
         if size:
-            found.append(Segment(dtype, first_panel, size, positions))
-            first_panel += found[-1].num_panels
+            found.append(Segment(dtype, first_chunk, size, positions))
+            first_chunk += found[-1].num_chunks
     return tuple(found)
 
 

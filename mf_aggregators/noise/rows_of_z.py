@@ -1,14 +1,14 @@
-"""Rows of Z, standard normal, from random words: a function of (seed, row, coordinate) alone.
+"""Rows of Z, standard normal, from random bits: a function of (seed, row, coordinate) alone.
 
 Box-Muller in float64 on uniforms of 53 bits, whose normals reach 8.57 standard deviations: a
 cut tail is a chance of no deniability at all (``noise_tail`` says how large it is), and few
 radii are recognised in the output.
 
-A row's coordinates come in panels of ``PANEL``. Coordinate j of panel p belongs to pair
-``q = j % (PANEL // 2)``: the word ``p * PANEL + q`` gives the pair's radius, the word
-``p * PANEL + PANEL // 2 + q`` its angle, and the pair's cosine is the entry of the panel's
+A row's coordinates come in chunks of ``CHUNK``. Coordinate j of chunk p belongs to pair
+``q = j % (CHUNK // 2)``: the integer ``p * CHUNK + q`` gives the pair's radius, the integer
+``p * CHUNK + CHUNK // 2 + q`` its angle, and the pair's cosine is the entry of the chunk's
 first half and its sine that of the second. So cosines and sines, radii and angles are
-contiguous, and a row's words number no more than its coordinates, rounded up to panels.
+contiguous, and a row's integers number no more than its coordinates, rounded up to chunks.
 """
 
 import math
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.noise import random_words, row_layout
-from mf_aggregators.noise.random_words import NoiseSource
-from mf_aggregators.noise.row_layout import PANEL
+from mf_aggregators.noise import random_bits, row_layout
+from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise.row_layout import CHUNK
 
-_HALF = PANEL // 2
+_HALF = CHUNK // 2
 # A float64 holds integers of 53 bits exactly.
 UNIFORM_BITS = 53
 # The smallest uniform number, and what they all are multiples of.
@@ -37,7 +37,7 @@ def standard_normal(
     """Returns ``count`` coordinates of a row of Z.
 
     Args:
-      source: Where random words come from.
+      source: Where random bits come from.
       seed: (2,) int64: the stream's secret.
       row: The row of Z, from 0.
       first_coordinate: The first coordinate, from 0.
@@ -58,9 +58,9 @@ def standard_normal(
     normals = np.empty(count, dtype)
     filled = 0
     while filled < count:
-        panel, offset = divmod(first_coordinate + filled, PANEL)
-        part = normals[filled : filled + PANEL - offset]
-        _fill_from_panel(source, seed, row, panel, offset, part)
+        chunk, offset = divmod(first_coordinate + filled, CHUNK)
+        part = normals[filled : filled + CHUNK - offset]
+        _fill_from_chunk(source, seed, row, chunk, offset, part)
         filled += len(part)
     return normals
 
@@ -72,13 +72,13 @@ def segment_of_row(
     return standard_normal(source, seed, row, segment.first_coordinate, segment.size, segment.dtype)
 
 
-def _fill_from_panel(
-    source: NoiseSource, seed: np.ndarray, row: int, panel: int, first: int, part: np.ndarray
+def _fill_from_chunk(
+    source: NoiseSource, seed: np.ndarray, row: int, chunk: int, first: int, part: np.ndarray
 ) -> None:
-    """Fills ``part`` with a panel's coordinates from offset ``first`` on."""
+    """Fills ``part`` with a chunk's coordinates from offset ``first`` on."""
     stop = first + len(part)
     for start_pair, stop_pair in _ranges_of_pairs(first, stop):
-        radii, angles = _polar(source, seed, row, panel, start_pair, stop_pair)
+        radii, angles = _polar(source, seed, row, chunk, start_pair, stop_pair)
         for base in (0, _HALF):
             skipped = base + start_pair
             lower, upper = max(first, skipped), min(stop, base + stop_pair)
@@ -88,9 +88,9 @@ def _fill_from_panel(
 
 
 def _ranges_of_pairs(first: int, stop: int) -> list[tuple[int, int]]:
-    """The pairs that a panel's coordinates from ``first`` to ``stop - 1`` belong to.
+    """The pairs that a chunk's coordinates from ``first`` to ``stop - 1`` belong to.
 
-    Ranges start and stop at even pairs: words come by twos, and NumPy may handle an array
+    Ranges start and stop at even pairs: integers come by twos, and NumPy may handle an array
     of one entry by another loop, whose result can differ in the last bit.
     """
     if stop <= _HALF:
@@ -105,25 +105,25 @@ def _ranges_of_pairs(first: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _polar(
-    source: NoiseSource, seed: np.ndarray, row: int, panel: int, start: int, stop: int
+    source: NoiseSource, seed: np.ndarray, row: int, chunk: int, start: int, stop: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The float64 radii and angles of a panel's pairs ``start``, ..., ``stop - 1``."""
-    radius_index = panel * PANEL + start
+    """The float64 radii and angles of a chunk's pairs ``start``, ..., ``stop - 1``."""
+    radius_index = chunk * CHUNK + start
     if stop - start == _HALF:
-        # All of a panel's words are one range.
-        radius_words, angle_words = np.split(
-            random_words.words(source, seed, row, radius_index, PANEL), 2
+        # All of a chunk's integers are one range.
+        radius_bits, angle_bits = np.split(
+            random_bits.integers(source, seed, row, radius_index, CHUNK), 2
         )
     else:
-        radius_words = random_words.words(source, seed, row, radius_index, stop - start)
-        angle_words = random_words.words(source, seed, row, radius_index + _HALF, stop - start)
+        radius_bits = random_bits.integers(source, seed, row, radius_index, stop - start)
+        angle_bits = random_bits.integers(source, seed, row, radius_index + _HALF, stop - start)
     # Above zero, so that the logarithm is finite.
-    uniforms = (_upper_bits(radius_words) + 1.0) * UNIFORM_UNIT
+    uniforms = (_upper_bits(radius_bits) + 1.0) * UNIFORM_UNIT
     radii = np.sqrt(-2.0 * np.log(uniforms))
-    return radii, _upper_bits(angle_words) * (2.0 * math.pi * UNIFORM_UNIT)
+    return radii, _upper_bits(angle_bits) * (2.0 * math.pi * UNIFORM_UNIT)
 
 
-def _upper_bits(words: np.ndarray) -> np.ndarray:
-    """The upper 53 bits of each word as a float64 integer."""
+def _upper_bits(integers: np.ndarray) -> np.ndarray:
+    """The upper 53 bits of each integer as a float64 integer."""
     # Signed integers convert several times faster than unsigned ones.
-    return (words >> _UNIFORM_SHIFT).view(np.int64).astype(np.float64)
+    return (integers >> _UNIFORM_SHIFT).view(np.int64).astype(np.float64)

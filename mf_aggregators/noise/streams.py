@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.noise import random_words, row_layout, rows_of_z
-from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise import random_bits, row_layout, rows_of_z
+from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 
 # The floating-point dtypes of models, and what noise for them is computed in.
@@ -35,7 +35,7 @@ class NoiseStreamState:
     Attributes:
       round_index: The round that the next row is for, from 0.
       seed: (2,) int64: the stream's secret.
-      source: Where its random words come from.
+      source: Where its random bits come from.
       structure: The nest that rows have, with the position of each array in its place.
       layout: The shapes and noise dtypes of the arrays, by position.
       histories: The recursion's state of each of the layout's segments, flat vectors.
@@ -63,7 +63,7 @@ def initial_state(
         with a shape and a dtype: what rows shall look like. Their values do not count.
         Arrays have the order in which ``tf.nest`` flattens them: dicts by sorted keys.
       seed: (2,) int64: the stream's secret.
-      source: Where random words come from.
+      source: Where random bits come from.
 
     Returns:
       The state.
@@ -77,7 +77,7 @@ def initial_state(
         recursion.initial_state((segment.size,), segment.dtype) for segment in layout.segments
     )
     # A copy, because the caller's array may be filled with another seed.
-    seed = random_words.checked_seed(seed).copy()
+    seed = random_bits.checked_seed(seed).copy()
     return NoiseStreamState(0, seed, NoiseSource(source), structure, layout, histories)
 
 
@@ -125,7 +125,7 @@ def rows(
       recursion: The mechanism's recursion.
       template: As for :func:`initial_state`.
       seed: (2,) int64: the stream's secret.
-      source: Where random words come from.
+      source: Where random bits come from.
 
     Returns:
       An iterator of row i of C^-1 Z for every round i of the mechanism; each row is
@@ -136,7 +136,7 @@ def rows(
       ValueError: If the seed is not (2,) int64.
     """
     structure, layout = _described(template)
-    seed = random_words.checked_seed(seed).copy()
+    seed = random_bits.checked_seed(seed).copy()
     source = NoiseSource(source)
 
     def flat_rows(segment: row_layout.Segment) -> Iterator[np.ndarray]:

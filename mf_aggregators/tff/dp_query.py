@@ -267,11 +267,11 @@ def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:
     return spec
 
 
-def _different_each_time(words: tf.Tensor) -> tf.Tensor:
-    """Two words mixed with others at each execution of the graph."""
+def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
+    """Two integers mixed with others at each execution of the graph."""
     full_range = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
     microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
-    return tf.bitwise.bitwise_xor(words, full_range + microseconds)
+    return tf.bitwise.bitwise_xor(integers, full_range + microseconds)
 
 
 def _digest(seed: int) -> bytes:

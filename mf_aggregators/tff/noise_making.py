@@ -10,18 +10,18 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from mf_aggregators.noise import block_plans, costs, random_words, row_layout
+from mf_aggregators.noise import block_plans, costs, random_bits, row_layout
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
-from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import noise_directory, rows_on_disk, tensor_noise
-from mf_aggregators.tff.aes.word_exchange import ExchangedWords
-from mf_aggregators.tff.aes.word_service import WordService
+from mf_aggregators.tff.aes.bit_exchange import ExchangedBits
+from mf_aggregators.tff.aes.bit_service import BitService
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.tensor_noise import TensorNoise
-from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, WordSource
+from mf_aggregators.tff.tensor_rows_of_z import BitSource, PhiloxBits
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -96,11 +96,11 @@ def make(
         return NoiseParts(TensorNoise(RowsInState(recursion), specs))
     directory = noise_directory.open_directory(options.directory)
     record = ReleaseRecord.in_directory(directory)
-    source: WordSource = PhiloxWords()
+    source: BitSource = PhiloxBits()
     if options.source is NoiseSource.AES:
-        requests = noise_directory.temporary_directory("words-", directory)
-        source = ExchangedWords(os.fspath(requests))
-        service = WordService(requests, functools.partial(random_words.words, NoiseSource.AES))
+        requests = noise_directory.temporary_directory("bits-", directory)
+        source = ExchangedBits(os.fspath(requests))
+        service = BitService(requests, functools.partial(random_bits.integers, NoiseSource.AES))
         service.start()
         # The service has to stop before the directory goes: it would make the directory again.
         atexit.register(service.stop)

@@ -1,7 +1,7 @@
 """Rows of noise one by one, as TensorFlow graphs that keep in the state what they need.
 
 Earlier rows of Z are drawn again from their seeds; everything else that a recursion needs of
-earlier rounds is its history. A step works on one panel of coordinates, whose tensors fit into
+earlier rounds is its history. A step works on one chunk of coordinates, whose tensors fit into
 a processor's cache. Each kind of recursion has the arithmetic of its own that loses nothing:
 ``NoiseRecursion.advance`` in NumPy.
 """
@@ -23,9 +23,9 @@ from mf_aggregators.noise.recursions import (
 )
 from mf_aggregators.noise.recursions.substitution import SubstitutionNoise
 from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, WordSource, panel_rows
+from mf_aggregators.tff.tensor_rows_of_z import BitSource, PhiloxBits, chunk_rows
 
-_PARALLEL_PANELS = 4
+_PARALLEL_CHUNKS = 4
 
 # Takes a row's index (int64 scalar) and returns that row of Z, (width,), in the noise's dtype.
 _DrawRow: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
@@ -37,16 +37,16 @@ class RowsInState:
 
     Attributes:
       recursion: The mechanism's recursion.
-      source: Where random words come from.
+      source: Where random bits come from.
     """
 
     recursion: NoiseRecursion
-    source: WordSource = dataclasses.field(default_factory=PhiloxWords)
+    source: BitSource = dataclasses.field(default_factory=PhiloxBits)
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
-        """Returns (panels, floats_per_parameter, width) zeros; None if nothing is kept."""
+        """Returns (chunks, floats_per_parameter, width) zeros; None if nothing is kept."""
         kept = self.recursion.floats_per_parameter
-        return tf.zeros([segment.num_panels, kept, segment.width], segment.dtype) if kept else None
+        return tf.zeros([segment.num_chunks, kept, segment.width], segment.dtype) if kept else None
 
     def next_row(
         self,
@@ -69,37 +69,37 @@ class RowsInState:
           (segment.size,) of the segment's dtype, and the history for the next round.
         """
         del stream
-        dtype, width, panels = tf.as_dtype(segment.dtype), segment.width, segment.num_panels
+        dtype, width, chunks = tf.as_dtype(segment.dtype), segment.width, segment.num_chunks
         kept_rows = self.recursion.floats_per_parameter
 
-        def step(panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def step(chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(row: tf.Tensor) -> tf.Tensor:
-                number = segment.first_panel + panel
-                return panel_rows(self.source, seed, row, 1, number, width, dtype)[0]
+                number = segment.first_chunk + chunk
+                return chunk_rows(self.source, seed, row, 1, number, width, dtype)[0]
 
-            of_panel = tf.zeros([0, width], dtype) if history is None else history[panel]
-            return _step(self.recursion, i, draw, of_panel)
+            of_chunk = tf.zeros([0, width], dtype) if history is None else history[chunk]
+            return _step(self.recursion, i, draw, of_chunk)
 
-        if panels == 1:
+        if chunks == 1:
             row, kept = step(tf.zeros([], tf.int64))
             return row, None if history is None else kept[tf.newaxis]
 
-        def add_panel(
-            panel: tf.Tensor, rows: tf.TensorArray, histories: tf.TensorArray
+        def add_chunk(
+            chunk: tf.Tensor, rows: tf.TensorArray, histories: tf.TensorArray
         ) -> tuple[tf.Tensor, tf.TensorArray, tf.TensorArray]:
-            row, kept = step(panel)
-            position = tf.cast(panel, tf.int32)
-            return panel + 1, rows.write(position, row), histories.write(position, kept)
+            row, kept = step(chunk)
+            position = tf.cast(chunk, tf.int32)
+            return chunk + 1, rows.write(position, row), histories.write(position, kept)
 
         _, rows, histories = tf.while_loop(
-            lambda panel, *_: panel < panels,
-            add_panel,
+            lambda chunk, *_: chunk < chunks,
+            add_chunk,
             (
                 tf.zeros([], tf.int64),
-                tf.TensorArray(dtype, panels, element_shape=[width]),
-                tf.TensorArray(dtype, panels, element_shape=[kept_rows, width]),
+                tf.TensorArray(dtype, chunks, element_shape=[width]),
+                tf.TensorArray(dtype, chunks, element_shape=[kept_rows, width]),
             ),
-            parallel_iterations=_PARALLEL_PANELS,
+            parallel_iterations=_PARALLEL_CHUNKS,
         )
         row = tf.reshape(rows.concat(), [-1])[: segment.size]
         return row, None if history is None else histories.stack()
@@ -109,7 +109,7 @@ class RowsInState:
 def _step(
     recursion: NoiseRecursion, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """A row of C^-1 Z in one panel, (width,), and the next history, of the history's dtype.
+    """A row of C^-1 Z in one chunk, (width,), and the next history, of the history's dtype.
 
     Args:
       recursion: The mechanism's recursion.

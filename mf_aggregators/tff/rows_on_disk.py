@@ -1,13 +1,13 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise.block_plans``), one panel of coordinates after another, and
-each row of each panel is a file in a directory. A round reads its row, and makes its share
+are made a block at a time (``noise.block_plans``), one chunk of coordinates after another, and
+each row of each chunk is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 
 The files are a cache of a function of (recursion, seed, round): any of them may be missing,
 damaged or old, and is then made again. What a block is made from is in files as well; if
-that is gone, the panel is made again from the first round on. Weights alone are not made by
+that is gone, the chunk is made again from the first round on. Weights alone are not made by
 the graph, which refuses any but its own. The directory may be deleted while no process uses
 it, which costs time and never changes a row.
 """
@@ -27,7 +27,7 @@ from mf_aggregators.noise.block_plans import BlockPlan
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import tensor_files
-from mf_aggregators.tff.tensor_rows_of_z import WordSource, panel_rows
+from mf_aggregators.tff.tensor_rows_of_z import BitSource, chunk_rows
 
 # Files of this format are never mistaken for those of another.
 _FORMAT = 1
@@ -37,8 +37,8 @@ _STATES_KEPT = 4
 _GROUP = 64
 _PARALLEL_FILES = 4
 
-# Takes a block and a panel, and returns the block's rows of the panel, made and written.
-_MakePanel: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# Takes a block and a chunk, and returns the block's rows of the chunk, made and written.
+_MakeChunk: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class RowsOnDisk:
 
     Attributes:
       plan: The blocks.
-      source: Where random words come from.
+      source: Where random bits come from.
       directory: Where the files of all streams of this recursion go.
       weights: A file for each block of the plan.
       checksums: Checksums of the contents of these files: no graph can make weights again,
@@ -55,7 +55,7 @@ class RowsOnDisk:
     """
 
     plan: BlockPlan
-    source: WordSource
+    source: BitSource
     directory: str
     weights: tuple[str, ...]
     checksums: tuple[int, ...]
@@ -95,21 +95,21 @@ class RowsOnDisk:
         # function of its own for what is used in several places makes the graph smaller.
         @tf.function(autograph=False)
         def make(
-            block: tf.Tensor, panel: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
+            block: tf.Tensor, chunk: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
         ) -> tf.Tensor:
-            return _StreamFiles(self, segment, seed, stream).make(block, panel)
+            return _StreamFiles(self, segment, seed, stream).make(block, chunk)
 
         @tf.function(autograph=False)
         def row_and_share(i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
             files = _StreamFiles(self, segment, seed, stream)
             block = files.block_of(i)
 
-            def make_panel(block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
-                rows = make(block, panel, seed, stream)
+            def make_chunk(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
+                rows = make(block, chunk, seed, stream)
                 return tf.ensure_shape(rows, [None, segment.width])
 
-            row = files.read_row(block, i, make_panel)
-            files.make_share_of_next(block, i, make_panel)
+            row = files.read_row(block, i, make_chunk)
+            files.make_share_of_next(block, i, make_chunk)
             return row
 
         row = tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size]
@@ -122,7 +122,7 @@ class RowsOnDisk:
 def prepare(
     plan: BlockPlan,
     segments: tuple[Segment, ...],
-    source: WordSource,
+    source: BitSource,
     source_name: str,
     directory: pathlib.Path,
 ) -> RowsOnDisk:
@@ -131,7 +131,7 @@ def prepare(
     Args:
       plan: The blocks.
       segments: The layout of a row.
-      source: Where random words come from.
+      source: Where random bits come from.
       source_name: Its name: other sources make other rows.
       directory: A directory from ``noise_directory``; everything goes below it.
 
@@ -144,7 +144,7 @@ def prepare(
     root = pathlib.Path(directory)
     distinct = plan.distinct_weights()
     contents = {int(block): plan.weights(int(block)).tobytes() for block in np.unique(distinct)}
-    identity = hashlib.sha256(repr((_FORMAT, source_name, segments)).encode())
+    identity = hashlib.sha256(_described(segments, source_name).encode())
     for part in (plan.starts, distinct, plan.recursion.scales_on_use):
         identity.update(b"none" if part is None else part.tobytes())
     for block, content in contents.items():
@@ -189,76 +189,76 @@ class _StreamFiles:
         position = tf.searchsorted(self._starts, i[tf.newaxis], side="right", out_type=tf.int64)
         return position[0] - 1
 
-    def read_row(self, block: tf.Tensor, i: tf.Tensor, make_panel: _MakePanel) -> tf.Tensor:
-        """Row i of all panels, (panels, width); what is not there is made."""
-        number = self._segment.num_panels
+    def read_row(self, block: tf.Tensor, i: tf.Tensor, make_chunk: _MakeChunk) -> tf.Tensor:
+        """Row i of all chunks, (chunks, width); what is not there is made."""
+        number = self._segment.num_chunks
         position = tf.cast(i - self._starts[block], tf.int32)
 
-        def of_panel(panel: tf.Tensor) -> tf.Tensor:
-            row, is_there = self._read(panel, i)
-            return tf.cond(is_there, lambda: row, lambda: make_panel(block, panel)[position])
+        def of_chunk(chunk: tf.Tensor) -> tf.Tensor:
+            row, is_there = self._read(chunk, i)
+            return tf.cond(is_there, lambda: row, lambda: make_chunk(block, chunk)[position])
 
         rows = tf.TensorArray(self._dtype, number, element_shape=[self._segment.width])
         _, rows = tf.while_loop(
-            lambda panel, _: panel < number,
-            lambda panel, rows: (panel + 1, rows.write(tf.cast(panel, tf.int32), of_panel(panel))),
+            lambda chunk, _: chunk < number,
+            lambda chunk, rows: (chunk + 1, rows.write(tf.cast(chunk, tf.int32), of_chunk(chunk))),
             (tf.zeros([], tf.int64), rows),
-            # Panels that have to be made take much memory each.
+            # Chunks that have to be made take much memory each.
             parallel_iterations=1,
         )
         return rows.stack()
 
-    def make_share_of_next(self, block: tf.Tensor, i: tf.Tensor, make_panel: _MakePanel) -> None:
-        """Makes the next block's rows for this round's share of the panels."""
+    def make_share_of_next(self, block: tf.Tensor, i: tf.Tensor, make_chunk: _MakeChunk) -> None:
+        """Makes the next block's rows for this round's share of the chunks."""
         size = self._starts[block + 1] - self._starts[block]
         position = i - self._starts[block]
-        number = self._segment.num_panels
+        number = self._segment.num_chunks
 
-        def make_if_missing(panel: tf.Tensor) -> tf.Tensor:
+        def make_if_missing(chunk: tf.Tensor) -> tf.Tensor:
             # Its last row is written about last; what is missing all the same is made when it
             # is read.
-            _, is_there = self._read(panel, self._starts[block + 2] - 1)
+            _, is_there = self._read(chunk, self._starts[block + 2] - 1)
 
             def make() -> tf.Tensor:
-                with tf.control_dependencies([make_panel(block + 1, panel)]):
-                    return panel + 1
+                with tf.control_dependencies([make_chunk(block + 1, chunk)]):
+                    return chunk + 1
 
-            return tf.cond(is_there, lambda: panel + 1, make)
+            return tf.cond(is_there, lambda: chunk + 1, make)
 
         def make_all() -> tf.Tensor:
             first, last = position * number // size, (position + 1) * number // size
-            (panel,) = tf.while_loop(
-                lambda panel: panel < last,
-                lambda panel: (make_if_missing(panel),),
+            (chunk,) = tf.while_loop(
+                lambda chunk: chunk < last,
+                lambda chunk: (make_if_missing(chunk),),
                 (first,),
                 parallel_iterations=1,
             )
-            return panel
+            return chunk
 
         is_last = tf.equal(block, self._plan.num_blocks - 1)
         tf.cond(is_last, lambda: tf.zeros([], tf.int64), make_all)
 
-    def make(self, block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
-        """Makes and writes a block's rows of one panel, (rows, width)."""
+    def make(self, block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
+        """Makes and writes a block's rows of one chunk, (rows, width)."""
         if not self._recursion.num_earlier_rows and not self._recursion.num_state_vectors:
             nothing = tf.zeros([0, self._segment.width], self._dtype)
-            return self._advance(block, panel, nothing, tf.cast(nothing, tf.float64))[0]
-        earlier, has_earlier = self._read_earlier(block, panel)
-        vectors, has_vectors = self._read_vectors(block, panel)
+            return self._advance(block, chunk, nothing, tf.cast(nothing, tf.float64))[0]
+        earlier, has_earlier = self._read_earlier(block, chunk)
+        vectors, has_vectors = self._read_vectors(block, chunk)
         return tf.cond(
             has_earlier & has_vectors,
-            lambda: self._advance(block, panel, earlier, vectors)[0],
-            lambda: self._replay(block, panel),
+            lambda: self._advance(block, chunk, earlier, vectors)[0],
+            lambda: self._replay(block, chunk),
         )
 
-    def _replay(self, target: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
+    def _replay(self, target: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
         """Makes a block's rows from the first round on, because what it follows from is gone."""
         width, most = self._segment.width, self._recursion.num_earlier_rows
 
         def advance(
             block: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor, _: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            rows, vectors = self._advance(block, panel, earlier, vectors)
+            rows, vectors = self._advance(block, chunk, earlier, vectors)
             kept = tf.concat([earlier, rows], axis=0)
             return block + 1, kept[tf.maximum(tf.shape(kept)[0] - most, 0) :], vectors, rows
 
@@ -282,7 +282,7 @@ class _StreamFiles:
         )[3]
 
     def _advance(
-        self, block: tf.Tensor, panel: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor
+        self, block: tf.Tensor, chunk: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
@@ -292,7 +292,7 @@ class _StreamFiles:
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
         of_earlier, of_vectors, of_z = self._read_weights(block, size, tf.shape(earlier)[0])
-        total = self._combined_rows_of_z(block, panel, of_z)
+        total = self._combined_rows_of_z(block, chunk, of_z)
         rows, following = total, tf.zeros([0, self._segment.width], tf.float64)
         if self._recursion.num_state_vectors:
             rows = total[:size] + tf.cast(of_vectors[:size] @ vectors, self._dtype)
@@ -303,25 +303,25 @@ class _StreamFiles:
         following = tf.ensure_shape(
             following, [self._recursion.num_state_vectors, self._segment.width]
         )
-        with tf.control_dependencies(self._write_vectors(block + 1, panel, following)):
-            are_written = self._write_rows(block, panel, size, rows)
+        with tf.control_dependencies(self._write_vectors(block + 1, chunk, following)):
+            are_written = self._write_rows(block, chunk, size, rows)
         with tf.control_dependencies([are_written]):
             return tf.identity(rows), following
 
     def _combined_rows_of_z(
-        self, block: tf.Tensor, panel: tf.Tensor, weights: tf.Tensor
+        self, block: tf.Tensor, chunk: tf.Tensor, weights: tf.Tensor
     ) -> tf.Tensor:
         """The product of weights with the rows of Z of a block, which are drawn in groups."""
         first = self._first_rows_of_z[block]
         num_outputs, num_rows_of_z = tf.unstack(tf.shape(weights))
 
         def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tf.Tensor:
-            z = panel_rows(
+            z = chunk_rows(
                 self._source,
                 self._seed,
                 first + tf.cast(done, tf.int64),
                 count,
-                self._segment.first_panel + panel,
+                self._segment.first_chunk + chunk,
                 self._segment.width,
                 self._dtype,
             )
@@ -345,16 +345,16 @@ class _StreamFiles:
         return total
 
     def _write_vectors(
-        self, block: tf.Tensor, panel: tf.Tensor, vectors: tf.Tensor
+        self, block: tf.Tensor, chunk: tf.Tensor, vectors: tf.Tensor
     ) -> list[tf.Operation]:
         """Writes the state vectors at a block's start, if the recursion has any."""
         if not self._recursion.num_state_vectors:
             return []
-        label = self._label("state", panel, block)
-        return [tensor_files.write(self._vectors_path(panel, block), label, vectors)]
+        label = self._label("state", chunk, block)
+        return [tensor_files.write(self._vectors_path(chunk, block), label, vectors)]
 
     def _write_rows(
-        self, block: tf.Tensor, panel: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
+        self, block: tf.Tensor, chunk: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
     ) -> tf.Tensor:
         """Writes a block's rows; returns a vector of True once all are written."""
 
@@ -363,7 +363,7 @@ class _StreamFiles:
         ) -> tuple[tf.Tensor, tf.TensorArray]:
             i = self._starts[block] + tf.cast(position, tf.int64)
             written = tensor_files.write(
-                self._row_path(panel, i), self._label("row", panel, i), rows[position]
+                self._row_path(chunk, i), self._label("row", chunk, i), rows[position]
             )
             with tf.control_dependencies([written]):
                 is_written = tf.constant(True)
@@ -378,15 +378,15 @@ class _StreamFiles:
         )
         return are_written.stack()
 
-    def _read(self, panel: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _read(self, chunk: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tensor_files.read(
-            self._row_path(panel, i),
-            self._label("row", panel, i),
+            self._row_path(chunk, i),
+            self._label("row", chunk, i),
             [self._segment.width],
             self._dtype,
         )
 
-    def _read_earlier(self, block: tf.Tensor, panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _read_earlier(self, block: tf.Tensor, chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The rows before a block that it needs, oldest first, and whether all are there."""
         start = self._starts[block]
         number = tf.minimum(tf.constant(self._recursion.num_earlier_rows, tf.int64), start)
@@ -397,7 +397,7 @@ class _StreamFiles:
         def read(
             position: tf.Tensor, rows: tf.TensorArray, are_there: tf.Tensor
         ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
-            row, is_there = self._read(panel, start - number + position)
+            row, is_there = self._read(chunk, start - number + position)
             return position + 1, rows.write(tf.cast(position, tf.int32), row), are_there & is_there
 
         _, rows, are_there = tf.while_loop(
@@ -414,7 +414,7 @@ class _StreamFiles:
         )
         return stacked, are_there
 
-    def _read_vectors(self, block: tf.Tensor, panel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _read_vectors(self, block: tf.Tensor, chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The state vectors at a block's start, and whether they are there."""
         shape = [self._recursion.num_state_vectors, self._segment.width]
         zeros = tf.zeros(shape, tf.float64)
@@ -424,8 +424,8 @@ class _StreamFiles:
             tf.equal(block, 0),
             lambda: (zeros, tf.constant(True)),
             lambda: tensor_files.read(
-                self._vectors_path(panel, block),
-                self._label("state", panel, block),
+                self._vectors_path(chunk, block),
+                self._label("state", chunk, block),
                 shape,
                 tf.float64,
             ),
@@ -455,27 +455,41 @@ class _StreamFiles:
             weights[:, first_of_z:],
         )
 
-    def _row_path(self, panel: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+    def _row_path(self, chunk: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
         slot = tf.math.floormod(i, self._plan.rows_kept)
-        return self._path(panel, "/row", slot)
+        return self._path(chunk, "/row", slot)
 
-    def _vectors_path(self, panel: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
-        return self._path(panel, "/state", tf.math.floormod(block, _STATES_KEPT))
+    def _vectors_path(self, chunk: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+        return self._path(chunk, "/state", tf.math.floormod(block, _STATES_KEPT))
 
-    def _label(self, kind: str, panel: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    def _label(self, kind: str, chunk: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         """The number of a file's contents: nothing else has it, wherever a file is moved to."""
-        panel_name = _number(self._segment.first_panel + panel)
+        chunk_name = _number(self._segment.first_chunk + chunk)
         return tensor_files.checksum(
-            tf.strings.join([self._stream, kind, panel_name, _number(index)])
+            tf.strings.join([self._stream, kind, chunk_name, _number(index)])
         )
 
-    def _path(self, panel: tf.Tensor, name: str, slot: tf.Tensor) -> tf.Tensor:
-        panel_name = _number(self._segment.first_panel + panel)
-        return tf.strings.join([self._directory, "/panel", panel_name, name, _number(slot)])
+    def _path(self, chunk: tf.Tensor, name: str, slot: tf.Tensor) -> tf.Tensor:
+        chunk_name = _number(self._segment.first_chunk + chunk)
+        return tf.strings.join([self._directory, "/panel", chunk_name, name, _number(slot)])
 
 
 def _number(value: tf.Tensor) -> tf.Tensor:
     return tf.strings.join(["-", tf.strings.as_string(value)])
+
+
+def _described(segments: tuple[Segment, ...], source_name: str) -> str:
+    """What the name of a directory follows from, besides the weights.
+
+    In the words of version 0.5.0, as the names of files below it: what it wrote is found.
+    """
+    parts = [
+        f"Segment(dtype={segment.dtype!r}, first_panel={segment.first_chunk}, "
+        f"size={segment.size}, positions={segment.positions})"
+        for segment in segments
+    ]
+    layout = f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    return f"({_FORMAT}, {source_name!r}, {layout})"
 
 
 def _write_whole(path: pathlib.Path, contents: bytes) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from mf_aggregators.noise import row_layout
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff.tensor_rows_of_z import WordSource
+from mf_aggregators.tff.tensor_rows_of_z import BitSource
 
 
 class NoiseState(NamedTuple):
@@ -26,7 +26,7 @@ class NoiseState(NamedTuple):
       seed: (2,) int64: the stream's secret.
       stream: (2,) int64: the stream's name, which is not secret.
       history: For each segment of a row, what the recursion needs of earlier rounds and
-        cannot draw again: (panels, floats_per_parameter of it, width); an empty
+        cannot draw again: (chunks, floats_per_parameter of it, width); an empty
         tuple if nothing is needed or it is kept in files.
     """
 
@@ -44,8 +44,8 @@ class RowStore(Protocol):
         """The mechanism's recursion."""
 
     @property
-    def source(self) -> WordSource:
-        """Where random words come from."""
+    def source(self) -> BitSource:
+        """Where random bits come from."""
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns what the state holds for a segment before the first round; None for nothing."""

@@ -1,6 +1,6 @@
-"""Rows of Z as TensorFlow graphs: what ``random_words`` and ``rows_of_z`` define, for TFF.
+"""Rows of Z as TensorFlow graphs: what ``random_bits`` and ``rows_of_z`` define, for TFF.
 
-TensorFlow supplies the random words, and not the normal samples: its Box-Muller transform
+TensorFlow supplies the random bits, and not the normal samples: its Box-Muller transform
 replaces uniforms below 1e-7, which cuts the tails at 5.68 standard deviations, and draws
 float32 samples from 2^23 radii. A cut tail is a chance of no deniability at all, and few
 radii are recognised in the output. Here the transform runs in float64 on uniforms of 53
@@ -12,18 +12,18 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from mf_aggregators.noise.row_layout import PANEL
+from mf_aggregators.noise.row_layout import CHUNK
 from mf_aggregators.noise.rows_of_z import UNIFORM_BITS, UNIFORM_UNIT
 
 # TensorFlow's number for the Philox generator.
 _PHILOX = 1
-_HALF = PANEL // 2
+_HALF = CHUNK // 2
 # Rows that are drawn at the same time, each with some megabytes of temporary memory.
 _PARALLEL_ROWS = 4
 
 
-class WordSource(Protocol):
-    """Random words in a graph: word ``index`` of a row, a function of seed, row and index."""
+class BitSource(Protocol):
+    """Random bits in a graph: integer ``index`` of a row, a function of seed, row and index."""
 
     def prepare(
         self,
@@ -33,9 +33,9 @@ class WordSource(Protocol):
         first_index: tf.Tensor,
         count: int,
     ) -> Any:
-        """Returns what :meth:`words` needs for words of these rows, once for all of them."""
+        """Returns what :meth:`integers` needs for integers of these rows, once for all of them."""
 
-    def words(
+    def integers(
         self,
         prepared: Any,
         seed: tf.Tensor,
@@ -45,11 +45,11 @@ class WordSource(Protocol):
         offset: int,
         count: int,
     ) -> tf.Tensor:
-        """Returns (count,) uint64 words of row ``first_row + row`` from index first + offset."""
+        """Returns (count,) uint64 integers of row ``first_row + row`` from index first + offset."""
 
 
-class PhiloxWords:
-    """Words from TensorFlow's Philox 4x32-10; nothing is prepared."""
+class PhiloxBits:
+    """Integers from TensorFlow's Philox 4x32-10; nothing is prepared."""
 
     def prepare(
         self,
@@ -59,10 +59,10 @@ class PhiloxWords:
         first_index: tf.Tensor,
         count: int,
     ) -> tuple[()]:
-        """Returns nothing; see :class:`WordSource`."""
+        """Returns nothing; see :class:`BitSource`."""
         return ()
 
-    def words(
+    def integers(
         self,
         prepared: Any,
         seed: tf.Tensor,
@@ -72,8 +72,8 @@ class PhiloxWords:
         offset: int,
         count: int,
     ) -> tf.Tensor:
-        """Returns words of one row; see :class:`WordSource`."""
-        # Each step of the counter gives two words. int64 addition wraps around, which is
+        """Returns integers of one row; see :class:`BitSource`."""
+        # Each step of the counter gives two integers. int64 addition wraps around, which is
         # what a counter wants.
         lower = (first_index + offset) // 2
         upper = seed[1] + first_row + tf.cast(row, tf.int64)
@@ -86,36 +86,36 @@ class PhiloxWords:
         )
 
 
-def panel_rows(
-    source: WordSource,
+def chunk_rows(
+    source: BitSource,
     seed: tf.Tensor,
     first_row: tf.Tensor,
     num_rows: tf.Tensor | int,
-    panel: tf.Tensor,
+    chunk: tf.Tensor,
     width: int,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Returns the entries of consecutive rows of Z in one panel of coordinates.
+    """Returns the entries of consecutive rows of Z in one chunk of coordinates.
 
     Args:
-      source: Where random words come from.
+      source: Where random bits come from.
       seed: (2,) int64.
       first_row: int64 scalar: the first row's index.
       num_rows: How many rows; a Python integer or an int32 scalar.
-      panel: int64 scalar: the panel's number in the row.
-      width: How many coordinates, at most PANEL.
+      chunk: int64 scalar: the chunk's number in the row.
+      width: How many coordinates, at most CHUNK.
       dtype: float32 or float64.
 
     Returns:
       (num_rows, width) of the dtype.
     """
     pairs = min(width, _HALF)
-    first_index = panel * PANEL
+    first_index = chunk * CHUNK
     prepared = source.prepare(seed, first_row, num_rows, first_index, _HALF + pairs)
 
     def one_row(row: tf.Tensor | int) -> tf.Tensor:
         radii, angles = (
-            source.words(prepared, seed, first_row, row, first_index, offset, pairs)
+            source.integers(prepared, seed, first_row, row, first_index, offset, pairs)
             for offset in (0, _HALF)
         )
         return _normals(radii, angles, width, dtype)
@@ -133,7 +133,7 @@ def panel_rows(
 
 
 def _normals(radii: tf.Tensor, angles: tf.Tensor, width: int, dtype: tf.DType) -> tf.Tensor:
-    """Box-Muller: the cosines of all pairs of words, then the sines."""
+    """Box-Muller: the cosines of all pairs of integers, then the sines."""
     # Uniforms in (0, 1] keep the logarithm finite.
     radius = tf.sqrt(-2.0 * tf.math.log((_bits(radii) + 1.0) * UNIFORM_UNIT))
     angle = _bits(angles) * (2.0 * math.pi * UNIFORM_UNIT)
@@ -144,8 +144,8 @@ def _normals(radii: tf.Tensor, angles: tf.Tensor, width: int, dtype: tf.DType) -
     return normals
 
 
-def _bits(words: tf.Tensor) -> tf.Tensor:
-    """The upper 53 bits of each word as a float64, which holds them exactly."""
+def _bits(integers: tf.Tensor) -> tf.Tensor:
+    """The upper 53 bits of each integer as a float64, which holds them exactly."""
     return tf.cast(
-        tf.bitwise.right_shift(words, tf.constant(64 - UNIFORM_BITS, tf.uint64)), tf.float64
+        tf.bitwise.right_shift(integers, tf.constant(64 - UNIFORM_BITS, tf.uint64)), tf.float64
     )

@@ -336,13 +336,13 @@ def comparison_figure(
     if not curves:
         raise ValueError("there must be at least one mechanism to draw.")
     first = bool(accuracies)
-    num_panels = len(curves) + first
-    num_columns = min(num_panels, _PANELS_OF_A_ROW)
+    num_chunks = len(curves) + first
+    num_columns = min(num_chunks, _PANELS_OF_A_ROW)
     height = 2.9
     if first:
         height = max(height, figures.height_of_rows([each.name for each in accuracies]))
     figure, grid = figures.panels(
-        -(-num_panels // num_columns), num_columns, (_INCHES_OF_A_PANEL[0], height)
+        -(-num_chunks // num_columns), num_columns, (_INCHES_OF_A_PANEL[0], height)
     )
     places = list(grid.ravel())
     styles = figures.styles([*(each.name for each in accuracies), *curves])
@@ -354,7 +354,7 @@ def comparison_figure(
             x=f"test accuracy, %, with {100 * confidence:g} % intervals; pale: all runs",
             own_styles=styles,
         )
-    of_curves = places[first:num_panels]
+    of_curves = places[first:num_chunks]
     for axes, (each, curve) in zip(of_curves, curves.items(), strict=True):
         others = {other: found for other, found in curves.items() if other != each}
         _draw_curve(axes, each, curve, others, styles[each], factor)
@@ -363,7 +363,7 @@ def comparison_figure(
     low, high = _limits(curves, factor)
     for axes in of_curves:
         axes.set_ylim(low, high)
-    for axes in places[num_panels:]:
+    for axes in places[num_chunks:]:
         axes.set_axis_off()
     words = [title] if title else []
     if any(curve.num_runs > 1 for curve in curves.values()):

@@ -22,7 +22,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise.row_layout import PANEL
+from mf_aggregators.noise.row_layout import CHUNK
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import atomic_files, training_loop
@@ -33,8 +33,8 @@ from simulations.workers.quiet import StopRequest
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)
-# The features of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two panels.
-PROGRAM_FEATURES = PANEL + 1000
+# The features of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two chunks.
+PROGRAM_FEATURES = CHUNK + 1000
 
 
 def learning_process(

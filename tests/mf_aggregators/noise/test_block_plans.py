@@ -217,7 +217,7 @@ def test_matrices_that_are_the_same_in_all_rounds_need_few_weights(
 @given(_LONG_RECURSIONS)
 @settings(max_examples=200, deadline=None)
 def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
-    """Panels make the next block at any round of a block, the first and the last included."""
+    """Chunks make the next block at any round of a block, the first and the last included."""
     plan = block_plans.plan(recursion)
     ring = np.full(plan.rows_kept, -1)
 

@@ -31,11 +31,11 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
-from mf_aggregators.noise.row_layout import PANEL
+from mf_aggregators.noise.row_layout import CHUNK
 from mf_aggregators.tff import rows_on_disk, tensor_noise
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.tensor_noise import TensorNoise
-from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords
+from mf_aggregators.tff.tensor_rows_of_z import PhiloxBits
 
 # So many that all files of a ring are there.
 _NUM_ROUNDS = 300
@@ -65,7 +65,7 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
 
 @_EVERY_MECHANISM
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("size", [1, 1000, PANEL, PANEL + 5000, 2 * PANEL])
+@pytest.mark.parametrize("size", [1, 1000, CHUNK, CHUNK + 5000, 2 * CHUNK])
 def test_the_bytes_of_the_state_are_those_of_its_tensors(
     factorization: Factorization, dtype: tf.DType, size: int
 ) -> None:
@@ -86,16 +86,16 @@ def _files_bytes(
     """The bytes of all files that a run has at its end, weights included."""
     plan = block_plans.plan(recursion)
     (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), dtype),))
-    files = rows_on_disk.prepare(plan, (segment,), PhiloxWords(), "philox", directory)
+    files = rows_on_disk.prepare(plan, (segment,), PhiloxBits(), "philox", directory)
 
     @tf.function(autograph=False)
-    def make(block: tf.Tensor, panel: tf.Tensor) -> tf.Tensor:
+    def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
         nothing = tf.zeros([2], tf.int64)
-        return rows_on_disk._StreamFiles(files, segment, nothing, nothing).make(block, panel)
+        return rows_on_disk._StreamFiles(files, segment, nothing, nothing).make(block, chunk)
 
     for block in range(plan.num_blocks):
-        for panel in range(segment.num_panels):
-            make(tf.constant(block, tf.int64), tf.constant(panel, tf.int64))
+        for chunk in range(segment.num_chunks):
+            make(tf.constant(block, tf.int64), tf.constant(chunk, tf.int64))
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -111,7 +111,7 @@ def test_files_of_small_models_take_no_more_than_said(
     assert _files_bytes(recursion, 50, tf.float64, tmp_path) <= cost.disk_bytes
 
 
-@pytest.mark.parametrize("size", [PANEL, PANEL + 5000])
+@pytest.mark.parametrize("size", [CHUNK, CHUNK + 5000])
 @pytest.mark.parametrize(
     "recursion",
     [ToeplitzNoise(200, np.ones(3)), blt(200, 6).noise_recursion()],
@@ -120,7 +120,7 @@ def test_files_of_small_models_take_no_more_than_said(
 def test_files_of_large_models_take_about_what_is_said(
     recursion: NoiseRecursion, size: int, tmp_path: pathlib.Path
 ) -> None:
-    """Rows and state vectors; the last of several panels takes as much as the others."""
+    """Rows and state vectors; the last of several chunks takes as much as the others."""
     cost = costs.cost(recursion, size, NoiseStorage.DISK)
     found = _files_bytes(recursion, size, tf.float32, tmp_path)
     assert found <= cost.disk_bytes < 1.5 * found

@@ -1,4 +1,4 @@
-"""Layouts of rows: every entry has one coordinate, and segments start at panels."""
+"""Layouts of rows: every entry has one coordinate, and segments start at chunks."""
 
 import math
 
@@ -8,36 +8,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.noise import row_layout
-from mf_aggregators.noise.row_layout import PANEL, RowLayout, Segment
+from mf_aggregators.noise.row_layout import CHUNK, RowLayout, Segment
 
 _SHAPES = st.one_of(
     st.lists(st.integers(0, 4), max_size=3).map(tuple),
-    st.sampled_from([(PANEL,), (PANEL - 1,), (2, PANEL + 1)]),
+    st.sampled_from([(CHUNK,), (CHUNK - 1,), (2, CHUNK + 1)]),
 )
 _TENSORS = st.lists(st.tuples(_SHAPES, st.sampled_from(["float32", "float64"])), max_size=6)
 
 
-def test_float64_tensors_start_at_the_next_panel() -> None:
-    shapes = ((3,), (PANEL - 2,), (), (0,), (2, 2))
+def test_float64_tensors_start_at_the_next_chunk() -> None:
+    shapes = ((3,), (CHUNK - 2,), (), (0,), (2, 2))
     dtypes = ("float32", "float32", "float64", "float64", "float32")
     found = row_layout.segments(shapes, dtypes)
     assert found == (
-        Segment("float32", 0, PANEL + 5, (0, 1, 4)),
+        Segment("float32", 0, CHUNK + 5, (0, 1, 4)),
         Segment("float64", 2, 1, (2, 3)),
     )
-    assert [segment.first_coordinate for segment in found] == [0, 2 * PANEL]
-    assert [segment.panel_sizes for segment in found] == [(PANEL, 5), (1,)]
-    assert row_layout.total_size(found) == PANEL + 6
-    with pytest.raises(ValueError, match="no panel 2"):
-        found[0].panel_size(2)
-    with pytest.raises(ValueError, match="no panel -1"):
-        found[0].panel_size(-1)
+    assert [segment.first_coordinate for segment in found] == [0, 2 * CHUNK]
+    assert [segment.chunk_sizes for segment in found] == [(CHUNK, 5), (1,)]
+    assert row_layout.total_size(found) == CHUNK + 6
+    with pytest.raises(ValueError, match="no chunk 2"):
+        found[0].chunk_size(2)
+    with pytest.raises(ValueError, match="no chunk -1"):
+        found[0].chunk_size(-1)
 
 
-def test_full_panels_leave_no_gap() -> None:
-    found = row_layout.segments(((2, PANEL), (5,)), ("float32", "float64"))
-    assert [segment.first_panel for segment in found] == [0, 2]
-    assert found[0].panel_sizes == (PANEL, PANEL)
+def test_full_chunks_leave_no_gap() -> None:
+    found = row_layout.segments(((2, CHUNK), (5,)), ("float32", "float64"))
+    assert [segment.first_chunk for segment in found] == [0, 2]
+    assert found[0].chunk_sizes == (CHUNK, CHUNK)
 
 
 @pytest.mark.parametrize("shapes", [(), ((0,),), ((2, 0), (0,))])
@@ -56,9 +56,9 @@ def test_every_entry_has_a_coordinate_of_its_own(
     flats = []
     end = 0
     for segment in layout.segments:
-        assert sum(segment.panel_sizes) == segment.size
-        assert len(segment.panel_sizes) == segment.num_panels
-        assert segment.first_panel == math.ceil(end / PANEL)
+        assert sum(segment.chunk_sizes) == segment.size
+        assert len(segment.chunk_sizes) == segment.num_chunks
+        assert segment.first_chunk == math.ceil(end / CHUNK)
         end = segment.first_coordinate + segment.size
         flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
         pieces = row_layout.split(segment, flats[-1], layout.shapes)

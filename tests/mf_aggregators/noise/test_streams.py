@@ -18,7 +18,7 @@ from mf_aggregators.factorizations import (
     identity,
 )
 from mf_aggregators.noise import row_layout, rows_of_z, streams
-from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.streams import NoiseStreamState
 from tests.mf_aggregators import small_mechanisms
@@ -72,7 +72,7 @@ def _z(source: NoiseSource, seed: np.ndarray) -> list[np.ndarray]:
     rows = []
     for i in range(_NUM_ROUNDS):
         single = rows_of_z.standard_normal(source, seed, i, 0, singles, np.float32)
-        double = rows_of_z.standard_normal(source, seed, i, row_layout.PANEL, 5, np.float64)
+        double = rows_of_z.standard_normal(source, seed, i, row_layout.CHUNK, 5, np.float64)
         rows.append(
             [
                 double[0].reshape(()),

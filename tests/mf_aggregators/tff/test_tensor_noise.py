@@ -32,13 +32,13 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.noise import block_plans, recursions, row_layout, rows_of_z, streams
 from mf_aggregators.noise.block_plans import BlockPlan
-from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.tff import rows_on_disk, tensor_noise
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
-from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, panel_rows
+from mf_aggregators.tff.tensor_rows_of_z import PhiloxBits, chunk_rows
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 
@@ -77,7 +77,7 @@ class _Stream:
         if plan is not None:
             segments = tensor_noise.segments_of(specs)
             root = _directories.new()
-            self.files = rows_on_disk.prepare(plan, segments, PhiloxWords(), "philox", root)
+            self.files = rows_on_disk.prepare(plan, segments, PhiloxBits(), "philox", root)
         self.noise = TensorNoise(self.files or RowsInState(recursion), specs)
         self._step = tf.function(lambda state: self.noise.next_row(state))
         self._streams = 0
@@ -225,7 +225,7 @@ def test_double_precision_is_kept(index: int, storage: str) -> None:
     ids=lambda i: _FACTORIZATIONS[i].mechanism,
 )
 @_BOTH_STORAGES
-def test_rows_of_more_than_one_panel(index: int, storage: str) -> None:
+def test_rows_of_more_than_one_chunk(index: int, storage: str) -> None:
     recursion = _FACTORIZATIONS[index].noise_recursion()
     specs = (
         tf.TensorSpec((70_000,), tf.float32),
@@ -403,8 +403,8 @@ def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     state = stream.start()
     for _ in range(_NUM_ROUNDS):
         _, state = stream.next_row(state)
-        (panel,) = stream.directory(state).iterdir()
-        names = [path.name for path in panel.iterdir()]
+        (chunk,) = stream.directory(state).iterdir()
+        names = [path.name for path in chunk.iterdir()]
         assert sum(name.startswith("row") for name in names) <= plan.rows_kept
         assert sum(name.startswith("state") for name in names) <= 4
         assert all(name.startswith(("row", "state")) for name in names)
@@ -456,7 +456,7 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
 
     def directories() -> list[str]:
         return [
-            rows_on_disk.prepare(plan, segments, PhiloxWords(), source, tmp_path).directory
+            rows_on_disk.prepare(plan, segments, PhiloxBits(), source, tmp_path).directory
             for plan, segments, source in cases
         ]
 
@@ -479,7 +479,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
         again = rows_on_disk.prepare(
             files.plan,
             stream.noise.segments,
-            PhiloxWords(),
+            PhiloxBits(),
             "philox",
             pathlib.Path(files.directory).parent,
         )
@@ -509,9 +509,9 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 
 
 def test_every_round_makes_its_share_of_the_next_block() -> None:
-    """The row has five panels, and no round has to wait for a whole block of a large model."""
+    """The row has five chunks, and no round has to wait for a whole block of a large model."""
     recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
-    specs = (tf.TensorSpec((4 * row_layout.PANEL + 1,), tf.float32),)
+    specs = (tf.TensorSpec((4 * row_layout.CHUNK + 1,), tf.float32),)
     plan = BlockPlan(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
     assert plan.rows_kept == 16
@@ -614,8 +614,8 @@ def _drift_recursion(name: str, num_rounds: int) -> NoiseRecursion:
 @functools.cache
 def _drift_z(num_rounds: int) -> np.ndarray:
     rows = tf.function(
-        lambda seed: panel_rows(
-            PhiloxWords(),
+        lambda seed: chunk_rows(
+            PhiloxBits(),
             seed,
             tf.zeros([], tf.int64),
             tf.constant(num_rounds),

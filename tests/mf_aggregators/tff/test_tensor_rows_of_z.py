@@ -15,13 +15,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.random_words import NoiseSource
-from mf_aggregators.noise.row_layout import PANEL
+from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise.row_layout import CHUNK
 from mf_aggregators.tff import tensor_rows_of_z
-from mf_aggregators.tff.tensor_rows_of_z import PhiloxWords, WordSource
+from mf_aggregators.tff.tensor_rows_of_z import BitSource, PhiloxBits
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
-_HALF = PANEL // 2
+_HALF = CHUNK // 2
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
 _TOLERANCES = {"float64": 1e-13, "float32": 1e-6}
 _INT64 = st.one_of(
@@ -31,17 +31,17 @@ _INT64 = st.one_of(
 
 @functools.cache
 def _drawer(
-    width: int, dtype: str, num_rows: int | None, source: type[WordSource] = PhiloxWords
+    width: int, dtype: str, num_rows: int | None, source: type[BitSource] = PhiloxBits
 ) -> Callable[..., tf.Tensor]:
-    """A graph of :func:`panel_rows`; ``num_rows`` is None for a number that is a tensor."""
+    """A graph of :func:`chunk_rows`; ``num_rows`` is None for a number that is a tensor."""
 
-    def draw(seed: tf.Tensor, first_row: tf.Tensor, panel: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        return tensor_rows_of_z.panel_rows(
+    def draw(seed: tf.Tensor, first_row: tf.Tensor, chunk: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        return tensor_rows_of_z.chunk_rows(
             source(),
             seed,
             first_row,
             rows if num_rows is None else num_rows,
-            panel,
+            chunk,
             width,
             tf.as_dtype(dtype),
         )
@@ -60,31 +60,31 @@ def _drawn(
     seed: np.ndarray,
     first_row: int,
     num_rows: int,
-    panel: int,
+    chunk: int,
     width: int,
     dtype: str,
     is_dynamic: bool = True,
-    source: type[WordSource] = PhiloxWords,
+    source: type[BitSource] = PhiloxBits,
 ) -> np.ndarray:
     draw = _drawer(width, dtype, None if is_dynamic else num_rows, source)
     rows = draw(
         tf.constant(seed, tf.int64),
         tf.constant(first_row, tf.int64),
-        tf.constant(panel, tf.int64),
+        tf.constant(chunk, tf.int64),
         tf.constant(num_rows, tf.int32),
     ).numpy()
     assert (rows.shape, rows.dtype) == ((num_rows, width), dtype)
     return np.asarray(rows)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 101, _HALF - 1, _HALF, _HALF + 1, PANEL - 1, PANEL])
+@pytest.mark.parametrize("width", [1, 2, 3, 101, _HALF - 1, _HALF, _HALF + 1, CHUNK - 1, CHUNK])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rows_are_those_of_numpy_at_every_width(width: int, dtype: str) -> None:
     for is_dynamic, num_rows in ((False, 1), (False, 3), (True, 2)):
         rows = _drawn(_SEED, 5, num_rows, 3, width, dtype, is_dynamic)
         expected = [
             rows_of_z.standard_normal(
-                NoiseSource.PHILOX, _SEED, 5 + row, 3 * PANEL, width, np.dtype(dtype)
+                NoiseSource.PHILOX, _SEED, 5 + row, 3 * CHUNK, width, np.dtype(dtype)
             )
             for row in range(num_rows)
         ]
@@ -95,18 +95,18 @@ def test_rows_are_those_of_numpy_at_every_width(width: int, dtype: str) -> None:
     seed=st.tuples(_INT64, _INT64),
     first_row=st.one_of(st.integers(0, 20), st.integers(0, 2**63 - 20)),
     num_rows=st.integers(0, 5),
-    panel=st.one_of(st.integers(0, 20), st.integers(0, 2**46)),
+    chunk=st.one_of(st.integers(0, 20), st.integers(0, 2**46)),
     dtype=st.sampled_from(["float32", "float64"]),
 )
 @settings(max_examples=200, deadline=None)
-def test_rows_are_those_of_numpy_for_every_seed_row_and_panel(
-    seed: tuple[int, int], first_row: int, num_rows: int, panel: int, dtype: str
+def test_rows_are_those_of_numpy_for_every_seed_row_and_chunk(
+    seed: tuple[int, int], first_row: int, num_rows: int, chunk: int, dtype: str
 ) -> None:
     array = np.array(seed, np.int64)
-    rows = _drawn(array, first_row, num_rows, panel, 7, dtype)
+    rows = _drawn(array, first_row, num_rows, chunk, 7, dtype)
     for row in range(num_rows):
         expected = rows_of_z.standard_normal(
-            NoiseSource.PHILOX, array, first_row + row, panel * PANEL, 7, np.dtype(dtype)
+            NoiseSource.PHILOX, array, first_row + row, chunk * CHUNK, 7, np.dtype(dtype)
         )
         np.testing.assert_allclose(
             rows[row], expected, rtol=_TOLERANCES[dtype], atol=_TOLERANCES[dtype]
@@ -122,13 +122,13 @@ def test_a_row_is_the_same_however_many_are_drawn_at_once() -> None:
             np.testing.assert_array_equal(single[0], rows[row])
 
 
-class _ExtremeWords:
-    """The smallest and the largest radius word in turn; all angles are zero."""
+class _ExtremeBits:
+    """The smallest and the largest radius integer in turn; all angles are zero."""
 
     def prepare(self, *arguments: Any) -> tuple[()]:
         return ()
 
-    def words(
+    def integers(
         self,
         prepared: Any,
         seed: tf.Tensor,
@@ -138,13 +138,13 @@ class _ExtremeWords:
         offset: int,
         count: int,
     ) -> tf.Tensor:
-        words = [0, 0] if offset else [0, 2**64 - 1]
-        return tf.constant(words[:count], tf.uint64)
+        integers = [0, 0] if offset else [0, 2**64 - 1]
+        return tf.constant(integers[:count], tf.uint64)
 
 
 def test_tails_reach_as_far_as_53_bits_do() -> None:
     """The smallest uniform gives 8.57 standard deviations, the largest zero; both are finite."""
-    rows = _drawn(_SEED, 0, 1, 0, 2, "float64", False, _ExtremeWords)
+    rows = _drawn(_SEED, 0, 1, 0, 2, "float64", False, _ExtremeBits)
     np.testing.assert_allclose(rows, [[math.sqrt(2 * 53 * math.log(2)), 0.0]])
 
 
@@ -155,7 +155,7 @@ def test_tails_reach_beyond_those_of_single_precision_samplers() -> None:
     """
     largest = 0.0
     for first_row in range(0, 1536, 64):
-        rows = _drawn(_SEED, first_row, 64, 0, PANEL, "float32")
+        rows = _drawn(_SEED, first_row, 64, 0, CHUNK, "float32")
         largest = max(
             largest, float(np.max(np.square(rows[:, :_HALF]) + np.square(rows[:, _HALF:])))
         )
@@ -163,31 +163,31 @@ def test_tails_reach_beyond_those_of_single_precision_samplers() -> None:
 
 
 def test_rows_are_independent_standard_normals_across_seeds() -> None:
-    """Over rows and panels; false alarm once in ten million runs."""
+    """Over rows and chunks; false alarm once in ten million runs."""
     samples = []
     for _ in range(400):
         seed = np.frombuffer(os.urandom(16), np.int64)
-        parts = [_drawn(seed, 0, 3, panel, 5, "float64") for panel in (0, 1)]
+        parts = [_drawn(seed, 0, 3, chunk, 5, "float64") for chunk in (0, 1)]
         samples.append(np.concatenate(parts, axis=None))
     check_standard_normal(np.array(samples))
 
 
 def test_coordinates_of_a_row_are_independent_standard_normals() -> None:
-    """Cosines against sines, rows and panels against each other; 1e-7 false alarms each."""
+    """Cosines against sines, rows and chunks against each other; 1e-7 false alarms each."""
     seed = np.frombuffer(os.urandom(16), np.int64)
-    rows = np.concatenate([_drawn(seed, 7, 3, panel, PANEL, "float32") for panel in (0, 1)])
+    rows = np.concatenate([_drawn(seed, 7, 3, chunk, CHUNK, "float32") for chunk in (0, 1)])
     rows = rows.astype(np.float64)
     check_standard_normal(rows.reshape(-1, 64))
     check_standard_normal(rows.reshape(12, _HALF).T)
 
 
 def test_no_entry_of_z_occurs_twice() -> None:
-    """Over rows, panels and seeds: 2^53 radii make a chance repeat unlikely."""
+    """Over rows, chunks and seeds: 2^53 radii make a chance repeat unlikely."""
     entries = np.concatenate(
         [
-            _drawn(np.frombuffer(os.urandom(16), np.int64), first_row, 5, panel, 1001, "float64")
+            _drawn(np.frombuffer(os.urandom(16), np.int64), first_row, 5, chunk, 1001, "float64")
             for first_row in (0, 5, 2**62)
-            for panel in (0, 1, 2**40)
+            for chunk in (0, 1, 2**40)
         ],
         axis=None,
     )

@@ -1,4 +1,4 @@
-"""Random words: Philox is TensorFlow's and the paper's, AES is the cipher, both by index."""
+"""Random bits: Philox is TensorFlow's and the paper's, AES is the cipher, both by index."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.noise import random_words
-from mf_aggregators.noise.random_words import NoiseSource
+from mf_aggregators.noise import random_bits
+from mf_aggregators.noise.random_bits import NoiseSource
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _SEEDS = st.tuples(_INT64, _INT64).map(lambda halves: np.array(halves, np.int64))
 _ROWS = st.integers(0, 2**63 - 1)
-# Small ones, those around a carry into the counter's second word, and the last ones.
+# Small ones, those around a carry into the counter's second integer, and the last ones.
 _BLOCKS = st.one_of(
     st.integers(0, 2**40), st.integers(2**32 - 40, 2**32 + 40), st.integers(2**62 - 50, 2**62 - 21)
 )
@@ -42,8 +42,8 @@ def test_philox_gives_the_known_answers_of_random123(
 ) -> None:
     lower = np.array([counter[0] | counter[1] << 32], np.uint64)
     upper = counter[2] | counter[3] << 32
-    outputs = random_words._philox(key[0] | key[1] << 32, lower, upper)
-    assert " ".join(f"{int(word[0]):08x}" for word in outputs) == expected
+    outputs = random_bits._philox(key[0] | key[1] << 32, lower, upper)
+    assert " ".join(f"{int(integer[0]):08x}" for integer in outputs) == expected
 
 
 def _of_tensorflow(seed: np.ndarray, row: int, first_index: int, count: int) -> np.ndarray:
@@ -60,18 +60,18 @@ def _of_tensorflow(seed: np.ndarray, row: int, first_index: int, count: int) -> 
 @given(_SEEDS, _ROWS, _BLOCKS, st.integers(0, 41))
 @example(np.array([-1, 2**63 - 1]), 2**63 - 1, 2**62 - 21, 41)
 @settings(deadline=None)
-def test_philox_words_are_those_of_tensorflow(
+def test_philox_integers_are_those_of_tensorflow(
     seed: np.ndarray, row: int, block: int, count: int
 ) -> None:
-    words = random_words.words(NoiseSource.PHILOX, seed, row, 2 * block, count)
-    assert words.dtype == np.uint64
-    np.testing.assert_array_equal(words, _of_tensorflow(seed, row, 2 * block, count))
+    integers = random_bits.integers(NoiseSource.PHILOX, seed, row, 2 * block, count)
+    assert integers.dtype == np.uint64
+    np.testing.assert_array_equal(integers, _of_tensorflow(seed, row, 2 * block, count))
 
 
-def test_philox_words_beyond_one_piece_are_those_of_tensorflow() -> None:
+def test_philox_integers_beyond_one_piece_are_those_of_tensorflow() -> None:
     seed, first_index, count = np.array([-5, 2**62]), 2 * (2**32 - 40_000), 200_001
-    words = random_words.words(NoiseSource.PHILOX, seed, 9, first_index, count)
-    np.testing.assert_array_equal(words, _of_tensorflow(seed, 9, first_index, count))
+    integers = random_bits.integers(NoiseSource.PHILOX, seed, 9, first_index, count)
+    np.testing.assert_array_equal(integers, _of_tensorflow(seed, 9, first_index, count))
 
 
 def _by_single_blocks(seed: np.ndarray, row: int, first_index: int, count: int) -> np.ndarray:
@@ -85,52 +85,52 @@ def _by_single_blocks(seed: np.ndarray, row: int, first_index: int, count: int) 
     secret = b"".join(int(half).to_bytes(8, "little", signed=True) for half in seed)
     pseudorandom_key = keyed_hash(bytes(32), secret)
     key = keyed_hash(pseudorandom_key, b"mf_aggregators rows of Z: AES-256-CTR" + b"\x01")
-    words = []
+    integers = []
     for block in range(first_index // 2, (first_index + count + 1) // 2):
         encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
         output = encryptor.update(row.to_bytes(8, "big") + block.to_bytes(8, "big"))
-        words += [int.from_bytes(output[start : start + 8], "little") for start in (0, 8)]
-    return np.array(words[:count], np.uint64)
+        integers += [int.from_bytes(output[start : start + 8], "little") for start in (0, 8)]
+    return np.array(integers[:count], np.uint64)
 
 
 @given(_SEEDS, _ROWS, _BLOCKS, st.integers(0, 41))
 @example(np.array([-1, 2**63 - 1]), 2**63 - 1, 2**62 - 21, 41)
 @settings(deadline=None)
-def test_aes_words_are_the_encryptions_of_their_counters(
+def test_aes_integers_are_the_encryptions_of_their_counters(
     seed: np.ndarray, row: int, block: int, count: int
 ) -> None:
-    words = random_words.words(NoiseSource.AES, seed, row, 2 * block, count)
-    assert words.dtype == np.uint64
-    np.testing.assert_array_equal(words, _by_single_blocks(seed, row, 2 * block, count))
+    integers = random_bits.integers(NoiseSource.AES, seed, row, 2 * block, count)
+    assert integers.dtype == np.uint64
+    np.testing.assert_array_equal(integers, _by_single_blocks(seed, row, 2 * block, count))
 
 
 @given(st.sampled_from(NoiseSource), _SEEDS, _ROWS, st.integers(0, 70_000), st.integers(0, 70_000))
 @settings(deadline=None, max_examples=50)
-def test_a_word_is_a_function_of_seed_row_and_index_alone(
+def test_an_integer_is_a_function_of_seed_row_and_index_alone(
     source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int
 ) -> None:
-    all_words = random_words.words(source, seed, row, 0, 2 * block + count)
-    words = random_words.words(source, seed, row, 2 * block, count)
-    np.testing.assert_array_equal(words, all_words[2 * block :])
+    all_integers = random_bits.integers(source, seed, row, 0, 2 * block + count)
+    integers = random_bits.integers(source, seed, row, 2 * block, count)
+    np.testing.assert_array_equal(integers, all_integers[2 * block :])
 
 
 @pytest.mark.parametrize("source", NoiseSource)
-def test_no_word_occurs_twice_in_rows_of_one_seed(source: NoiseSource) -> None:
-    """30,000 words of 64 bits agree by chance once in 4e10 runs."""
+def test_no_integer_occurs_twice_in_rows_of_one_seed(source: NoiseSource) -> None:
+    """30,000 integers of 64 bits agree by chance once in 4e10 runs."""
     seed = np.frombuffer(os.urandom(16), np.int64)
-    rows = [random_words.words(source, seed, row, 0, 10_000) for row in (0, 1, 2**62)]
+    rows = [random_bits.integers(source, seed, row, 0, 10_000) for row in (0, 1, 2**62)]
     assert len(np.unique(rows)) == 30_000
 
 
 @pytest.mark.parametrize("source", NoiseSource)
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_bit_of_the_seed_counts(source: NoiseSource, half: int) -> None:
-    base = random_words.words(source, np.zeros(2, np.int64), 0, 0, 4)
+    base = random_bits.integers(source, np.zeros(2, np.int64), 0, 0, 4)
     for bit in range(64):
         seed = np.zeros(2, np.uint64)
         seed[half] = 1 << bit
-        words = random_words.words(source, seed.view(np.int64), 0, 0, 4)
-        assert not np.any(words == base), bit
+        integers = random_bits.integers(source, seed.view(np.int64), 0, 0, 4)
+        assert not np.any(integers == base), bit
 
 
 @pytest.mark.parametrize("source", NoiseSource)
@@ -147,8 +147,8 @@ def test_numbers_out_of_range_are_refused(source: NoiseSource) -> None:
         (0, 0.5, 1, "first_index must be an integer"),
     ):
         with pytest.raises(ValueError, match=message):
-            random_words.words(source, seed, row, first_index, count)  # type: ignore[arg-type]
-    assert random_words.words(source, seed, 2**63 - 1, 2**63 - 2, 2).shape == (2,)
+            random_bits.integers(source, seed, row, first_index, count)  # type: ignore[arg-type]
+    assert random_bits.integers(source, seed, 2**63 - 1, 2**63 - 2, 2).shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_numbers_out_of_range_are_refused(source: NoiseSource) -> None:
 )
 def test_what_is_no_seed_is_refused(seed: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"int64 array of shape \(2,\)"):
-        random_words.words(NoiseSource.PHILOX, seed, 0, 0, 1)
+        random_bits.integers(NoiseSource.PHILOX, seed, 0, 0, 1)
 
 
 def test_sources_have_the_names_that_options_use() -> None:
@@ -167,5 +167,5 @@ def test_a_missing_cipher_package_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
     seed = np.zeros(2, np.int64)
     with pytest.raises(ImportError, match="pip install cryptography"):
-        random_words.words(NoiseSource.AES, seed, 0, 0, 1)
-    assert random_words.words(NoiseSource.PHILOX, seed, 0, 0, 1).shape == (1,)
+        random_bits.integers(NoiseSource.AES, seed, 0, 0, 1)
+    assert random_bits.integers(NoiseSource.PHILOX, seed, 0, 0, 1).shape == (1,)

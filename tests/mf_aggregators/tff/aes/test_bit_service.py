@@ -12,7 +12,7 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from mf_aggregators.tff.aes.word_service import WordService
+from mf_aggregators.tff.aes.bit_service import BitService
 
 _PATIENCE_IN_SECONDS = 30.0
 _BAD_ROW = 666
@@ -20,11 +20,11 @@ _BAD_SHAPE_ROW = 667
 _SECRET = 1234567890123456789
 
 
-def _words(seed: np.ndarray, row: int, first_index: int, count: int) -> np.ndarray:
-    """Words that depend on every argument, and failures for some rows."""
+def _bits(seed: np.ndarray, row: int, first_index: int, count: int) -> np.ndarray:
+    """Integers that depend on every argument, and failures for some rows."""
     assert seed.dtype == np.int64
     if row == _BAD_ROW:
-        raise RuntimeError(f"no words for the seed {seed.tolist()}")
+        raise RuntimeError(f"no integers for the seed {seed.tolist()}")
     if row == _BAD_SHAPE_ROW:
         return np.zeros(count + 1, np.uint64)
     start = np.array([row * 1_000_003 + first_index], np.int64) + 7 * seed[:1] + 11 * seed[1:]
@@ -37,7 +37,7 @@ def _expected(
 ) -> bytes:
     rows = range(first_row, first_row + (num_rows if count else 0))
     key = np.array(seed, np.int64)
-    return b"".join(_words(key, row, first, count).astype("<u8").tobytes() for row in rows)
+    return b"".join(_bits(key, row, first, count).astype("<u8").tobytes() for row in rows)
 
 
 def _line(seed: tuple[int, int], first_row: int, num_rows: int, first: int, count: int) -> str:
@@ -67,12 +67,12 @@ class _Client:
     def ask(self, name: str, content: str) -> bytes:
         self.write(name, "request", content)
         self.wait(name)
-        return self.path(name, "words").read_bytes()
+        return self.path(name, "bits").read_bytes()
 
     def ask_in_vain(self, name: str, content: str) -> str:
         self.write(name, "request", content)
         self.wait(name)
-        assert not self.path(name, "words").exists()
+        assert not self.path(name, "bits").exists()
         line = self.path(name, "error").read_text()
         assert line.endswith(".\n")
         assert line.count("\n") == 1
@@ -87,18 +87,18 @@ class _Client:
 
 
 @pytest.fixture
-def service(tmp_path: pathlib.Path) -> Iterator[WordService]:
-    with WordService(tmp_path / "exchange", _words) as started:
+def service(tmp_path: pathlib.Path) -> Iterator[BitService]:
+    with BitService(tmp_path / "exchange", _bits) as started:
         yield started
 
 
 @pytest.fixture
-def client(service: WordService) -> _Client:
+def client(service: BitService) -> _Client:
     return _Client(service.directory)
 
 
 @pytest.mark.parametrize(
-    ("seed", "rows_and_words"),
+    ("seed", "rows_and_bits"),
     [
         ((5, 7), (0, 1, 0, 4)),
         ((-3, 2**63 - 1), (10, 5, 6, 33)),
@@ -108,11 +108,11 @@ def client(service: WordService) -> _Client:
         ((1, 2), (3, 0, 0, 4)),
     ],
 )
-def test_the_answer_holds_the_words(
-    client: _Client, seed: tuple[int, int], rows_and_words: tuple[int, int, int, int]
+def test_the_answer_holds_the_bits(
+    client: _Client, seed: tuple[int, int], rows_and_bits: tuple[int, int, int, int]
 ) -> None:
-    assert client.ask("a", _line(seed, *rows_and_words)) == _expected(seed, *rows_and_words)
-    assert client.files() == ["a.words"]
+    assert client.ask("a", _line(seed, *rows_and_bits)) == _expected(seed, *rows_and_bits)
+    assert client.files() == ["a.bits"]
     client.finish("a")
     assert client.files() == []
 
@@ -140,19 +140,19 @@ def test_an_answer_that_nobody_finished_is_kept_for_the_same_request_alone(
 ) -> None:
     first, second = _line((1, 2), 0, 1, 0, 8), _line((1, 2), 1, 1, 0, 8)
     client.ask("a", first)
-    written = client.path("a", "words").stat()
+    written = client.path("a", "bits").stat()
     client.ask("a", first)
-    assert client.path("a", "words").stat().st_ino == written.st_ino
-    assert client.path("a", "words").stat().st_mtime_ns == written.st_mtime_ns
+    assert client.path("a", "bits").stat().st_ino == written.st_ino
+    assert client.path("a", "bits").stat().st_mtime_ns == written.st_mtime_ns
     assert client.ask("a", second) == _expected((1, 2), 1, 1, 0, 8)
     # What is in its place, and not what was put there, is what counts.
-    client.path("a", "words").unlink()
+    client.path("a", "bits").unlink()
     assert client.ask("a", second) == _expected((1, 2), 1, 1, 0, 8)
-    client.path("a", "words").write_bytes(b"else")
+    client.path("a", "bits").write_bytes(b"else")
     assert client.ask("a", second) == _expected((1, 2), 1, 1, 0, 8)
 
 
-class _HeldWords:
+class _HeldBits:
     """Draws row 100 when it is told to, and shows that the service is amid that."""
 
     def __init__(self) -> None:
@@ -163,25 +163,25 @@ class _HeldWords:
         if row == 100:
             self.is_held.set()
             assert self.may_go_on.wait(_PATIENCE_IN_SECONDS)
-        return _words(seed, row, first_index, count)
+        return _bits(seed, row, first_index, count)
 
 
 def test_a_request_written_over_another_is_answered(tmp_path: pathlib.Path) -> None:
-    held = _HeldWords()
+    held = _HeldBits()
     client = _Client(tmp_path / "exchange")
-    with WordService(client.directory, held):
+    with BitService(client.directory, held):
         client.write("a", "request", _line((1, 2), 100, 1, 0, 8))
         assert held.is_held.wait(_PATIENCE_IN_SECONDS)
         client.write("a", "request", _line((1, 2), 101, 1, 0, 8))
         held.may_go_on.set()
         client.wait("a")
-        assert client.path("a", "words").read_bytes() == _expected((1, 2), 101, 1, 0, 8)
+        assert client.path("a", "bits").read_bytes() == _expected((1, 2), 101, 1, 0, 8)
 
 
 def test_a_request_beside_the_end_of_an_earlier_one_is_answered(tmp_path: pathlib.Path) -> None:
-    held = _HeldWords()
+    held = _HeldBits()
     client = _Client(tmp_path / "exchange")
-    with WordService(client.directory, held):
+    with BitService(client.directory, held):
         for row in [0, 1]:
             client.ask("a", _line((1, 2), 0, 1, 0, 8))
             client.write("holding", "request", _line((1, 2), 100, 1, 0, 8))
@@ -195,7 +195,7 @@ def test_a_request_beside_the_end_of_an_earlier_one_is_answered(tmp_path: pathli
             client.finish("holding")
             client.ask("other", _line((1, 2), 0, 1, 0, 8))
             client.finish("other")
-            assert client.path("a", "words").read_bytes() == _expected((1, 2), row, 1, 0, 8)
+            assert client.path("a", "bits").read_bytes() == _expected((1, 2), row, 1, 0, 8)
             client.finish("a")
             assert client.files() == []
             held.is_held.clear()
@@ -221,7 +221,7 @@ def test_a_request_beside_the_end_of_an_earlier_one_is_answered(tmp_path: pathli
         (_line((0, 0), 0, 1, 0, 2**28 + 1), "at most 2147483648"),
         (_line((0, 0), 0, 2**28 + 1, 0, 1), "at most 2147483648"),
         (_line((_SECRET, 0), 0, 2**60, 0, 2**60), "at most 2147483648"),
-        (_line((_SECRET, 0), _BAD_ROW - 1, 3, 0, 8), "RuntimeError in test_word_service.py:"),
+        (_line((_SECRET, 0), _BAD_ROW - 1, 3, 0, 8), "RuntimeError in test_bit_service.py:"),
         (_line((_SECRET, 0), _BAD_SHAPE_ROW, 1, 0, 8), "must be 8 uint64"),
     ],
 )
@@ -233,7 +233,7 @@ def test_what_cannot_be_answered_is_explained(client: _Client, content: str, rea
     assert client.files() == ["a.error"]
     # The thread goes on, and the error does not outlive the next request of its name.
     assert client.ask("a", _line((1, 2), 0, 1, 0, 8)) == _expected((1, 2), 0, 1, 0, 8)
-    assert client.files() == ["a.words"]
+    assert client.files() == ["a.bits"]
     client.ask_in_vain("a", content)
     client.finish("a")
     assert client.files() == []
@@ -248,7 +248,7 @@ def test_even_what_ends_a_thread_is_answered(tmp_path: pathlib.Path) -> None:
             raise Panic
         return np.zeros(count, np.uint64)
 
-    with WordService(tmp_path / "exchange", panic) as service:
+    with BitService(tmp_path / "exchange", panic) as service:
         client = _Client(service.directory)
         assert "Panic" in client.ask_in_vain("a", _line((1, 2), 1, 1, 0, 8))
         assert client.ask("a", _line((1, 2), 0, 1, 0, 8)) == bytes(64)
@@ -275,7 +275,7 @@ def test_other_files_are_left_alone(client: _Client) -> None:
         "a.b.request",
         "a.request2",
         "a.txt",
-        "x.words",
+        "x.bits",
     ]
     for other in others:
         (client.directory / other).write_text(request)
@@ -297,41 +297,41 @@ def test_names_may_be_long(client: _Client) -> None:
 
 
 def test_a_start_removes_what_a_killed_service_left(tmp_path: pathlib.Path) -> None:
-    service = WordService(tmp_path / "exchange", _words)
+    service = BitService(tmp_path / "exchange", _bits)
     client = _Client(service.directory)
-    for kind in ["words", "error", "done"]:
+    for kind in ["integers", "error", "done"]:
         client.write("old", kind, "stale")
     client.write("answer-x_1", "partial", "stale")
     client.write("notes", "txt", "kept")
-    client.write("new", "words", "stale")
+    client.write("new", "bits", "stale")
     client.write("new", "request", _line((1, 2), 0, 1, 0, 8))
     with service:
         client.wait("new")
-        assert client.path("new", "words").read_bytes() == _expected((1, 2), 0, 1, 0, 8)
-        assert client.files() == ["new.words", "notes.txt"]
+        assert client.path("new", "bits").read_bytes() == _expected((1, 2), 0, 1, 0, 8)
+        assert client.files() == ["new.bits", "notes.txt"]
 
 
 def test_the_directory_is_private(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "deep" / "exchange"
     previous = os.umask(0)
     try:
-        with WordService(directory, _words) as service:
+        with BitService(directory, _bits) as service:
             client = _Client(service.directory)
             client.ask("a", _line((1, 2), 0, 1, 0, 8))
             assert directory.stat().st_mode & 0o777 == 0o700
-            assert client.path("a", "words").stat().st_mode & 0o777 == 0o600
+            assert client.path("a", "bits").stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(previous)
-    WordService(directory, _words)
+    BitService(directory, _bits)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o720])
 def test_a_directory_open_to_others_is_refused(tmp_path: pathlib.Path, mode: int) -> None:
     directory = tmp_path / "exchange"
-    service = WordService(directory, _words)
+    service = BitService(directory, _bits)
     directory.chmod(mode)
     with pytest.raises(ValueError, match=rf"for its owner alone .* found mode {mode:04o}"):
-        WordService(directory, _words)
+        BitService(directory, _bits)
     with pytest.raises(ValueError, match="for its owner alone"):
         service.start()
 
@@ -342,19 +342,19 @@ def test_a_directory_of_another_user_is_refused(
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(ValueError, match=f"found user {user}"):
-        WordService(tmp_path / "exchange", _words)
+        BitService(tmp_path / "exchange", _bits)
 
 
 def test_a_file_is_no_directory(tmp_path: pathlib.Path) -> None:
     (tmp_path / "exchange").write_text("")
     with pytest.raises(ValueError, match="must be a directory"):
-        WordService(tmp_path / "exchange", _words)
+        BitService(tmp_path / "exchange", _bits)
 
 
 def test_a_directory_that_vanishes_is_made_again(tmp_path: pathlib.Path) -> None:
     client = _Client(tmp_path / "exchange")
     moved = tmp_path / "moved"
-    with WordService(client.directory, _words):
+    with BitService(client.directory, _bits):
         client.directory.rename(moved)
         _wait_until(client.directory.exists)
         assert client.directory.stat().st_mode & 0o777 == 0o700
@@ -364,7 +364,7 @@ def test_a_directory_that_vanishes_is_made_again(tmp_path: pathlib.Path) -> None
 
 def test_start_and_stop_can_be_repeated(tmp_path: pathlib.Path) -> None:
     before = threading.active_count()
-    service = WordService(tmp_path / "exchange", _words)
+    service = BitService(tmp_path / "exchange", _bits)
     client = _Client(service.directory)
     service.stop()
     for _ in range(3):
@@ -385,10 +385,10 @@ def test_stop_does_not_wait_for_a_long_answer(tmp_path: pathlib.Path) -> None:
         rows.append(row)
         is_drawing.set()
         time.sleep(0.01)
-        return _words(seed, row, first_index, count)
+        return _bits(seed, row, first_index, count)
 
     line = _line((1, 2), 0, 100_000, 0, 2)
-    with WordService(tmp_path / "exchange", slow) as service:
+    with BitService(tmp_path / "exchange", slow) as service:
         client = _Client(service.directory)
         client.write("long", "request", line)
         assert is_drawing.wait(_PATIENCE_IN_SECONDS)
@@ -402,9 +402,9 @@ import os
 import sys
 import time
 import numpy as np
-from mf_aggregators.tff.aes.word_service import WordService
+from mf_aggregators.tff.aes.bit_service import BitService
 
-def words(seed, row, first_index, count):
+def integers(seed, row, first_index, count):
     return np.full(count, os.getpid(), np.uint64)
 
 def ask(name):
@@ -413,9 +413,9 @@ def ask(name):
         file.write("1 2 0 1 0 1 end\\n")
     while os.path.exists(path + ".request"):
         time.sleep(0.001)
-    return int(np.fromfile(path + ".words", "<u8")[0])
+    return int(np.fromfile(path + ".bits", "<u8")[0])
 
-service = WordService(sys.argv[1], words)
+service = BitService(sys.argv[1], integers)
 service.start()
 parent = os.getpid()
 assert ask("a") == parent
@@ -439,7 +439,7 @@ if child == 0:
             time.sleep(0.001)
         service.start()
         assert ask("d") == os.getpid()
-        assert os.path.exists(os.path.join(sys.argv[1], "a.words"))
+        assert os.path.exists(os.path.join(sys.argv[1], "a.bits"))
         service.stop()
         status = 0
     finally:

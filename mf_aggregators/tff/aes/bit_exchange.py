@@ -1,4 +1,4 @@
-"""Random words that a graph asks Python for, through files: the client of ``word_service``."""
+"""Random bits that a graph asks Python for, through files: the client of ``bit_service``."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ _MICROSECONDS_BETWEEN_LOOKS = 500
 _SECONDS_TO_ANSWER = 600.0
 
 
-class ExchangedWords:
-    """Words from a word service that reads requests in a directory of this machine."""
+class ExchangedBits:
+    """Integers from a bit service that reads requests in a directory of this machine."""
 
     def __init__(self, directory: str) -> None:
         """Creates the source.
@@ -30,12 +30,12 @@ class ExchangedWords:
         first_index: tf.Tensor,
         count: int,
     ) -> tf.Tensor:
-        """Returns the words of all rows, (num_rows, count) uint64, in one exchange."""
+        """Returns the integers of all rows, (num_rows, count) uint64, in one exchange."""
 
         # Inside a function, operations with effects run in order and are never left out.
         @tf.function(autograph=False)
         def exchanged(request: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:
-            path = tf.strings.join([self._directory, "/words-", _joined(marks, "-")])
+            path = tf.strings.join([self._directory, "/bits-", _joined(marks, "-")])
             written = tf.io.write_file(path + ".request", request)
             with tf.control_dependencies([written]):
                 waited = _wait_while_exists(path + ".request")
@@ -47,18 +47,18 @@ class ExchangedWords:
                     lambda: tf.constant(True),
                 )
             with tf.control_dependencies([emptied]):
-                is_answered = tensor_files.exists(path + ".words")
+                is_answered = tensor_files.exists(path + ".bits")
             answered = tf.debugging.assert_equal(
                 is_answered,
                 True,
                 message=(
-                    "The process that built this aggregator did not send random words of the AES "
+                    "The process that built this aggregator did not send random bits of the AES "
                     "source: it must be running, on the machine of TFF's worker, with the same "
                     f"noise_directory ({self._directory})."
                 ),
             )
             with tf.control_dependencies([answered]):
-                contents = tf.io.read_file(path + ".words")
+                contents = tf.io.read_file(path + ".bits")
             with tf.control_dependencies([tf.strings.length(contents)]):
                 done = tf.io.write_file(path + ".done", "")
             with tf.control_dependencies([done]):
@@ -72,10 +72,10 @@ class ExchangedWords:
         unique = tf.random.uniform([2], 0, tf.int64.max, tf.int64)
         marks = tf.concat([tf.stack([first_row, rows, first_index]), unique], axis=0)
         contents = exchanged(tf.strings.join([_joined(line, " "), " end\n"]), marks)
-        words = tf.bitcast(tf.io.decode_raw(contents, tf.int64), tf.uint64)
-        return tf.reshape(words, [num_rows, count])
+        integers = tf.bitcast(tf.io.decode_raw(contents, tf.int64), tf.uint64)
+        return tf.reshape(integers, [num_rows, count])
 
-    def words(
+    def integers(
         self,
         prepared: Any,
         seed: tf.Tensor,
@@ -85,7 +85,7 @@ class ExchangedWords:
         offset: int,
         count: int,
     ) -> tf.Tensor:
-        """Returns words of one row among those that were prepared."""
+        """Returns integers of one row among those that were prepared."""
         return tf.reshape(prepared[row, offset : offset + count], [count])
 
 

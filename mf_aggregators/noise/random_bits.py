@@ -1,15 +1,15 @@
-"""Words of 64 random bits as a function of (seed, row, index): nothing is drawn in sequence.
+"""Integers of 64 random bits as a function of (seed, row, index): nothing is drawn in sequence.
 
 Any range of any row can be drawn at any time, by any process, in any order, and is the same
 bits: a row of noise need not be kept where it can be drawn again. Two sources:
 
 - Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), as
-  TensorFlow computes it, so that a graph and NumPy draw the same words. It passes tests of
+  TensorFlow computes it, so that a graph and NumPy draw the same integers. It passes tests of
   randomness and is no cipher: nobody claims that it withstands an attack on its key.
-- AES-256 in counter mode: predicting a word from others means breaking AES. Needs the
+- AES-256 in counter mode: predicting an integer from others means breaking AES. Needs the
   ``cryptography`` package.
 
-Both number 128-bit blocks of two words by a counter, so ranges start at even indices.
+Both number 128-bit blocks of two integers by a counter, so ranges start at even indices.
 """
 
 import enum
@@ -32,28 +32,28 @@ _LOW_64_BITS = 0xFFFFFFFFFFFFFFFF
 
 _AES_BLOCK_BYTES = 16
 _AES_KEY_BYTES = 32
-# Changing it changes every word of the AES source.
+# Changing it changes every integer of the AES source.
 _AES_KEY_INFO = b"mf_aggregators rows of Z: AES-256-CTR"
 
 
 class NoiseSource(enum.Enum):
-    """Where random words come from: the module's docstring compares the two."""
+    """Where random bits come from: the module's docstring compares the two."""
 
     PHILOX = "philox"
     AES = "aes"
 
 
-def words(
+def integers(
     source: NoiseSource, seed: np.ndarray, row: int, first_index: int, count: int
 ) -> np.ndarray:
-    """Returns the words ``first_index``, ..., ``first_index + count - 1`` of a row.
+    """Returns the integers ``first_index``, ..., ``first_index + count - 1`` of a row.
 
     Args:
       source: Which generator.
       seed: (2,) int64: the stream's secret.
       row: From 0 to 2^63 - 1.
       first_index: An even number.
-      count: How many words; the last index is below 2^63.
+      count: How many integers; the last index is below 2^63.
 
     Returns:
       (count,) uint64.
@@ -73,7 +73,7 @@ def words(
         raise ValueError(f"first_index must be even, found {first_index}.")
     if first_index + count > _COUNTER_LIMIT:
         raise ValueError(
-            f"indices must be below 2^63, found {count} words from index {first_index}."
+            f"indices must be below 2^63, found {count} integers from index {first_index}."
         )
     blocks = (count + 1) // 2
     drawn = np.empty(2 * blocks, np.uint64)
@@ -108,9 +108,9 @@ def _fill_from_philox(seed: np.ndarray, row: int, first_counter: int, drawn: np.
 
 
 def _philox(key: int, lower: np.ndarray, upper: int) -> tuple[np.ndarray, ...]:
-    """Philox 4x32-10 of the counters ``lower + 2^64 upper``: four 32-bit words of each.
+    """Philox 4x32-10 of the counters ``lower + 2^64 upper``: four 32-bit integers of each.
 
-    Words of 32 bits sit in arrays of 64, in which a product of two of them is exact. What
+    Integers of 32 bits sit in arrays of 64, in which a product of two of them is exact. What
     all counters share stays an array of one entry for as long as it is shared.
     """
     mask, half = np.uint64(_LOW_32_BITS), np.uint64(32)
@@ -139,7 +139,7 @@ def _fill_from_aes(seed: np.ndarray, row: int, first_counter: int, drawn: np.nda
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ImportError as error:
         raise ImportError(
-            "the AES source of random words needs the package cryptography: install it with "
+            "the AES source of random bits needs the package cryptography: install it with "
             "'pip install cryptography' or with the extra mf-aggregators[tff]."
         ) from error
     # Seeds are uniform, so no salt is needed; the derivation makes 256 bits of their 128 and

@@ -1,6 +1,6 @@
-"""Random words for graphs that can reach nothing but files.
+"""Random bits for graphs that can reach nothing but files.
 
-TensorFlow Federated runs graphs in worker processes without Python. Where their words
+TensorFlow Federated runs graphs in worker processes without Python. Where their random bits
 come from a generator that TensorFlow does not have, a thread of the process that built
 the aggregator draws them, and the graph asks for them through files in a private
 directory. All files of one exchange share a name of letters, digits, ``-`` and ``_``:
@@ -8,7 +8,7 @@ directory. All files of one exchange share a name of letters, digits, ``-`` and 
 1. The client writes ``<name>.request``, one ASCII line ``seed0 seed1 first_row num_rows
    first_index count end`` of decimal integers. It need not write it atomically: the
    service waits for the newline.
-2. The service puts ``<name>.words`` in place, atomically: for each of the rows its words
+2. The service puts ``<name>.bits`` in place, atomically: for each of the rows its integers
    ``[first_index, first_index + count)``, as little-endian uint64. If it cannot, it puts
    ``<name>.error`` there, one line that says why. Then it removes the request.
 3. The client waits until the request is gone, reads the answer and writes
@@ -41,21 +41,21 @@ from typing import BinaryIO
 import numpy as np
 
 # (seed, row, first_index, count) -> (count,) uint64; a pure function.
-Words = Callable[[np.ndarray, int, int, int], np.ndarray]
+Integers = Callable[[np.ndarray, int, int, int], np.ndarray]
 
 # TensorFlow's worker fails without an error on larger strings.
 LARGEST_ANSWER_IN_BYTES = 1 << 31
 
-_BYTES_PER_WORD = 8
+_BYTES_PER_NUMBER = 8
 _LONGEST_REQUEST_IN_BYTES = 1024
 _REQUEST = re.compile(rb"(-?[0-9]{1,20}) (-?[0-9]{1,20})" + 4 * rb" ([0-9]{1,20})" + rb" end\n")
 _CLIENT_FILE = re.compile(r"([A-Za-z0-9_-]+)\.(request|done)")
-_STALE_FILE = re.compile(r"[A-Za-z0-9_-]+\.(done|words|error|partial)")
+_STALE_FILE = re.compile(r"[A-Za-z0-9_-]+\.(done|bits|error|partial)")
 # Names the service's unfinished files; they hold no client's name, which may be as long
 # as the file system allows.
 _PARTIAL_PREFIX = "answer-"
 
-# A graph waits for its words several times a round: short naps while it asks, and long
+# A graph waits for random bits several times a round: short naps while it asks, and long
 # ones while it trains.
 _SHORTEST_NAP_IN_SECONDS = 0.0005
 _LONGEST_NAP_IN_SECONDS = 0.02
@@ -81,14 +81,14 @@ class _Request:
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """Which request a ``.words`` file answers, and how to tell that file from others."""
+    """Which request a ``.bits`` file answers, and how to tell that file from others."""
 
     request: _Request
     identity: tuple[int, int, int]
 
 
-class WordService:
-    """Answers requests for random words in a directory, from a daemon thread.
+class BitService:
+    """Answers requests for random bits in a directory, from a daemon thread.
 
     A directory belongs to one service at a time: its start removes the answers of
     earlier ones, as nothing tells which requests they are for. Requests that wait are
@@ -99,13 +99,13 @@ class WordService:
       directory: Where clients put their requests, as an absolute path without links.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], words: Words) -> None:
+    def __init__(self, directory: str | os.PathLike[str], integers: Integers) -> None:
         """Creates the directory, and serves nothing yet.
 
         Args:
           directory: Where clients put their requests; created, with its parents, for its
             owner alone if it is missing.
-          words: (seed, row, first_index, count) -> the uint64 words [first_index,
+          integers: (seed, row, first_index, count) -> the uint64 integers [first_index,
             first_index + count) of a row, for a (2,) int64 seed and an even first_index.
             Called by the service's thread only.
 
@@ -115,7 +115,7 @@ class WordService:
           OSError: If it cannot be created.
         """
         self.directory = pathlib.Path(directory).resolve()
-        self._words = words
+        self._bits = integers
         self._answers: dict[str, _Answer] = {}
         self._partial_names: set[str] = set()
         self._process = os.getpid()
@@ -125,7 +125,7 @@ class WordService:
         _make_private_directory(self.directory)
         _check_private_directory(self.directory)
 
-    def __enter__(self) -> "WordService":
+    def __enter__(self) -> "BitService":
         self.start()
         return self
 
@@ -162,7 +162,7 @@ class WordService:
             self._partial_names = set()
             self._stopping = threading.Event()
             thread = threading.Thread(
-                target=self._serve, args=(self._stopping,), name="word-service", daemon=True
+                target=self._serve, args=(self._stopping,), name="bit-service", daemon=True
             )
             thread.start()
             self._thread = thread
@@ -257,7 +257,7 @@ class WordService:
         try:
             request = _parse(content)
             if not self._is_answered(name, request):
-                self._write_words(name, request, stopping)
+                self._write_bits(name, request, stopping)
         except _StoppedError:
             raise
         except BaseException as error:
@@ -272,43 +272,43 @@ class WordService:
         if answer is None or answer.request != request:
             return False
         try:
-            status = os.lstat(self._path(name, "words"))
+            status = os.lstat(self._path(name, "bits"))
         except OSError:
             return False
         return answer.identity == _identity(status)
 
-    def _write_words(self, name: str, request: _Request, stopping: threading.Event) -> None:
-        # Before the words: a client must not find both.
+    def _write_bits(self, name: str, request: _Request, stopping: threading.Event) -> None:
+        # Before the random bits: a client must not find both.
         self._remove(name, "error")
         seed = np.array(request.seed, np.int64)
-        with self._replacing(name, "words") as file:
+        with self._replacing(name, "bits") as file:
             # A row at a time, so that 2^31 bytes need not fit into the memory.
-            # No words of how many rows ever are no rows.
+            # No integers of how many rows ever are no rows.
             num_rows = request.num_rows if request.count else 0
             for row in range(request.first_row, request.first_row + num_rows):
                 if stopping.is_set():
                     raise _StoppedError
-                words = self._words(seed, row, request.first_index, request.count)
-                if words.shape != (request.count,) or words.dtype != np.uint64:
+                integers = self._bits(seed, row, request.first_index, request.count)
+                if integers.shape != (request.count,) or integers.dtype != np.uint64:
                     raise _RequestError(
-                        f"The words must be {request.count} uint64, found {words.dtype} of shape "
-                        f"{words.shape}."
+                        f"Random bits must be {request.count} uint64, found {integers.dtype} of "
+                        f"shape {integers.shape}."
                     )
-                file.write(np.ascontiguousarray(words, "<u8").data)
+                file.write(np.ascontiguousarray(integers, "<u8").data)
             file.flush()
             identity = _identity(os.fstat(file.fileno()))
         self._answers[name] = _Answer(request, identity)
 
     def _write_error(self, name: str, error: BaseException) -> None:
         self._answers.pop(name, None)
-        self._remove(name, "words")
+        self._remove(name, "bits")
         with self._replacing(name, "error") as file:
             file.write(_error_line(error).encode("ascii", "replace"))
 
     def _forget(self, name: str) -> None:
         """Ends an exchange; the ``.done`` last, as it says that there is more to remove."""
         self._answers.pop(name, None)
-        for kind in ("words", "error", "done"):
+        for kind in ("bits", "error", "done"):
             self._remove(name, kind)
 
     @contextlib.contextmanager
@@ -357,7 +357,7 @@ def _parse(content: bytes) -> _Request:
             "first_index count end."
         )
     seed0, seed1, first_row, num_rows, first_index, count = (int(field) for field in match.groups())
-    size = num_rows * count * _BYTES_PER_WORD
+    size = num_rows * count * _BYTES_PER_NUMBER
     if size > LARGEST_ANSWER_IN_BYTES:
         raise _RequestError(
             f"The answer would have {size} bytes, and at most {LARGEST_ANSWER_IN_BYTES} can be "
@@ -367,7 +367,7 @@ def _parse(content: bytes) -> _Request:
     if not (-limit <= seed0 < limit and -limit <= seed1 < limit):
         raise _RequestError("The seeds must be 64-bit integers.")
     if first_row + num_rows > limit or first_index + count > limit:
-        raise _RequestError("The rows and the words must have 64-bit numbers.")
+        raise _RequestError("The rows and the integers must have 64-bit numbers.")
     if first_index % 2:
         raise _RequestError(f"first_index must be even, found {first_index}.")
     return _Request((seed0, seed1), first_row, num_rows, first_index, count)
@@ -383,7 +383,7 @@ def _error_line(error: BaseException) -> str:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         file = os.path.basename(frame.filename)
         line = (
-            f"The words cannot be drawn: {type(error).__name__}{reason} in {file}:{frame.lineno}."
+            f"Random bits cannot be drawn: {type(error).__name__}{reason} in {file}:{frame.lineno}."
         )
     return " ".join(line.split()) + "\n"
 
