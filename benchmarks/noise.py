@@ -43,7 +43,8 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
-from mf_aggregators.noise import block_plans, recursions
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.blocks import Blocks
 from simulations.workers import quiet
 
 _SEPARATION = 342
@@ -268,7 +269,7 @@ def _timed(
     state: Any,
 ) -> dict[str, Any]:
     """Seconds of the first round, and of rounds in a steady state with their baseline."""
-    plan = block_plans.plan(recursion)
+    blocks = Blocks.of(recursion)
     grows = isinstance(recursion, recursions.DenseNoise)
     first, _, state = advance(state)
     ours: list[float] = []
@@ -285,13 +286,15 @@ def _timed(
     if values.measure.endswith("-disk"):
         # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
         # row costs what it costs on average. The first round there makes what is missing.
-        steady = recursion.num_earlier_rows + plan.largest_block
+        steady = recursion.num_earlier_rows + blocks.largest_block
         middle = values.num_rounds // 2
-        block = np.searchsorted(plan.starts, middle if grows else min(steady, middle), "right") - 1
+        block = (
+            np.searchsorted(blocks.starts, middle if grows else min(steady, middle), "right") - 1
+        )
         # From its first round on, because earlier ones make shares of the next block.
-        place = int(plan.starts[block])
+        place = int(blocks.starts[block])
         state = run(at(place), 1, keep=False)
-        rounds = values.rounds or (16 if values.tff else plan.largest_block)
+        rounds = values.rounds or (16 if values.tff else blocks.largest_block)
         run(state, min(rounds, values.num_rounds - place - 1), keep=True)
     else:
         state = run(state, 3, keep=False)

@@ -6,7 +6,7 @@ from mf_aggregators.noise.random_bits import NoiseSource
 __all__ = [
     "NoiseSource",
     "NoiseStorage",
-    "block_plans",
+    "blocks",
     "costs",
     "recursions",
 ]

@@ -2,7 +2,7 @@
 
 A recursion can keep its history in the state that TFF passes between its processes in each
 round, which is cheap for some megabytes and fails for some gigabytes, or make its rows in
-blocks and keep them in files (``block_plans``). Rows of Z are kept by neither: they are
+blocks and keep them in files (``blocks``). Rows of Z are kept by neither: they are
 drawn again from their seeds.
 """
 
@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.noise import block_plans
+from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import CHUNK
 
@@ -159,17 +159,17 @@ def choose_of_version_0_5(
 
 
 def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int) -> NoiseCost:
-    plan = block_plans.plan(recursion)
+    blocks = Blocks.of(recursion)
     row = num_parameters * bytes_of_float
-    blocks = range(plan.num_blocks)
-    sizes = [end - start for start, end in map(plan.rounds, blocks)]
-    rows_of_z = [plan.rounds(k)[1] - plan.first_row_of_z(k) for k in blocks]
-    earlier = [plan.num_earlier_rows(k) for k in blocks]
+    numbers = range(blocks.num_blocks)
+    sizes = [end - start for start, end in map(blocks.rounds, numbers)]
+    rows_of_z = [blocks.rounds(k)[1] - blocks.first_row_of_z(k) for k in numbers]
+    earlier = [blocks.num_earlier_rows(k) for k in numbers]
     vectors = recursion.num_state_vectors
     rounds = recursion.num_rounds
     drawn = sum(rows_of_z) / rounds
-    read = 1 + (sum(earlier) + 2 * vectors * plan.num_blocks) / rounds
-    written = 1 + 2 * vectors * plan.num_blocks / rounds
+    read = 1 + (sum(earlier) + 2 * vectors * blocks.num_blocks) / rounds
+    written = 1 + 2 * vectors * blocks.num_blocks / rounds
     products = sum(
         size * (rows + before + vectors)
         for size, rows, before in zip(sizes, rows_of_z, earlier, strict=True)
@@ -184,16 +184,16 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: i
         + (read + written) * chunks * _SECONDS_PER_FILE_OPERATION
     )
     # Rows of a chunk in memory: what is read, what is made, and what is drawn at once.
-    chunk_rows = 2 * recursion.num_earlier_rows + 3 * plan.largest_block + 4 * vectors
+    chunk_rows = 2 * recursion.num_earlier_rows + 3 * blocks.largest_block + 4 * vectors
     width = min(num_parameters, CHUNK)
     filled_up = _filled_up(num_parameters)
-    rows = plan.rows_kept * (filled_up * bytes_of_float + chunks * _BYTES_OF_HEADERS)
+    rows = blocks.rows_kept * (filled_up * bytes_of_float + chunks * _BYTES_OF_HEADERS)
     # State vectors are float64, and kept for as many blocks as tff.rows_on_disk says.
     states = 4 * (8 * vectors * filled_up + chunks * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
         state_bytes=0,
-        disk_bytes=rows + states + _weights_bytes(plan),
+        disk_bytes=rows + states + _weights_bytes(blocks),
         memory_bytes=4 * row + chunk_rows * width * bytes_of_float,
         seconds_per_round=seconds,
     )
@@ -204,11 +204,11 @@ def _filled_up(num_parameters: int) -> int:
     return math.ceil(num_parameters / CHUNK) * min(num_parameters, CHUNK)
 
 
-def _weights_bytes(plan: block_plans.BlockPlan) -> int:
-    vectors = plan.recursion.num_state_vectors
+def _weights_bytes(blocks: Blocks) -> int:
+    vectors = blocks.recursion.num_state_vectors
     total = 0
-    for block in np.unique(plan.distinct_weights()):
-        start, end = plan.rounds(block)
-        inputs = plan.num_earlier_rows(block) + vectors + end - plan.first_row_of_z(block)
+    for block in np.unique(blocks.distinct_weights()):
+        start, end = blocks.rounds(block)
+        inputs = blocks.num_earlier_rows(block) + vectors + end - blocks.first_row_of_z(block)
         total += 8 * (end - start + vectors) * inputs
     return total

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from mf_aggregators.noise import block_plans, costs, random_bits, row_layout
+from mf_aggregators.noise import costs, random_bits, row_layout
+from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
@@ -107,8 +108,8 @@ def make(
     if not is_on_disk:
         return NoiseParts(TensorNoise(RowsInState(recursion, source), specs), record)
     noise_directory.check_room(directory, cost.disk_bytes)
-    plan = block_plans.plan(recursion)
-    rows = rows_on_disk.prepare(plan, segments, source, options.source.value, directory)
+    blocks = Blocks.of(recursion)
+    rows = rows_on_disk.prepare(blocks, segments, source, options.source.value, directory)
     return NoiseParts(TensorNoise(rows, specs), record)
 
 

@@ -1,7 +1,7 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise.block_plans``), one chunk of coordinates after another, and
+are made a block at a time (``noise.blocks``), one chunk of coordinates after another, and
 each row of each chunk is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 
@@ -23,7 +23,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.noise.block_plans import BlockPlan
+from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import tensor_files
@@ -46,15 +46,15 @@ class RowsOnDisk:
     """Rows of one recursion in files, made in blocks.
 
     Attributes:
-      plan: The blocks.
+      blocks: The blocks.
       source: Where random bits come from.
       directory: Where the files of all streams of this recursion go.
-      weights: A file for each block of the plan.
+      weights: A file for each block.
       checksums: Checksums of the contents of these files: no graph can make weights again,
         and damaged ones would be those of another matrix.
     """
 
-    plan: BlockPlan
+    blocks: Blocks
     source: BitSource
     directory: str
     weights: tuple[str, ...]
@@ -63,7 +63,7 @@ class RowsOnDisk:
     @property
     def recursion(self) -> NoiseRecursion:
         """The mechanism's recursion."""
-        return self.plan.recursion
+        return self.blocks.recursion
 
     def initial_history(self, segment: Segment) -> None:
         """Returns None: the state holds nothing."""
@@ -120,7 +120,7 @@ class RowsOnDisk:
 
 
 def prepare(
-    plan: BlockPlan,
+    blocks: Blocks,
     segments: tuple[Segment, ...],
     source: BitSource,
     source_name: str,
@@ -129,7 +129,7 @@ def prepare(
     """Writes what the graphs need of a recursion, and returns where its rows go.
 
     Args:
-      plan: The blocks.
+      blocks: The blocks.
       segments: The layout of a row.
       source: Where random bits come from.
       source_name: Its name: other sources make other rows.
@@ -142,10 +142,10 @@ def prepare(
       OSError: If the directory cannot be written.
     """
     root = pathlib.Path(directory)
-    distinct = plan.distinct_weights()
-    contents = {int(block): plan.weights(int(block)).tobytes() for block in np.unique(distinct)}
+    distinct = blocks.distinct_weights()
+    contents = {int(block): blocks.weights(int(block)).tobytes() for block in np.unique(distinct)}
     identity = hashlib.sha256(_described(segments, source_name).encode())
-    for part in (plan.starts, distinct, plan.recursion.scales_on_use):
+    for part in (blocks.starts, distinct, blocks.recursion.scales_on_use):
         identity.update(b"none" if part is None else part.tobytes())
     for block, content in contents.items():
         identity.update(f"{block}:{len(content)}:".encode() + content)
@@ -155,7 +155,7 @@ def prepare(
         _write_whole(own / f"weights-{block}", content)
     checksums = {block: tensor_files.checksum_of(content) for block, content in contents.items()}
     return RowsOnDisk(
-        plan,
+        blocks,
         source,
         os.fspath(own),
         tuple(os.fspath(own / f"weights-{block}") for block in distinct),
@@ -169,17 +169,18 @@ class _StreamFiles:
     def __init__(
         self, files: RowsOnDisk, segment: Segment, seed: tf.Tensor, stream: tf.Tensor
     ) -> None:
-        self._plan = files.plan
+        self._blocks = files.blocks
         self._recursion = files.recursion
         self._source = files.source
         self._segment = segment
         self._seed = seed
         self._dtype = tf.as_dtype(segment.dtype)
-        self._starts = tf.constant(files.plan.starts)
+        self._starts = tf.constant(files.blocks.starts)
         self._weights_paths = tf.constant(files.weights)
         self._checksums = tf.constant(files.checksums, tf.int64)
         self._first_rows_of_z = tf.constant(
-            [files.plan.first_row_of_z(block) for block in range(files.plan.num_blocks)], tf.int64
+            [files.blocks.first_row_of_z(block) for block in range(files.blocks.num_blocks)],
+            tf.int64,
         )
         self._stream = tf.strings.join(["/stream", _number(stream[0]), _number(stream[1])])
         self._directory = tf.strings.join([files.directory, self._stream])
@@ -235,7 +236,7 @@ class _StreamFiles:
             )
             return chunk
 
-        is_last = tf.equal(block, self._plan.num_blocks - 1)
+        is_last = tf.equal(block, self._blocks.num_blocks - 1)
         tf.cond(is_last, lambda: tf.zeros([], tf.int64), make_all)
 
     def make(self, block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
@@ -456,7 +457,7 @@ class _StreamFiles:
         )
 
     def _row_path(self, chunk: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-        slot = tf.math.floormod(i, self._plan.rows_kept)
+        slot = tf.math.floormod(i, self._blocks.rows_kept)
         return self._path(chunk, "/row", slot)
 
     def _vectors_path(self, chunk: tf.Tensor, block: tf.Tensor) -> tf.Tensor:

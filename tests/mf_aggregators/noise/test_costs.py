@@ -21,7 +21,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import block_plans, costs
+from mf_aggregators.noise import costs
+from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import (
     DenseNoise,
@@ -84,16 +85,16 @@ def _files_bytes(
     recursion: NoiseRecursion, size: int, dtype: tf.DType, directory: pathlib.Path
 ) -> int:
     """The bytes of all files that a run has at its end, weights included."""
-    plan = block_plans.plan(recursion)
+    blocks = Blocks.of(recursion)
     (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), dtype),))
-    files = rows_on_disk.prepare(plan, (segment,), PhiloxBits(), "philox", directory)
+    files = rows_on_disk.prepare(blocks, (segment,), PhiloxBits(), "philox", directory)
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
         nothing = tf.zeros([2], tf.int64)
         return rows_on_disk._StreamFiles(files, segment, nothing, nothing).make(block, chunk)
 
-    for block in range(plan.num_blocks):
+    for block in range(blocks.num_blocks):
         for chunk in range(segment.num_chunks):
             make(tf.constant(block, tf.int64), tf.constant(chunk, tf.int64))
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -30,8 +30,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import block_plans, recursions, row_layout, rows_of_z, streams
-from mf_aggregators.noise.block_plans import BlockPlan
+from mf_aggregators.noise import recursions, row_layout, rows_of_z, streams
+from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.tff import rows_on_disk, tensor_noise
@@ -70,14 +70,14 @@ class _Stream:
     """A stream of noise rows whose graph is traced once."""
 
     def __init__(
-        self, recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], plan: BlockPlan | None
+        self, recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], blocks: Blocks | None
     ) -> None:
-        """Creates it, with files if there is a plan for them."""
+        """Creates it, with files if there are blocks for them."""
         self.files: RowsOnDisk | None = None
-        if plan is not None:
+        if blocks is not None:
             segments = tensor_noise.segments_of(specs)
             root = _directories.new()
-            self.files = rows_on_disk.prepare(plan, segments, PhiloxBits(), "philox", root)
+            self.files = rows_on_disk.prepare(blocks, segments, PhiloxBits(), "philox", root)
         self.noise = TensorNoise(self.files or RowsInState(recursion), specs)
         self._step = tf.function(lambda state: self.noise.next_row(state))
         self._streams = 0
@@ -139,18 +139,18 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     _stream.cache_clear()
 
 
-def _plan_of_small_blocks(recursion: NoiseRecursion, largest: int = 2) -> BlockPlan:
+def _small_blocks(recursion: NoiseRecursion, largest: int = 2) -> Blocks:
     n = recursion.num_rounds
     starts = [0, *range(1, n, largest), n]
-    return BlockPlan(recursion, np.array(starts, np.int64))
+    return Blocks(recursion, np.array(starts, np.int64))
 
 
 @functools.cache
 def _stream(index: int, storage: str) -> _Stream:
     """The stream of a mechanism of ``_FACTORIZATIONS``."""
     recursion = _FACTORIZATIONS[index].noise_recursion()
-    plan = _plan_of_small_blocks(recursion) if storage == "disk" else None
-    return _Stream(recursion, _SPECS, plan)
+    blocks = _small_blocks(recursion) if storage == "disk" else None
+    return _Stream(recursion, _SPECS, blocks)
 
 
 def _inverse(factorization: Factorization) -> np.ndarray:
@@ -209,8 +209,8 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
 def test_double_precision_is_kept(index: int, storage: str) -> None:
     """Next to tensors of single precision, whose rows are the same as without."""
     recursion = _FACTORIZATIONS[index].noise_recursion()
-    plan = _plan_of_small_blocks(recursion) if storage == "disk" else None
-    stream = _Stream(recursion, _MIXED_SPECS, plan)
+    blocks = _small_blocks(recursion) if storage == "disk" else None
+    stream = _Stream(recursion, _MIXED_SPECS, blocks)
     rows, _ = stream.all_rows(stream.start())
     _check_rows(stream, rows, _SEED)
     for row, other in zip(rows, _stream(index, storage).expected, strict=True):
@@ -234,8 +234,8 @@ def test_rows_of_more_than_one_chunk(index: int, storage: str) -> None:
         tf.TensorSpec((2, 5), tf.float16),
         tf.TensorSpec((66_000,), tf.float64),
     )
-    plan = _plan_of_small_blocks(recursion) if storage == "disk" else None
-    stream = _Stream(recursion, specs, plan)
+    blocks = _small_blocks(recursion) if storage == "disk" else None
+    stream = _Stream(recursion, specs, blocks)
     rows, _ = stream.all_rows(stream.start())
     _check_rows(stream, rows, _SEED)
 
@@ -243,9 +243,9 @@ def test_rows_of_more_than_one_chunk(index: int, storage: str) -> None:
 @_BOTH_STORAGES
 def test_rows_without_entries(storage: str) -> None:
     recursion = _FACTORIZATIONS[3].noise_recursion()
-    plan = block_plans.plan(recursion) if storage == "disk" else None
+    blocks = Blocks.of(recursion) if storage == "disk" else None
     specs = (tf.TensorSpec((0,), tf.float32), tf.TensorSpec((2, 0), tf.float64))
-    stream = _Stream(recursion, specs, plan)
+    stream = _Stream(recursion, specs, blocks)
     rows, states = stream.all_rows(stream.start())
     assert [tensor.shape for tensor in rows[0]] == [(0,), (2, 0)]
     with pytest.raises(tf.errors.InvalidArgumentError, match="noise for 9 rounds"):
@@ -262,7 +262,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     stream = _Stream(
         scaled,
         (tf.TensorSpec((5,), tf.float64),),
-        _plan_of_small_blocks(scaled, 3) if is_on_disk else None,
+        _small_blocks(scaled, 3) if is_on_disk else None,
     )
     rows, _ = stream.all_rows(stream.start())
     z = _z(_SEED, recursion.num_rounds, 0, 5, np.float64)
@@ -399,16 +399,16 @@ def test_the_directory_of_a_stream_can_be_deleted_before_any_round(index: int) -
 def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     stream = _stream(index, "disk")
     assert stream.files is not None
-    plan = stream.files.plan
+    blocks = stream.files.blocks
     state = stream.start()
     for _ in range(_NUM_ROUNDS):
         _, state = stream.next_row(state)
         (chunk,) = stream.directory(state).iterdir()
         names = [path.name for path in chunk.iterdir()]
-        assert sum(name.startswith("row") for name in names) <= plan.rows_kept
+        assert sum(name.startswith("row") for name in names) <= blocks.rows_kept
         assert sum(name.startswith("state") for name in names) <= 4
         assert all(name.startswith(("row", "state")) for name in names)
-    assert plan.rows_kept < _NUM_ROUNDS or plan.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
+    assert blocks.rows_kept < _NUM_ROUNDS or blocks.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
 
 
 def test_streams_in_one_directory_do_not_mix() -> None:
@@ -430,7 +430,7 @@ def test_streams_in_one_directory_do_not_mix() -> None:
 
 
 def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
-    """Nor sources, layouts or plans: each has files of its own, and the same ones again."""
+    """Nor sources, layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
     scaled = _FACTORIZATIONS[9].noise_recursion()
     assert isinstance(scaled, recursions.ToeplitzNoise)
@@ -440,15 +440,15 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     )
     of_specs = tensor_noise.segments_of(_SPECS)
     cases = [
-        (block_plans.plan(recursion), of_specs, "philox"),
-        (_plan_of_small_blocks(recursion), of_specs, "philox"),
-        (block_plans.plan(recursion), of_specs, "aes"),
-        (block_plans.plan(recursion), tensor_noise.segments_of(_MIXED_SPECS), "philox"),
-        (block_plans.plan(recursion), tensor_noise.segments_of(_SPECS[:2]), "philox"),
-        (block_plans.plan(scaled), of_specs, "philox"),
-        (block_plans.plan(other_scales), of_specs, "philox"),
+        (Blocks.of(recursion), of_specs, "philox"),
+        (_small_blocks(recursion), of_specs, "philox"),
+        (Blocks.of(recursion), of_specs, "aes"),
+        (Blocks.of(recursion), tensor_noise.segments_of(_MIXED_SPECS), "philox"),
+        (Blocks.of(recursion), tensor_noise.segments_of(_SPECS[:2]), "philox"),
+        (Blocks.of(scaled), of_specs, "philox"),
+        (Blocks.of(other_scales), of_specs, "philox"),
         (
-            block_plans.plan(recursion.scaled_to_sensitivity_one(1.0 + 1e-9)),
+            Blocks.of(recursion.scaled_to_sensitivity_one(1.0 + 1e-9)),
             of_specs,
             "philox",
         ),
@@ -456,8 +456,8 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
 
     def directories() -> list[str]:
         return [
-            rows_on_disk.prepare(plan, segments, PhiloxBits(), source, tmp_path).directory
-            for plan, segments, source in cases
+            rows_on_disk.prepare(blocks, segments, PhiloxBits(), source, tmp_path).directory
+            for blocks, segments, source in cases
         ]
 
     found = directories()
@@ -469,7 +469,7 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
 
 def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
     recursion = _FACTORIZATIONS[3].noise_recursion()
-    stream = _Stream(recursion, _SPECS, _plan_of_small_blocks(recursion))
+    stream = _Stream(recursion, _SPECS, _small_blocks(recursion))
     files = stream.files
     assert files is not None
     rows, _ = stream.all_rows(stream.start())
@@ -477,7 +477,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
         for path in files.weights:
             pathlib.Path(path).write_bytes(contents)
         again = rows_on_disk.prepare(
-            files.plan,
+            files.blocks,
             stream.noise.segments,
             PhiloxBits(),
             "philox",
@@ -512,10 +512,10 @@ def test_every_round_makes_its_share_of_the_next_block() -> None:
     """The row has five chunks, and no round has to wait for a whole block of a large model."""
     recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
     specs = (tf.TensorSpec((4 * row_layout.CHUNK + 1,), tf.float32),)
-    plan = BlockPlan(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
+    blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
-    assert plan.rows_kept == 16
-    stream = _Stream(recursion, specs, plan)
+    assert blocks.rows_kept == 16
+    stream = _Stream(recursion, specs, blocks)
     state = stream.start()
     made = []
     for _ in range(8):
@@ -530,7 +530,7 @@ def test_no_row_is_made_twice(index: int) -> None:
     """If the files are there: what each round writes is the next block, in the block's last one."""
     stream = _stream(index, "disk")
     assert stream.files is not None
-    plan = stream.files.plan
+    blocks = stream.files.blocks
     state = stream.start()
     for i in range(_NUM_ROUNDS):
         for path in stream.directory(state).rglob("*-*"):
@@ -538,15 +538,15 @@ def test_no_row_is_made_twice(index: int) -> None:
         _, state = stream.next_row(state)
         files = [path for path in stream.directory(state).rglob("*") if path.is_file()]
         written = {path.name for path in files if path.stat().st_mtime_ns}
-        block = int(np.searchsorted(plan.starts, i, side="right")) - 1
-        blocks = [0] if i == 0 else []
-        if i + 1 == plan.starts[block + 1] < _NUM_ROUNDS:
-            blocks.append(block + 1)
+        block = int(np.searchsorted(blocks.starts, i, side="right")) - 1
+        made = [0] if i == 0 else []
+        if i + 1 == blocks.starts[block + 1] < _NUM_ROUNDS:
+            made.append(block + 1)
         expected = set()
-        for k in blocks:
-            rounds = range(plan.starts[k], plan.starts[k + 1])
-            expected |= {f"row-{row % plan.rows_kept}" for row in rounds}
-            if plan.recursion.num_state_vectors:
+        for k in made:
+            rounds = range(blocks.starts[k], blocks.starts[k + 1])
+            expected |= {f"row-{row % blocks.rows_kept}" for row in rounds}
+            if blocks.recursion.num_state_vectors:
                 expected.add(f"state-{(k + 1) % 4}")
         assert written == expected
 
@@ -647,8 +647,8 @@ def _check_drift(rows: np.ndarray, exact: np.ndarray) -> None:
 def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
     """Thousands of rounds in the blocks of a run, each from files of the one before it."""
     recursion = _drift_recursion(name, num_rounds)
-    plan = block_plans.plan(recursion)
-    stream = _Stream(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),), plan)
+    blocks = Blocks.of(recursion)
+    stream = _Stream(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),), blocks)
     (segment,) = stream.noise.segments
     assert stream.files is not None
     files: RowsOnDisk = stream.files
@@ -660,10 +660,11 @@ def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_r
         )
         return made.make(block, tf.zeros([], tf.int64))
 
-    blocks = [make(tf.constant(block, tf.int64)).numpy() for block in range(plan.num_blocks)]
-    rows = np.concatenate(blocks)
-    if plan.recursion.scales_on_use is not None:
-        rows *= plan.recursion.scales_on_use[:, np.newaxis].astype(np.float32)
+    rows = np.concatenate(
+        [make(tf.constant(block, tf.int64)).numpy() for block in range(blocks.num_blocks)]
+    )
+    if blocks.recursion.scales_on_use is not None:
+        rows *= blocks.recursion.scales_on_use[:, np.newaxis].astype(np.float32)
     _check_drift(rows, _drift_exact(name, num_rounds))
 
 

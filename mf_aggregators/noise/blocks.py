@@ -17,8 +17,8 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BlockPlan:
-    """How the rows of a recursion are made in blocks.
+class Blocks:
+    """The blocks in which the rows of a recursion are made.
 
     Attributes:
       recursion: The recursion.
@@ -28,6 +28,27 @@ class BlockPlan:
 
     recursion: NoiseRecursion
     starts: np.ndarray
+
+    @classmethod
+    def of(cls, recursion: NoiseRecursion) -> "Blocks":
+        """Returns the blocks in which the rows of a recursion are made.
+
+        Args:
+          recursion: The recursion.
+
+        Returns:
+          A function of the recursion alone, so that a run that is resumed elsewhere makes the
+          same rows.
+        """
+        num_rounds, largest = recursion.num_rounds, recursion.rows_per_block
+        starts = [0]
+        while starts[-1] < min(num_rounds, largest):
+            size = min(largest, max(1, starts[-1]))
+            starts.append(min(num_rounds, starts[-1] + size))
+        if starts[-1] < num_rounds:
+            # All later blocks are of one size.
+            starts += [*range(starts[-1] + largest, num_rounds, largest), num_rounds]
+        return cls(recursion, np.array(starts, dtype=np.int64))
 
     @property
     def num_blocks(self) -> int:
@@ -75,24 +96,3 @@ class BlockPlan:
         return np.array(
             [first_of.setdefault(signature, block) for block, signature in enumerate(signatures)]
         )
-
-
-def plan(recursion: NoiseRecursion) -> BlockPlan:
-    """Returns the blocks in which the rows of a recursion are made.
-
-    Args:
-      recursion: The recursion.
-
-    Returns:
-      A plan that is a function of the recursion alone, so that a run that is resumed
-      elsewhere makes the same rows.
-    """
-    num_rounds, largest = recursion.num_rounds, recursion.rows_per_block
-    starts = [0]
-    while starts[-1] < min(num_rounds, largest):
-        size = min(largest, max(1, starts[-1]))
-        starts.append(min(num_rounds, starts[-1] + size))
-    if starts[-1] < num_rounds:
-        # All later blocks are of one size.
-        starts += [*range(starts[-1] + largest, num_rounds, largest), num_rounds]
-    return BlockPlan(recursion, np.array(starts, dtype=np.int64))

@@ -20,8 +20,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import block_plans, recursions
-from mf_aggregators.noise.block_plans import BlockPlan
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.recursions import (
     BandedNoise,
     DenseNoise,
@@ -37,14 +37,14 @@ _LONG_RECURSIONS = random_recursions.recursions(_NUM_ROUNDS)
 
 
 @st.composite
-def _plans(draw: st.DrawFn) -> BlockPlan:
+def _blocks(draw: st.DrawFn) -> Blocks:
     """Plans as they are made, and others: weights are right for any blocks."""
     recursion = draw(_LONG_RECURSIONS)
     if draw(st.booleans()):
-        return block_plans.plan(recursion)
+        return Blocks.of(recursion)
     n = recursion.num_rounds
     inner = draw(st.sets(st.integers(1, n - 1), max_size=8)) if n > 1 else set()
-    return BlockPlan(recursion, np.array([0, *sorted(inner), n], np.int64))
+    return Blocks(recursion, np.array([0, *sorted(inner), n], np.int64))
 
 
 def _factorizations() -> list[Factorization]:
@@ -91,68 +91,68 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
 )
 
 
-def _rows_in_blocks(plan: BlockPlan, z: np.ndarray) -> np.ndarray:
+def _rows_in_blocks(blocks: Blocks, z: np.ndarray) -> np.ndarray:
     """The rows, each block from what it is said to need and nothing else."""
     rows = np.full(z.shape, np.nan)
-    vectors = np.zeros((plan.recursion.num_state_vectors, z.shape[1]))
-    for block in range(plan.num_blocks):
-        start, end = int(plan.starts[block]), int(plan.starts[block + 1])
-        earlier = rows[start - plan.num_earlier_rows(block) : start]
-        rows_of_z = z[plan.first_row_of_z(block) : end]
-        made = plan.weights(block) @ np.concatenate([earlier, vectors, rows_of_z])
-        assert made.shape == (end - start + plan.recursion.num_state_vectors, z.shape[1])
+    vectors = np.zeros((blocks.recursion.num_state_vectors, z.shape[1]))
+    for block in range(blocks.num_blocks):
+        start, end = int(blocks.starts[block]), int(blocks.starts[block + 1])
+        earlier = rows[start - blocks.num_earlier_rows(block) : start]
+        rows_of_z = z[blocks.first_row_of_z(block) : end]
+        made = blocks.weights(block) @ np.concatenate([earlier, vectors, rows_of_z])
+        assert made.shape == (end - start + blocks.recursion.num_state_vectors, z.shape[1])
         rows[start:end], vectors = made[: end - start], made[end - start :]
-    scales = plan.recursion.scales_on_use
+    scales = blocks.recursion.scales_on_use
     return rows if scales is None else rows * scales[:, np.newaxis]
 
 
-@given(_plans())
+@given(_blocks())
 @settings(max_examples=200, deadline=None)
-def test_blocks_of_random_weights_give_the_rows_of_the_recursion(plan: BlockPlan) -> None:
-    z = np.random.default_rng(0).normal(size=(plan.recursion.num_rounds, 2))
-    expected = plan.recursion.apply(z)
+def test_blocks_of_random_weights_give_the_rows_of_the_recursion(blocks: Blocks) -> None:
+    z = np.random.default_rng(0).normal(size=(blocks.recursion.num_rounds, 2))
+    expected = blocks.recursion.apply(z)
     size = max(1.0, float(np.max(np.abs(expected))))
-    np.testing.assert_allclose(_rows_in_blocks(plan, z), expected, rtol=0.0, atol=1e-10 * size)
+    np.testing.assert_allclose(_rows_in_blocks(blocks, z), expected, rtol=0.0, atol=1e-10 * size)
 
 
 @_EVERY_MECHANISM
 def test_blocks_of_every_mechanism_give_the_dense_product(factorization: Factorization) -> None:
     n = factorization.num_rounds
-    plan = block_plans.plan(factorization.noise_recursion())
+    blocks = Blocks.of(factorization.noise_recursion())
     z = np.random.default_rng(1).normal(size=(n, 2))
     if isinstance(factorization, TreeAggregationFactorization):
         # Its stream draws one row of Z a round: a square matrix of its own.
         expected = factorization.noise_rows(np.eye(n)) @ z
     else:
         expected = np.linalg.solve(factorization.strategy_matrix(), z)
-    rows = _rows_in_blocks(plan, z)
+    rows = _rows_in_blocks(blocks, z)
     np.testing.assert_allclose(rows, expected, rtol=1e-9, atol=1e-9)
 
 
 @given(_LONG_RECURSIONS)
 @settings(deadline=None)
 def test_blocks_cover_all_rounds_and_at_most_double(recursion: NoiseRecursion) -> None:
-    plan = block_plans.plan(recursion)
-    assert plan.starts.dtype == np.int64
-    assert (plan.starts[0], plan.starts[-1]) == (0, recursion.num_rounds)
-    sizes = np.diff(plan.starts)
-    assert len(sizes) == plan.num_blocks
-    assert np.max(sizes) == plan.largest_block
+    blocks = Blocks.of(recursion)
+    assert blocks.starts.dtype == np.int64
+    assert (blocks.starts[0], blocks.starts[-1]) == (0, recursion.num_rounds)
+    sizes = np.diff(blocks.starts)
+    assert len(sizes) == blocks.num_blocks
+    assert np.max(sizes) == blocks.largest_block
     assert np.all(sizes >= 1)
     assert sizes[0] == 1
     # A block is made while the one before it is used: rounds must not get much longer.
     assert np.all(sizes[1:] <= 2 * sizes[:-1])
-    assert np.all(sizes[1:] <= plan.starts[1:-1])
+    assert np.all(sizes[1:] <= blocks.starts[1:-1])
     # All but the small first blocks and the last one are as large as any.
-    assert np.sum(sizes < plan.largest_block) <= np.log2(plan.largest_block) + 3
+    assert np.sum(sizes < blocks.largest_block) <= np.log2(blocks.largest_block) + 3
 
 
 @pytest.mark.parametrize("num_bands", [1, 2, 64, 128, 129, 300, 1500])
 def test_blocks_are_large_and_add_little_to_what_is_kept(num_bands: int) -> None:
     """Each block reads all that is kept once; its own rows are kept as well."""
-    plan = block_plans.plan(ToeplitzNoise(2000, np.ones(num_bands)))
-    assert plan.largest_block >= 16
-    assert plan.rows_kept <= max(256, 1.5 * num_bands)
+    blocks = Blocks.of(ToeplitzNoise(2000, np.ones(num_bands)))
+    assert blocks.largest_block >= 16
+    assert blocks.rows_kept <= max(256, 1.5 * num_bands)
 
 
 @pytest.mark.parametrize(
@@ -164,34 +164,34 @@ def test_blocks_are_large_and_add_little_to_what_is_kept(num_bands: int) -> None
     ids=lambda recursion: type(recursion).__name__,
 )
 def test_rows_of_z_are_not_drawn_again_often(recursion: NoiseRecursion) -> None:
-    plan = block_plans.plan(recursion)
+    blocks = Blocks.of(recursion)
     drawn = sum(
-        int(plan.starts[block + 1]) - plan.first_row_of_z(block) for block in range(plan.num_blocks)
+        blocks.rounds(block)[1] - blocks.first_row_of_z(block) for block in range(blocks.num_blocks)
     )
     # Row by row, it would be 1000.
     assert drawn / 2000 < 20
 
 
-def _check_distinct_weights(plan: BlockPlan) -> int:
-    distinct = plan.distinct_weights()
-    assert distinct.shape == (plan.num_blocks,)
+def _check_distinct_weights(blocks: Blocks) -> int:
+    distinct = blocks.distinct_weights()
+    assert distinct.shape == (blocks.num_blocks,)
     for block, first in enumerate(distinct):
         assert first <= block
         assert distinct[first] == first
         # Bit for bit, since the files of either are read.
-        np.testing.assert_array_equal(plan.weights(int(first)), plan.weights(block))
+        np.testing.assert_array_equal(blocks.weights(int(first)), blocks.weights(block))
     return len(np.unique(distinct))
 
 
-@given(_plans())
+@given(_blocks())
 @settings(deadline=None)
-def test_weights_that_are_said_to_be_equal_are(plan: BlockPlan) -> None:
-    _check_distinct_weights(plan)
+def test_weights_that_are_said_to_be_equal_are(blocks: Blocks) -> None:
+    _check_distinct_weights(blocks)
 
 
 @_EVERY_MECHANISM
 def test_weights_of_mechanisms_that_are_said_to_be_equal_are(factorization: Factorization) -> None:
-    _check_distinct_weights(block_plans.plan(factorization.noise_recursion()))
+    _check_distinct_weights(Blocks.of(factorization.noise_recursion()))
 
 
 @pytest.mark.parametrize(
@@ -208,54 +208,54 @@ def test_weights_of_mechanisms_that_are_said_to_be_equal_are(factorization: Fact
 def test_matrices_that_are_the_same_in_all_rounds_need_few_weights(
     factorization: Factorization,
 ) -> None:
-    plan = block_plans.plan(factorization.noise_recursion())
+    blocks = Blocks.of(factorization.noise_recursion())
     # The doubling blocks, the large ones and the last one.
-    assert _check_distinct_weights(plan) <= 11
-    assert plan.num_blocks > 20
+    assert _check_distinct_weights(blocks) <= 11
+    assert blocks.num_blocks > 20
 
 
 @given(_LONG_RECURSIONS)
 @settings(max_examples=200, deadline=None)
 def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
     """Chunks make the next block at any round of a block, the first and the last included."""
-    plan = block_plans.plan(recursion)
-    ring = np.full(plan.rows_kept, -1)
+    blocks = Blocks.of(recursion)
+    ring = np.full(blocks.rows_kept, -1)
 
     def write(block: int) -> None:
-        rounds = np.arange(plan.starts[block], plan.starts[block + 1])
-        ring[rounds % plan.rows_kept] = rounds
+        rounds = np.arange(blocks.starts[block], blocks.starts[block + 1])
+        ring[rounds % blocks.rows_kept] = rounds
 
     def check(first: int, stop: int) -> None:
         rounds = np.arange(first, stop)
-        np.testing.assert_array_equal(ring[rounds % plan.rows_kept], rounds)
+        np.testing.assert_array_equal(ring[rounds % blocks.rows_kept], rounds)
 
     write(0)
-    for block in range(plan.num_blocks):
-        start, end = int(plan.starts[block]), int(plan.starts[block + 1])
-        if block + 1 < plan.num_blocks:
-            check(end - plan.num_earlier_rows(block + 1), end)
+    for block in range(blocks.num_blocks):
+        start, end = int(blocks.starts[block]), int(blocks.starts[block + 1])
+        if block + 1 < blocks.num_blocks:
+            check(end - blocks.num_earlier_rows(block + 1), end)
             write(block + 1)
-            check(end, int(plan.starts[block + 2]))
+            check(end, int(blocks.starts[block + 2]))
         # What is still read in the rounds of this block, if the next one is made in its first.
         check(start, end)
 
 
 def test_what_blocks_need() -> None:
-    banded = block_plans.plan(BandedNoise(np.tri(300, 5)))
+    banded = Blocks.of(BandedNoise(np.tri(300, 5)))
     assert (banded.recursion.num_earlier_rows, banded.recursion.num_state_vectors) == (4, 0)
     assert [banded.num_earlier_rows(block) for block in range(5)] == [0, 1, 2, 4, 4]
     assert banded.recursion.scales_on_use is None
     scales = np.arange(1.0, 301.0)
-    scaled = block_plans.plan(ToeplitzNoise(300, np.array([2.0, 1.0]), scales))
+    scaled = Blocks.of(ToeplitzNoise(300, np.array([2.0, 1.0]), scales))
     assert scaled.recursion.scales_on_use is not None
     np.testing.assert_array_equal(scaled.recursion.scales_on_use, scales)
-    tree = block_plans.plan(tree_aggregation(300).noise_recursion())
+    tree = Blocks.of(tree_aggregation(300).noise_recursion())
     assert (tree.recursion.num_earlier_rows, tree.recursion.num_state_vectors) == (0, 8)
-    window = block_plans.plan(structured(BandedFactorization(np.tri(16)), 2, 3).noise_recursion())
+    window = Blocks.of(structured(BandedFactorization(np.tri(16)), 2, 3).noise_recursion())
     assert (window.recursion.num_earlier_rows, window.recursion.num_state_vectors) == (0, 3)
     # Blocks from rounds 0, 1, 2, 4 and 8, each with the two rows of Z before it.
     assert [window.first_row_of_z(block) for block in range(5)] == [0, 0, 0, 2, 6]
-    dense = block_plans.plan(DenseFactorization(np.tri(16)).noise_recursion())
+    dense = Blocks.of(DenseFactorization(np.tri(16)).noise_recursion())
     assert [dense.first_row_of_z(block) for block in range(5)] == [0] * 5
-    single = block_plans.plan(IndependentNoise(1))
+    single = Blocks.of(IndependentNoise(1))
     assert (single.num_blocks, single.largest_block, single.rows_kept) == (1, 1, 2)
