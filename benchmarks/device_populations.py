@@ -19,7 +19,6 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
-from simulations.devices import participation_timers
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
 from simulations.devices.participation_timers import WallClockTimer
@@ -115,17 +114,17 @@ def _time(name: str, devices: int, clients: int, separation: int, rounds: int) -
 def _time_baseline(
     name: str, devices: int, clients: int, separation: int, rounds: int
 ) -> dict[str, float]:
-    behaviour, schema = _behaviour(name, devices), MinSeparation(separation)
+    behaviour = _behaviour(name, devices)
     everyone = np.arange(devices)
-    state = participation_timers.initial(devices)
+    last_round = np.full(devices, -separation, dtype=np.int64)
     start = time.perf_counter()
     for index in range(rounds):
         seconds = 6 * 3600.0 + index * behaviour.round_seconds
         available = behaviour.availability.available(everyone, seconds, index, _SEED)
-        joining = np.flatnonzero(available & participation_timers.eligible(state, schema, index))
+        joining = np.flatnonzero(available & (index - last_round >= separation))
         generator = cohorts.generator_of(_SEED, index)
         cohort = generator.choice(joining, size=clients, replace=False)
-        state = participation_timers.record(state, cohort, index)
+        last_round[cohort] = index
     return {"seconds": time.perf_counter() - start, "gigabytes": _peak_gigabytes()}
 
 

@@ -5,9 +5,8 @@ allows it; no server could break the schema by asking. Time is counted in rounds
 enforces a separation, or in seconds by the device's own clock, as in production, from which
 a separation follows that is known only afterwards.
 
-The memories of all devices stand in arrays, in two forms. A :class:`TimerState` is a value
-that is never changed, for any number of clients that one would name. :class:`DeviceTimers`
-are changed in place and cost a round what the devices in it cost, for millions.
+The memories of all devices stand in arrays that are changed in place: a round costs what the
+devices in it cost, of millions.
 """
 
 import dataclasses
@@ -20,70 +19,7 @@ from mf_aggregators import validation
 from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
 
 BYTES_PER_DEVICE = 13
-_NEVER = -1
 _MOST_PARTICIPATIONS = np.iinfo(np.int32).max
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TimerState:
-    """What all devices remember.
-
-    Attributes:
-      last_round: (num_clients,) int64: the last round each client took part in, -1 if none.
-      participations: (num_clients,) int64: how often each client took part.
-    """
-
-    last_round: np.ndarray
-    participations: np.ndarray
-
-
-def initial(num_clients: int) -> TimerState:
-    """Returns the memories of clients that never took part."""
-    return TimerState(
-        np.full(num_clients, _NEVER, dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
-    )
-
-
-def eligible(state: TimerState, participation: Participation, round_index: int) -> np.ndarray:
-    """Returns which clients may join a round.
-
-    Args:
-      state: What the devices remember.
-      participation: The schema: a client may join if the rounds it took part in,
-        together with this one, are a pattern of the schema.
-      round_index: The round, from 0; later than every round remembered.
-
-    Returns:
-      (num_clients,) bool.
-    """
-    first_time = state.participations == 0
-    if isinstance(participation, SingleParticipation):
-        return first_time
-    distance = round_index - state.last_round
-    if isinstance(participation, FixedEpochOrder):
-        separated = distance == participation.separation
-    else:
-        separated = distance >= participation.separation
-    limit = limit_of(participation)
-    below_limit = True if limit is None else state.participations < limit
-    return first_time | (separated & below_limit)
-
-
-def record(state: TimerState, clients: np.ndarray, round_index: int) -> TimerState:
-    """Returns the state after some clients took part in a round.
-
-    Args:
-      state: The state before.
-      clients: Indices of the clients, each at most once.
-      round_index: The round.
-
-    Returns:
-      The new state.
-    """
-    last_round, participations = state.last_round.copy(), state.participations.copy()
-    last_round[clients] = round_index
-    participations[clients] += 1
-    return TimerState(last_round, participations)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,6 @@ import numpy as np
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.privacy import participation_records
 from mf_aggregators.privacy.participation_records import RecordError
-from simulations.devices import participation_timers
-from simulations.devices.participation_timers import TimerState
 from simulations.runs import atomic_files
 
 
@@ -69,13 +67,6 @@ class ParticipationLedger:
             # The size is hashed too, so that no client can move to the next round unseen.
             digest.update(np.array([len(cohort), *np.sort(cohort)], "<i8").tobytes())
         return digest.hexdigest()
-
-    def timers(self) -> TimerState:
-        """Returns what the devices remember after the rounds so far."""
-        state = participation_timers.initial(len(self.client_ids))
-        for round_index, cohort in enumerate(self.cohorts):
-            state = participation_timers.record(state, cohort, round_index)
-        return state
 
     def rounds_of_clients(self) -> list[np.ndarray]:
         """Returns for each client the increasing rounds, from 0, that it took part in."""

@@ -24,7 +24,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
-from simulations.devices import device_populations, participation_timers
+from simulations.devices import device_populations
 from simulations.devices.availability import Always, Diurnal, Independent, Trace
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.devices.participation_timers import WallClockTimer
@@ -217,11 +217,12 @@ def test_a_cohort_of_other_devices_cannot_be_followed() -> None:
 def test_undisturbed_devices_are_drawn_among_those_whose_timers_allow_it(
     schema: Participation, num_devices: int, clients_per_round: int, seed: int
 ) -> None:
-    """By the timers that are values, and a plain draw."""
+    """By all patterns of the schema, and a plain draw."""
     population = DevicePopulation(num_devices, schema, clients_per_round, seed=seed)
-    state = participation_timers.initial(num_devices)
+    allowed = set(brute_force.patterns(schema, 12))
+    histories: list[tuple[int, ...]] = [()] * num_devices
     for index in range(12):
-        eligible = participation_timers.eligible(state, schema, index)
+        eligible = np.array([(*history, index) in allowed for history in histories])
         if np.count_nonzero(eligible) < clients_per_round:
             with pytest.raises(TooFewEligibleClientsError, match="participation timers allow"):
                 population.next_round()
@@ -232,7 +233,8 @@ def test_undisturbed_devices_are_drawn_among_those_whose_timers_allow_it(
         )
         assert found.num_eligible == found.num_available == np.count_nonzero(eligible)
         assert (found.attempts, found.start_seconds) == (1, 300.0 * index)
-        state = participation_timers.record(state, found.cohort, index)
+        for device in found.cohort:
+            histories[device] = (*histories[device], index)
 
 
 @given(_MODELS, _SCHEMAS, st.integers(0, 2**64), st.integers(20, 50))

@@ -51,15 +51,6 @@ def test_rounds_of_clients_are_the_cohorts_transposed(cohorts: list[list[int]]) 
         assert list(rounds[client]) == expected
 
 
-@given(_COHORTS)
-def test_timers_remember_the_ledger(cohorts: list[list[int]]) -> None:
-    ledger = _ledger(cohorts)
-    timers = ledger.timers()
-    for client, rounds in enumerate(ledger.rounds_of_clients()):
-        assert timers.participations[client] == len(rounds)
-        assert timers.last_round[client] == (rounds[-1] if len(rounds) else -1)
-
-
 def test_first_rounds() -> None:
     ledger = _ledger([[0, 1], [2], [3]])
     assert ledger.first_rounds(2).num_rounds == 2

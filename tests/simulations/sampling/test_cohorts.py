@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.accounting.sampling_schemes import PoissonSampling, SamplingScheme, Shuffling
 from mf_aggregators.participation import MinSeparation
-from simulations.devices import participation_timers
+from simulations.devices.participation_timers import DeviceTimers
 from simulations.sampling import cohorts, data_samplers
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.training import client_data
@@ -67,11 +67,11 @@ def test_plans_found_feasible_never_run_out_of_clients(
         cohorts.check_feasible(num_clients, cohort_size, separation, most, num_rounds)
     except TooFewEligibleClientsError:
         return
-    state = participation_timers.initial(num_clients)
+    timers = DeviceTimers.by_rounds(num_clients, schema)
     for round_index in range(num_rounds):
-        eligible = participation_timers.eligible(state, schema, round_index)
-        cohort = cohorts.draw(eligible, cohort_size, seed, round_index)
-        state = participation_timers.record(state, cohort, round_index)
+        timers.advance(round_index)
+        cohort = cohorts.draw(timers.eligible(), cohort_size, seed, round_index)
+        timers.record(cohort, round_index)
 
 
 @pytest.mark.parametrize(
