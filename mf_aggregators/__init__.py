@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
     accounting,
+    atomic_files,
     audit,
     checkpoints,
     factorizations,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__",
     "accounting",
+    "atomic_files",
     "audit",
     "band_choice",
     "checkpoints",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import markdown
 
+from mf_aggregators import atomic_files
 from reproduction import experiment as kinds
 from reproduction.experiment import Row
 from reproduction.results import Result
-from simulations.runs import atomic_files
 
 MARKDOWN_FILE = "report.md"
 HTML_FILE = "report.html"

@@ -10,10 +10,9 @@ import platform
 import re
 from typing import Any
 
-from mf_aggregators import __version__, figures
+from mf_aggregators import __version__, atomic_files, figures
 from reproduction import drawings
 from reproduction.experiment import Drawing, Row
-from simulations.runs import atomic_files
 
 # What draws figures is not among them: numbers do not follow from it.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from mf_aggregators import validation
+from mf_aggregators import atomic_files, validation
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.comparison import repeated_runs, run_comparisons, run_compositions
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
-from simulations.runs import atomic_files, run_options
+from simulations.runs import run_options
 
 MARKDOWN_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"

@@ -16,6 +16,7 @@ from typing import Any
 
 import tqdm
 
+from mf_aggregators import atomic_files
 from mf_aggregators.checkpoints import user_cache
 from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
 
@@ -76,10 +77,7 @@ class FederatedText:
             pass
         digest = _sha256(self.path, show_progress=True)
         try:
-            with federated_text.replaced_file(kept) as temporary:
-                pathlib.Path(temporary).write_text(
-                    json.dumps({"identity": identity, "sha256": digest}), encoding="utf-8"
-                )
+            atomic_files.write_text(kept, json.dumps({"identity": identity, "sha256": digest}))
         except OSError as error:
             _LOGGER.warning("Could not keep the hash of %s in %s: %s", self.path, kept, error)
         return digest

@@ -8,11 +8,11 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import os
 import pathlib
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator
+
+from mf_aggregators import atomic_files
 
 # The names in StackOverflow's own file.
 TRAIN = "train"
@@ -158,34 +158,6 @@ def _position(client_id: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-@contextlib.contextmanager
-def replaced_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a temporary file that takes a path's place once it is complete.
-
-    Args:
-        path: The file to write or replace. Its directory is created if it is missing.
-
-    Yields:
-        A path beside it to write to. It replaces `path` in one step when the context ends, and
-        is removed if that ends by an exception, so that nobody sees a half-written file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    os.close(descriptor)
-    temporary = pathlib.Path(name)
-    try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        # mkstemp allows nobody else to read; a data set has no secrets.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCounts]:
     """Writes examples to a file that TFF's `SqlClientData` reads.
 
@@ -212,7 +184,8 @@ def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCou
             numbers[example.client_id, example.split] += 1
             yield example.split, example.client_id, serialize(example)
 
-    with replaced_file(path) as temporary:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_files.replacing(path) as temporary:
         connection = sqlite3.connect(temporary)
         try:
             # The file is not seen before it is complete, so a journal protects nothing.

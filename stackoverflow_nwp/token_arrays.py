@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import tqdm
 
+from mf_aggregators import atomic_files
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp import vocabulary as vocabulary_lib
 from stackoverflow_nwp.token_cache import TokenCache
@@ -337,7 +338,7 @@ def load_token_arrays(
         return arrays
     arrays = tokenize_split(path, split, tokenizer, show_progress)
     try:
-        with federated_text.replaced_file(cache) as temporary, open(temporary, "wb") as file:
+        with atomic_files.writing(cache) as file:
             np.savez(
                 file,
                 key=np.array(key),

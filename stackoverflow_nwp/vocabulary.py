@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tqdm
 
+from mf_aggregators import atomic_files
 from stackoverflow_nwp import federated_text
 
 _LOGGER = logging.getLogger(__name__)
@@ -62,9 +63,8 @@ def write_word_counts(path: pathlib.Path, word_counts: dict[str, int]) -> None:
         path: The file, replaced in one step if it is there.
         word_counts: Counts by word, in the order to write.
     """
-    with federated_text.replaced_file(path) as temporary:
-        lines = (f"{word} {count}\n" for word, count in word_counts.items())
-        temporary.write_text("".join(lines), encoding="utf-8")
+    lines = (f"{word} {count}\n" for word, count in word_counts.items())
+    atomic_files.write_text(path, "".join(lines))
 
 
 def read_word_counts(path: pathlib.Path) -> dict[str, int]:

@@ -11,12 +11,11 @@ import json
 import math
 import os
 import pathlib
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mf_aggregators import version
+from mf_aggregators import atomic_files, version
 from mf_aggregators.checkpoints import format, user_cache
 from mf_aggregators.factorizations import Factorization
 
@@ -117,13 +116,7 @@ def fetch_number(
     text = json.dumps({**contents, "sha256": _digest(contents)}) + "\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor, staging = tempfile.mkstemp(prefix=f".{entry.name}.", dir=directory)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(staging, entry)
-        finally:
-            pathlib.Path(staging).unlink(missing_ok=True)
+        atomic_files.write_text(entry, text)
     except OSError as error:
         warnings.warn(
             f"{entry} cannot be written: {error.strerror}. The number is used without being kept.",

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import atomic_files, version, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators import version, workloads
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.participation import Participation, SingleParticipation
@@ -82,10 +82,11 @@ def save(
         )
         try:
             text = json.dumps(description, indent=2) + "\n"
-            _write_durably(staging / ARRAYS_FILE, arrays)
-            _write_durably(staging / DESCRIPTION_FILE, text.encode())
-            staging.chmod(0o777 & ~_umask())
+            atomic_files.write_bytes(staging / ARRAYS_FILE, arrays)
+            atomic_files.write_text(staging / DESCRIPTION_FILE, text)
+            staging.chmod(atomic_files.usual_mode(0o777))
             _move_into_place(staging, target)
+            atomic_files.synchronise(target.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
@@ -294,13 +295,6 @@ def _is_replaceable(target: pathlib.Path) -> bool:
     return {entry.name for entry in target.iterdir()} <= {DESCRIPTION_FILE, ARRAYS_FILE}
 
 
-def _write_durably(path: pathlib.Path, contents: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(contents)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _move_into_place(staging: pathlib.Path, target: pathlib.Path) -> None:
     if not target.exists():
         staging.rename(target)
@@ -315,10 +309,3 @@ def _move_into_place(staging: pathlib.Path, target: pathlib.Path) -> None:
         aside.rename(target)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _umask() -> int:
-    # Python can read the mask only by setting it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -24,14 +24,14 @@ from typing import Any
 
 import tqdm
 
-from mf_aggregators import memory
+from mf_aggregators import atomic_files, memory
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from simulations.comparison import run_processes
 from simulations.comparison.run_processes import Ended, RunProcesses
-from simulations.runs import atomic_files, run_conditions, run_directory, run_options
+from simulations.runs import run_conditions, run_directory, run_options
 from simulations.workers import quiet
 
 # Commands by module, which are started and never imported: they import this package.

@@ -8,10 +8,10 @@ import os
 
 import numpy as np
 
+from mf_aggregators import atomic_files
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.privacy import participation_records
 from mf_aggregators.privacy.participation_records import RecordError
-from simulations.runs import atomic_files
 
 
 class LedgerError(ValueError):
@@ -99,8 +99,7 @@ class ParticipationLedger:
         # own when it is collected.
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
-        with atomic_files.writing(path) as file:
-            file.write(archive.getbuffer())
+        atomic_files.write_bytes(path, archive.getbuffer())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from simulations.runs import atomic_files
+from mf_aggregators import atomic_files
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.csv"

@@ -15,8 +15,7 @@ import matplotlib.figure
 import numpy as np
 import scipy.stats
 
-from mf_aggregators import figures
-from simulations.runs import atomic_files
+from mf_aggregators import atomic_files, figures
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]

@@ -10,14 +10,14 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, atomic_files
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
-from simulations.runs import atomic_files, sampled_participation
+from simulations.runs import sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.sampling import data_samplers

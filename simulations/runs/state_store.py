@@ -20,11 +20,12 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from mf_aggregators import atomic_files
 from mf_aggregators.tff import declared_participation
-from simulations.runs import atomic_files
-from simulations.runs.atomic_files import DamagedDirectoryError
+from simulations.runs import sealed_directories
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
+from simulations.runs.sealed_directories import DamagedDirectoryError
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class StateStore:
         written = unfinished / f"{STATE_PREFIX}{version}"
         (written / _LEDGER_DIGEST_FILE).write_text(ledger_digest + "\n", encoding="ascii")
         # On disk before it takes its name: a loss of power must not leave a name without contents.
-        atomic_files.seal(written, _title(version))
+        sealed_directories.seal(written, _title(version))
         written.rename(self._path(version))
         atomic_files.synchronise(self._directory)
 
@@ -207,7 +208,7 @@ class StateStore:
 
     def _read(self, version: int, initial_state: Any) -> Any:
         # TFF finds no fault with most altered bytes, those of the seed and the model among them.
-        atomic_files.check_seal(self._path(version), _title(version))
+        sealed_directories.check_seal(self._path(version), _title(version))
         manager = _manager(self._directory)
         try:
             return asyncio.run(manager.load(version, initial_state))

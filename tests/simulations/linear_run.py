@@ -22,10 +22,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators import atomic_files
 from mf_aggregators.noise.row_layout import CHUNK
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from simulations.runs import atomic_files, training_loop
+from simulations.runs import training_loop
 from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun
 from simulations.workers import quiet

@@ -17,7 +17,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulations.runs import atomic_files
+from simulations.runs import sealed_directories
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 from simulations.runs.state_store import Progress, StateNotSavedError, StateStore
 
@@ -166,7 +166,7 @@ def _directory_in_place_of_a_file(newest: pathlib.Path, path: pathlib.Path) -> N
         "fingerprint.pb",
         "variables/variables.index",
         "variables/variables.data-00000-of-00001",
-        atomic_files.CHECKSUM_FILE,
+        sealed_directories.CHECKSUM_FILE,
     ],
 )
 def test_a_harmed_file_falls_back(
@@ -197,7 +197,7 @@ def _empty(newest: pathlib.Path) -> None:
 
 
 def _without_checksums(newest: pathlib.Path) -> None:
-    (newest / atomic_files.CHECKSUM_FILE).unlink()
+    (newest / sealed_directories.CHECKSUM_FILE).unlink()
 
 
 def _state_of_another_round(newest: pathlib.Path) -> None:
@@ -265,8 +265,8 @@ def test_a_state_that_the_manager_cannot_load_falls_back_and_its_values_stay_sec
 ) -> None:
     newest = run / "states" / "round_3"
     (newest / "saved_model.pb").write_bytes(b"no model")
-    (newest / atomic_files.CHECKSUM_FILE).unlink()
-    atomic_files.seal(newest, "state after round 3")
+    (newest / sealed_directories.CHECKSUM_FILE).unlink()
+    sealed_directories.seal(newest, "state after round 3")
     _assert_goes_on_from(_store(run), 2)
     assert "round_3 cannot be loaded" in caplog.text
 
@@ -434,7 +434,9 @@ def test_whenever_a_save_is_cut_off_the_state_before_or_after_it_is_there(
         assert not [name for name in _names(cut / "states") if "temp" in name]
         # Damage to the newest of them still leaves one: nothing is removed too early.
         older = progress.num_rounds - 1
-        atomic_files.check_seal(cut / "states" / f"round_{older}", f"state after round {older}")
+        sealed_directories.check_seal(
+            cut / "states" / f"round_{older}", f"state after round {older}"
+        )
     assert reached == sorted(reached)
     assert set(reached) == {3, 4}
 

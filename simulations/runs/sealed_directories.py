@@ -1,13 +1,10 @@
-"""Files that are written whole or not at all, and directories that know their contents."""
+"""Directories that hold the checksums of their files, so that no damage is overlooked."""
 
-import contextlib
-import glob
 import hashlib
 import os
 import pathlib
-import tempfile
-from collections.abc import Iterator
-from typing import IO
+
+from mf_aggregators import atomic_files
 
 CHECKSUM_FILE = "SHA256SUMS"
 
@@ -16,81 +13,6 @@ _CHUNK_BYTES = 1 << 20
 
 class DamagedDirectoryError(ValueError):
     """A directory that is not as it was written; the message names the file and the reason."""
-
-
-@contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Opens a binary file that takes its name only once it is complete and on disk.
-
-    Args:
-      path: The file; what stands there is replaced.
-
-    Yields:
-      A file to write to. If the block raises, the file at ``path`` stays as it was.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
-    target = pathlib.Path(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    partial = pathlib.Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            # mkstemp makes files that only the owner can read.
-            mask = os.umask(0o022)
-            os.umask(mask)
-            os.fchmod(file.fileno(), 0o666 & ~mask)
-            os.fsync(file.fileno())
-        partial.replace(target)
-        synchronise(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def remove_unfinished(path: str | os.PathLike[str]) -> None:
-    """Removes what processes that were killed in :func:`writing` have left of a file.
-
-    Args:
-      path: The file; it stays itself. No other process may be writing it.
-
-    Raises:
-      OSError: If something cannot be removed.
-    """
-    target = pathlib.Path(path)
-    for partial in target.parent.glob(f".{glob.escape(target.name)}.*"):
-        partial.unlink(missing_ok=True)
-
-
-def synchronise(path: pathlib.Path) -> None:
-    """Waits until a file's contents, or a directory's entries, are on the disk itself.
-
-    Args:
-      path: The file or directory.
-
-    Raises:
-      OSError: If it cannot be opened, or the disk has refused a part of it.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a UTF-8 text file, whole or not at all.
-
-    Args:
-      path: The file; what stands there is replaced.
-      text: Its contents.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
-    with writing(path) as file:
-        file.write(text.encode("utf-8"))
 
 
 def seal(directory: str | os.PathLike[str], title: str) -> None:
@@ -106,9 +28,9 @@ def seal(directory: str | os.PathLike[str], title: str) -> None:
       OSError: If a file cannot be read or the disk refuses one.
     """
     directory = pathlib.Path(directory)
-    write_text(directory / CHECKSUM_FILE, _checksums(directory, title))
+    atomic_files.write_text(directory / CHECKSUM_FILE, _checksums(directory, title))
     for path in (*directory.rglob("*"), directory):
-        synchronise(path)
+        atomic_files.synchronise(path)
 
 
 def check_seal(directory: str | os.PathLike[str], title: str) -> None:
