@@ -48,12 +48,12 @@ def table(
     for label, factorization in _mechanisms(num_rounds, schema, workspace):
         recursion = factorization.noise_recursion()
         kept = recursion.floats_per_parameter
-        rmse = factorization.rmse(workload, schema)
+        errors = factorization.errors(workload, schema)
         cost = costs.choose(recursion, num_parameters)
         found[label] = (
-            rmse,
-            factorization.max_error(workload, schema),
-            rmse / floor.rmse,
+            errors.rmse,
+            errors.max_error,
+            errors.rmse / floor.rmse,
             kept * num_parameters * _BYTES_OF_FLOAT / 1e9,
             cost.seconds_per_round,
             cost.memory_bytes / 1e9,

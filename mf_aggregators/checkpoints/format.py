@@ -213,8 +213,7 @@ def _describe(
     factorization: Factorization, workload: Mapping[str, Any], schema: Participation
 ) -> dict[str, Any]:
     described = workloads.describe(workload, factorization.num_rounds)
-    sensitivity = factorization.sensitivity(schema)
-    variances = sensitivity.value**2 * factorization.squared_decoder_rows(described)
+    errors = factorization.errors(described, schema)
     return {
         "format_version": FORMAT_VERSION,
         "library_version": version.__version__,
@@ -230,11 +229,9 @@ def _describe(
         "errors": {
             "workload": dict(workload),
             "participation": participations.to_dict(schema),
-            "sensitivity": sensitivity.value,
-            "sensitivity_is_exact": sensitivity.is_exact,
-            "total_error": float(np.sqrt(np.sum(variances))),
-            "rmse": float(np.sqrt(np.mean(variances))),
-            "max_error": float(np.sqrt(np.max(variances))),
+            "sensitivity": errors.sensitivity.value,
+            "sensitivity_is_exact": errors.sensitivity.is_exact,
+            **errors.to_dict(),
         },
     }
 

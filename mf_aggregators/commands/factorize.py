@@ -11,7 +11,6 @@ import time
 import warnings
 from typing import Any
 
-import numpy as np
 from absl import flags
 
 from mf_aggregators import checkpoints, lower_bounds, memory, workloads
@@ -72,8 +71,7 @@ def main(values: flags.FlagValues) -> None:
         participation=schema,
         overwrite=values.overwrite,
     )
-    sensitivity = factorization.sensitivity(schema)
-    variances = sensitivity.value**2 * factorization.squared_decoder_rows(workload)
+    errors = factorization.errors(workload, schema)
     bound = lower_bounds.compute(workload, schema)
     gap = mechanism_flags.gap_for(factorization, workload, schema)
     if gap is None and factorization.optimality_gap is not None:
@@ -84,11 +82,9 @@ def main(values: flags.FlagValues) -> None:
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
-        "sensitivity": sensitivity.value,
-        "sensitivity_is_exact": sensitivity.is_exact,
-        "total_error": float(np.sqrt(np.sum(variances))),
-        "rmse": float(np.sqrt(np.mean(variances))),
-        "max_error": float(np.sqrt(np.max(variances))),
+        "sensitivity": errors.sensitivity.value,
+        "sensitivity_is_exact": errors.sensitivity.is_exact,
+        **errors.to_dict(),
         "rmse_lower_bound": None if bound is None else bound.rmse,
         "optimality_gap": gap,
         "seconds": seconds,

@@ -106,8 +106,7 @@ def main(values: flags.FlagValues) -> None:
         mechanism_flags.workload_description(values) or description["errors"]["workload"]
     )
     workload = workloads.describe(workload_description, factorization.num_rounds)
-    sensitivity = factorization.sensitivity(schema)
-    variances = sensitivity.value**2 * factorization.squared_decoder_rows(workload)
+    errors = factorization.errors(workload, schema)
     bound = lower_bounds.compute(workload, schema)
     multiplier = mechanism_flags.noise_multiplier(values)
     for name in ("ledger", "clients_per_round"):
@@ -115,21 +114,18 @@ def main(values: flags.FlagValues) -> None:
             getattr(values, name) is None or multiplier is not None,
             f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
         )
-    rmse = float(np.sqrt(np.mean(variances)))
     recursion = factorization.noise_recursion()
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
         "workload": workload_description["name"],
         "participation": str(schema),
-        "sensitivity": sensitivity.value,
-        "sensitivity_is_exact": sensitivity.is_exact,
-        "sensitivity_theorem": sensitivity.theorem,
-        "total_error": float(np.sqrt(np.sum(variances))),
-        "rmse": rmse,
-        "max_error": float(np.sqrt(np.max(variances))),
+        "sensitivity": errors.sensitivity.value,
+        "sensitivity_is_exact": errors.sensitivity.is_exact,
+        "sensitivity_theorem": errors.sensitivity.theorem,
+        **errors.to_dict(),
         "rmse_lower_bound": None if bound is None else bound.rmse,
-        "rmse_over_lower_bound": None if bound is None else rmse / bound.rmse,
+        "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
         "optimality_gap": mechanism_flags.gap_for(factorization, workload, schema),
         "noise_state_floats_per_parameter": recursion.floats_per_parameter,
         "rows_of_z_per_round": recursion.rows_of_z_per_round,
@@ -137,7 +133,7 @@ def main(values: flags.FlagValues) -> None:
         "effective_rmse": (
             None
             if multiplier is None or values.clients_per_round is None
-            else multiplier * rmse / values.clients_per_round
+            else multiplier * errors.rmse / values.clients_per_round
         ),
         "zcdp_rho": None if multiplier is None else accounting.zcdp_rho(multiplier),
         "epsilon": None if multiplier is None else accounting.epsilon(multiplier, values.delta),
@@ -153,7 +149,8 @@ def main(values: flags.FlagValues) -> None:
         realised = ledger_report.fields(record, factorization, schema, multiplier, values.delta)
         fields |= realised
     if values.figure is not None:
-        _draw(factorization, workload, schema, variances, pathlib.Path(values.figure))
+        deviations = np.sqrt(errors.per_round_variance)
+        _draw(factorization, workload, schema, deviations, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     fields["seconds"] = time.monotonic() - start
     text = command_line.table(list(fields.items()))
@@ -192,7 +189,7 @@ def _draw(
     factorization: Factorization,
     workload: workloads.Workload,
     schema: participations.Participation,
-    variances: np.ndarray,
+    deviations: np.ndarray,
     path: pathlib.Path,
 ) -> None:
     # matplotlib takes a second to import, which only this flag needs.
@@ -204,7 +201,7 @@ def _draw(
     figures.lines(
         error_axes,
         {
-            factorization.mechanism: (rounds, np.sqrt(variances)),
+            factorization.mechanism: (rounds, deviations),
             "independent noise": (
                 rounds,
                 np.sqrt(independent.per_round_variance(workload, schema)),

@@ -1,6 +1,7 @@
 """The interface that every factorization A = BC shares."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,38 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Errors:
+    """The errors of a factorization at sensitivity 1 and noise multiplier 1.
+
+    Attributes:
+      sensitivity: sens(C) under the schema that the errors are stated for.
+      per_round_variance: (n,) float64: sens(C)^2 ||row i of B||^2 for each round i.
+    """
+
+    sensitivity: Sensitivity
+    per_round_variance: np.ndarray
+
+    @property
+    def total_error(self) -> float:
+        """The root of the summed variances: the papers' sqrt(L), sens(C) ||B||_F."""
+        return float(np.sqrt(np.sum(self.per_round_variance)))
+
+    @property
+    def rmse(self) -> float:
+        """The root of the mean variance over rounds."""
+        return float(np.sqrt(np.mean(self.per_round_variance)))
+
+    @property
+    def max_error(self) -> float:
+        """The root of the largest variance of any round."""
+        return float(np.sqrt(np.max(self.per_round_variance)))
+
+    def to_dict(self) -> dict[str, float]:
+        """Returns ``total_error``, ``rmse`` and ``max_error``, for reports and checkpoints."""
+        return {name: getattr(self, name) for name in ("total_error", "rmse", "max_error")}
 
 
 class Factorization(abc.ABC):
@@ -215,8 +248,8 @@ class Factorization(abc.ABC):
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         return sensitivities.compute(self.strategy_matrix()[:rounds, :rounds], participation)
 
-    def per_round_variance(self, workload: Any, participation: Participation) -> np.ndarray:
-        """Returns sens(C)^2 ||row i of B||^2 for each round i: shape (n,), float64.
+    def errors(self, workload: Any, participation: Participation) -> Errors:
+        """Returns all errors of the outputs A x for a workload A.
 
         Args:
           workload: A, an (n, n) lower-triangular array or a ``workloads.Workload``, with
@@ -224,19 +257,24 @@ class Factorization(abc.ABC):
           participation: The schema under which C has sensitivity sens(C).
 
         Returns:
-          The variances at sensitivity 1 and noise multiplier 1.
+          The errors at sensitivity 1 and noise multiplier 1.
 
         Raises:
           ValueError: As :meth:`decoder_matrix` does.
         """
         squared_rows = self.squared_decoder_rows(workload)
-        return self.sensitivity(participation).value ** 2 * squared_rows
+        sensitivity = self.sensitivity(participation)
+        return Errors(sensitivity, sensitivity.value**2 * squared_rows)
+
+    def per_round_variance(self, workload: Any, participation: Participation) -> np.ndarray:
+        """Returns sens(C)^2 ||row i of B||^2 for each round i, (n,) float64: see :meth:`errors`."""
+        return self.errors(workload, participation).per_round_variance
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2 for each round i: shape (n,), float64.
 
         Args:
-          workload: A, as in :meth:`per_round_variance`.
+          workload: A, as in :meth:`errors`.
 
         Returns:
           The squared norms.
@@ -248,16 +286,16 @@ class Factorization(abc.ABC):
         return np.einsum("ij,ij->i", decoder, decoder)
 
     def total_error(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the summed variances: the papers' sqrt(L), sens(C) ||B||_F."""
-        return float(np.sqrt(np.sum(self.per_round_variance(workload, participation))))
+        """Returns the root of the summed variances: see :meth:`errors`."""
+        return self.errors(workload, participation).total_error
 
     def rmse(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the mean variance over rounds."""
-        return float(np.sqrt(np.mean(self.per_round_variance(workload, participation))))
+        """Returns the root of the mean variance over rounds: see :meth:`errors`."""
+        return self.errors(workload, participation).rmse
 
     def max_error(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the largest variance of any round."""
-        return float(np.sqrt(np.max(self.per_round_variance(workload, participation))))
+        """Returns the root of the largest variance of any round: see :meth:`errors`."""
+        return self.errors(workload, participation).max_error
 
     def _checked(self, workload: Any) -> np.ndarray:
         if isinstance(workload, Workload):

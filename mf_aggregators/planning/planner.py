@@ -405,9 +405,7 @@ def _candidate(
     assert proposal.compute is not None
     factorization, schema = proposal.compute(), proposal.participation
     workload = workloads.Workload("prefix_sum", setting.num_rounds)
-    variances = factorization.per_round_variance(workload, schema)
-    rmse = float(np.sqrt(np.mean(variances)))
-    max_error = float(np.sqrt(np.max(variances)))
+    errors = factorization.errors(workload, schema)
     bound = None
     if proposal.scheme is None:
         multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
@@ -425,13 +423,15 @@ def _candidate(
         participation=schema,
         sampling=proposal.scheme,
         base=proposal.base,
-        rmse=rmse,
-        max_error=max_error,
+        rmse=errors.rmse,
+        max_error=errors.max_error,
         noise_multiplier=multiplier,
-        effective_rmse=rmse * multiplier / setting.clients_per_round,
-        max_effective_error=max_error * multiplier / setting.clients_per_round,
-        over_lower_bound=None if bound is None else rmse / bound.rmse,
-        kept_bytes=(_BYTES_OF_FLOAT * setting.model_size * recursion.floats_per_parameter),
+        effective_rmse=errors.rmse * multiplier / setting.clients_per_round,
+        max_effective_error=errors.max_error * multiplier / setting.clients_per_round,
+        over_lower_bound=None if bound is None else errors.rmse / bound.rmse,
+        kept_bytes=(
+            _BYTES_OF_FLOAT * setting.model_size * recursion.floats_per_parameter
+        ),
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
     )

@@ -144,6 +144,9 @@ def test_a_described_workload_gives_the_errors_of_its_matrix(name: str) -> None:
             )
             expected_errors = np.sqrt([np.sum(variances), np.mean(variances), np.max(variances)])
             np.testing.assert_allclose(errors, expected_errors, rtol=1e-9)
+            found = factorization.errors(workload, schema)
+            assert tuple(found.to_dict().values()) == errors
+            assert found.sensitivity == factorization.sensitivity(schema)
 
 
 @every_mechanism
