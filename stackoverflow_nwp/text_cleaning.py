@@ -99,18 +99,6 @@ def tokenize(sentence: str) -> tuple[str, ...]:
     return tuple(_TOKEN.findall(lowered.encode("ascii", "ignore").decode("ascii")))
 
 
-def count_words(tokens: Sequence[str]) -> int:
-    """Counts the tokens that are words.
-
-    Args:
-        tokens: Tokens of a sentence.
-
-    Returns:
-        How many of them are made of letters (with inner apostrophes and hyphens).
-    """
-    return sum(1 for token in tokens if _WORD.match(token))
-
-
 def is_prose(tokens: Sequence[str]) -> bool:
     """Tells a sentence from a heading, a list of symbols and a remnant of code.
 

@@ -10,7 +10,6 @@ neither the data nor what was released had a part in the decision to stop.
 """
 
 import math
-from collections.abc import Iterable
 
 from mf_aggregators import accounting, validation
 from mf_aggregators.accounting.sampling_schemes import (
@@ -117,10 +116,6 @@ class PrivacyBudget:
             self._spent.append(max(self._spent[-1], epsilon))
         return self._spent[point]
 
-    def curve(self, rounds: Iterable[int]) -> list[float]:
-        """Returns :meth:`spent` for several numbers of rounds."""
-        return [self.spent(each) for each in rounds]
-
     def _epsilon_of_first(self, rounds: int) -> float:
         plan = self.planned
         if math.isinf(plan.epsilon):
@@ -136,31 +131,3 @@ def _sampled_prefix(plan: Guarantee, factorization: Factorization, rounds: int) 
     # Who was drawn plays no part in an amplified guarantee.
     nobody = RealisedParticipation(rounds, 0, None, 0, keeps_sampling=True)
     return guarantees.realised(plan, factorization, nobody)
-
-
-def spent(
-    factorization: Factorization,
-    plan: Participation | SamplingScheme,
-    noise_multiplier: float,
-    delta: float,
-    rounds: int,
-) -> float:
-    """Returns the epsilon of the releases of the first rounds of a run.
-
-    For more than one number of rounds, a :class:`PrivacyBudget` keeps what it has computed.
-
-    Args:
-      factorization: As in :class:`PrivacyBudget`.
-      plan: The participation schema or the sampling scheme.
-      noise_multiplier: Relative to what the plan says.
-      delta: The delta of the guarantee.
-      rounds: How many rounds were released, 0 to n.
-
-    Returns:
-      Epsilon, computed for this very number of rounds.
-
-    Raises:
-      TypeError: As :class:`PrivacyBudget` does.
-      ValueError: As :class:`PrivacyBudget` and :meth:`PrivacyBudget.spent` do.
-    """
-    return PrivacyBudget(factorization, plan, noise_multiplier, delta, every=1).spent(rounds)
