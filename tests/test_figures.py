@@ -225,8 +225,9 @@ def _metrics(num_rounds: int, scale: float, is_private: bool, has_others: bool) 
     [(1, 1.0, True), (3, 1e-9, False), (3, 3e12, True), (200, 1.0, True), (10_000, 1.0, False)],
 )
 def test_figures_of_runs(num_rounds: int, scale: float, is_private: bool) -> None:
-    figure = run_figures.run_figure(
+    figure = run_figures.draw(
         _metrics(num_rounds, scale, is_private, num_rounds > 3),
+        None,
         f"{_LONG} {_LONG} 1",
         clip_norm=1.2 * scale,
         planned_epsilon=8.0 if is_private else math.inf,
@@ -264,7 +265,7 @@ def test_figures_of_comparisons(names: list[str], factor: float, num_runs: int) 
         for place, name in enumerate(names)
     ]
     for shown in ([], accuracies):
-        figure = run_figures.comparison_figure(series, title=_LONG, accuracies=shown, factor=factor)
+        figure = run_figures.compare(series, None, title=_LONG, accuracies=shown, factor=factor)
         assert figure_checks.faults(figure) == []
 
 

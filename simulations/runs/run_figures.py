@@ -71,14 +71,14 @@ class _Panel:
 
 def draw(
     rows: Sequence[Row],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     title: str,
     *,
     clip_norm: float | None = None,
     planned_epsilon: float | None = None,
     delta: float | None = None,
     clients_per_round: int | None = None,
-) -> None:
+) -> matplotlib.figure.Figure:
     """Draws the figure of a run and writes it, whole or not at all.
 
     Its panels are accuracy, loss, norms of the clients' updates, how many of them were clipped
@@ -94,7 +94,7 @@ def draw(
         ``epsilon_spent`` to numbers or their text. Others are not looked at; a row without
         its round is left out.
       path: The file; its suffix, ``.png``, ``.pdf`` or ``.svg``, is its format. What stands
-        there is replaced.
+        there is replaced. None for none.
       title: What stands above.
       clip_norm: Drawn as a level beside the norms of updates.
       planned_epsilon: Drawn as a level beside the budget that was spent; None or infinity
@@ -102,31 +102,13 @@ def draw(
       delta: The delta of both the planned and the spent epsilon, for the label.
       clients_per_round: Drawn as a level beside the clients who might have joined.
 
+    Returns:
+      The figure.
+
     Raises:
       OSError: If the file cannot be written.
       ValueError: If the suffix is another.
     """
-    figure = run_figure(
-        rows,
-        title,
-        clip_norm=clip_norm,
-        planned_epsilon=planned_epsilon,
-        delta=delta,
-        clients_per_round=clients_per_round,
-    )
-    _write(figure, path)
-
-
-def run_figure(
-    rows: Sequence[Row],
-    title: str,
-    *,
-    clip_norm: float | None = None,
-    planned_epsilon: float | None = None,
-    delta: float | None = None,
-    clients_per_round: int | None = None,
-) -> matplotlib.figure.Figure:
-    """Returns the figure that :func:`draw` writes; the arguments are the same."""
     at_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
     panels = (
         _Panel(
@@ -187,6 +169,7 @@ def run_figure(
         axes[0].text(0.5, 0.5, "no metrics", ha="center", va="center")
     figures.heading(figure, title)
     figure.align_ylabels()
+    _write(figure, path)
     return figure
 
 
@@ -275,47 +258,7 @@ def mean_curve(runs: Sequence[Sequence[Row]], name: str, confidence: float = 0.9
 
 def compare(
     series: Mapping[str, Sequence[Sequence[Row]]],
-    path: str | os.PathLike[str],
-    *,
-    title: str = "",
-    accuracies: Sequence[figures.Interval] = (),
-    name: str = "heldout_accuracy",
-    label: str = "held-out accuracy, %",
-    factor: float = 100.0,
-    confidence: float = 0.95,
-) -> None:
-    """Draws one metric of several mechanisms, each a mean with an interval over seeds.
-
-    Args:
-      series: For each mechanism, by its name, the rows of ``metrics.csv`` of its runs, one
-        for each seed. Each mechanism has a panel of its own, where the others are pale.
-      path: The file; its suffix, ``.png``, ``.pdf`` or ``.svg``, is its format.
-      title: What stands above.
-      accuracies: Test accuracies in percent, drawn in the first panel; none for no such panel.
-      name: The column of ``metrics.csv``.
-      label: The label of the vertical axis.
-      factor: What values are multiplied by: 100 for per cent.
-      confidence: The confidence of the interval of the mean; see :func:`mean_curve`.
-
-    Raises:
-      OSError: If the file cannot be written.
-      ValueError: If a mechanism has no run, nothing can be drawn, or an argument is out of
-        its range.
-    """
-    figure = comparison_figure(
-        series,
-        title=title,
-        accuracies=accuracies,
-        name=name,
-        label=label,
-        factor=factor,
-        confidence=confidence,
-    )
-    _write(figure, path)
-
-
-def comparison_figure(
-    series: Mapping[str, Sequence[Sequence[Row]]],
+    path: str | os.PathLike[str] | None,
     *,
     title: str = "",
     accuracies: Sequence[figures.Interval] = (),
@@ -324,7 +267,27 @@ def comparison_figure(
     factor: float = 100.0,
     confidence: float = 0.95,
 ) -> matplotlib.figure.Figure:
-    """Returns the figure that :func:`compare` writes; the arguments are the same."""
+    """Draws one metric of several mechanisms, each a mean with an interval over seeds.
+
+    Args:
+      series: For each mechanism, by its name, the rows of ``metrics.csv`` of its runs, one
+        for each seed. Each mechanism has a panel of its own, where the others are pale.
+      path: The file; its suffix, ``.png``, ``.pdf`` or ``.svg``, is its format. None for none.
+      title: What stands above.
+      accuracies: Test accuracies in percent, drawn in the first panel; none for no such panel.
+      name: The column of ``metrics.csv``.
+      label: The label of the vertical axis.
+      factor: What values are multiplied by: 100 for per cent.
+      confidence: The confidence of the interval of the mean; see :func:`mean_curve`.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: If the file cannot be written.
+      ValueError: If a mechanism has no run, nothing can be drawn, or an argument is out of
+        its range.
+    """
     curves = {each: mean_curve(runs, name, confidence) for each, runs in series.items()}
     for each, curve in curves.items():
         if len(curve.rounds) == 0:
@@ -371,6 +334,7 @@ def comparison_figure(
             + ("; grey: the other mechanisms" if len(curves) > 1 else "")
         )
     figures.heading(figure, "\n".join(words))
+    _write(figure, path)
     return figure
 
 
@@ -413,7 +377,9 @@ def _limits(curves: Mapping[str, MeanCurve], factor: float) -> tuple[float, floa
     return (0.0 if least >= 0.0 > low - margin else low - margin), high + margin
 
 
-def _write(figure: matplotlib.figure.Figure, path: str | os.PathLike[str]) -> None:
+def _write(figure: matplotlib.figure.Figure, path: str | os.PathLike[str] | None) -> None:
+    if path is None:
+        return
     suffix = pathlib.Path(path).suffix.lower()
     if suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"a figure is a .png, .pdf or .svg file, found {os.fspath(path)!r}.")

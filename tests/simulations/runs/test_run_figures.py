@@ -68,8 +68,9 @@ def _lines(axes: Any) -> dict[str, Any]:
 
 
 def test_a_run_has_all_panels_with_its_numbers() -> None:
-    figure = run_figures.run_figure(
+    figure = run_figures.draw(
         _rows(),
+        None,
         "banded",
         clip_norm=1.5,
         planned_epsilon=8.0,
@@ -117,7 +118,7 @@ def test_rows_out_of_order_are_sorted_and_rows_without_a_round_left_out() -> Non
         {"round": "", "train_loss": "3.0"},
         {"train_loss": "3.0"},
     ]
-    figure = run_figures.run_figure(rows, "")
+    figure = run_figures.draw(rows, None, "")
     assert _lines(_axes(figure)["loss"])["training"][0] == [1, 2, 3, 4]
 
 
@@ -126,16 +127,16 @@ def test_panels_without_data_are_left_out() -> None:
         {"round": 1, "train_loss": 2.0},
         {"round": 2, "train_loss": "", "update_norm": None},
     ]
-    figure = run_figures.run_figure(rows, "", clip_norm=1.0, planned_epsilon=math.inf)
+    figure = run_figures.draw(rows, None, "", clip_norm=1.0, planned_epsilon=math.inf)
     assert list(_axes(figure)) == ["loss"]
     spent = [{"round": 1, "epsilon_spent": 1.0}]
-    figure = run_figures.run_figure(spent, "", planned_epsilon=math.inf)
+    figure = run_figures.draw(spent, None, "", planned_epsilon=math.inf)
     assert set(_lines(_axes(figure)["epsilon"])) == {"spent"}
 
 
 @pytest.mark.parametrize("rows", [[], [{"round": "1"}], [{"round": "1", "train_loss": "nan"}]])
 def test_a_run_without_metrics_says_so(rows: list[dict[str, str]], tmp_path: pathlib.Path) -> None:
-    figure = run_figures.run_figure(rows, "")
+    figure = run_figures.draw(rows, None, "")
     assert [text.get_text() for text in figure.axes[0].texts] == ["no metrics"]
     run_figures.draw(rows, tmp_path / "run.png", "empty")
     assert (tmp_path / "run.png").read_bytes().startswith(_PNG)
@@ -159,16 +160,16 @@ def test_a_run_without_metrics_says_so(rows: list[dict[str, str]], tmp_path: pat
 )
 @settings(deadline=None, max_examples=25)
 def test_no_cell_breaks_a_figure(rows: list[dict[str, Any]]) -> None:
-    figure = run_figures.run_figure(rows, "any", clip_norm=1.0)
+    figure = run_figures.draw(rows, None, "any", clip_norm=1.0)
     figure.savefig(io.BytesIO(), format="png", dpi=20)
 
 
 def test_norms_of_zero_are_drawn(tmp_path: pathlib.Path) -> None:
     rows = [{"round": i, "noise_norm": 0.0, "released_norm": 0.0} for i in range(3)]
     run_figures.draw(rows, tmp_path / "run.png", "no noise")
-    assert _axes(run_figures.run_figure(rows, ""))["L2 norm of a round"].get_yscale() == "linear"
+    assert _axes(run_figures.draw(rows, None, ""))["L2 norm of a round"].get_yscale() == "linear"
     rows.append({"round": 3, "noise_norm": 0.0, "released_norm": 2.0})
-    assert _axes(run_figures.run_figure(rows, ""))["L2 norm of a round"].get_yscale() == "log"
+    assert _axes(run_figures.draw(rows, None, ""))["L2 norm of a round"].get_yscale() == "log"
 
 
 def test_a_column_is_numbers_or_nan() -> None:
@@ -246,7 +247,7 @@ def test_rounds_that_one_run_lacks_are_left_out() -> None:
 def test_one_run_has_no_interval() -> None:
     curve = run_figures.mean_curve(_runs([[1.0, 2.0]], [1, 2]), "heldout_accuracy")
     assert np.all(np.isnan(curve.half_width))
-    figure = run_figures.comparison_figure({"banded": _runs([[0.1, 0.2]], [1, 2])})
+    figure = run_figures.compare({"banded": _runs([[0.1, 0.2]], [1, 2])}, None)
     (axes,) = figure.axes
     assert not axes.collections
     assert axes.get_title() == "banded (one run)"
@@ -259,7 +260,7 @@ def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
         "banded": _runs([[0.1, 0.2], [0.3, 0.4], [0.2, 0.6]], [5, 10]),
         "identity": _runs([[0.1, 0.1], [0.0, 0.1]], [5, 10]),
     }
-    figure = run_figures.comparison_figure(series, title="epsilon 8", confidence=0.8)
+    figure = run_figures.compare(series, None, title="epsilon 8", confidence=0.8)
     first, second = figure.axes
     assert [axes.get_title() for axes in figure.axes] == ["banded (3 runs)", "identity (2 runs)"]
     of_banded, of_identity = ([5, 10], pytest.approx([20, 40])), ([5, 10], pytest.approx([5, 10]))
@@ -275,7 +276,7 @@ def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
     drawn = np.asarray(first.collections[0].get_paths()[0].vertices)
     assert np.max(drawn[:, 1]) == pytest.approx(100 * np.max(curve.mean + curve.half_width))
     accuracies = [figures.Interval("banded", 20.0, 3.0, 18.0, 22.0)]
-    with_accuracies = run_figures.comparison_figure(series, accuracies=accuracies)
+    with_accuracies = run_figures.compare(series, None, accuracies=accuracies)
     assert [axes.get_title() for axes in with_accuracies.axes if axes.axison] == [
         "After training",
         "banded (3 runs)",
@@ -302,7 +303,7 @@ def test_bad_arguments_are_refused(tmp_path: pathlib.Path) -> None:
 def test_no_state_of_pyplot_is_used() -> None:
     program = (
         "import sys; from simulations.runs import run_figures; "
-        "run_figures.run_figure([{'round': 1, 'train_loss': 2}], ''); "
+        "run_figures.draw([{'round': 1, 'train_loss': 2}], None, ''); "
         "assert 'matplotlib.pyplot' not in sys.modules; assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -315,5 +316,5 @@ def test_intervals_are_not_drawn_below_zero_where_no_mean_is(
     values: list[list[float]], is_cut: bool
 ) -> None:
     runs = _runs(values, list(range(1, len(values[0]) + 1)))
-    (axes,) = run_figures.comparison_figure({"blt": runs}).axes
+    (axes,) = run_figures.compare({"blt": runs}, None).axes
     assert (axes.get_ylim()[0] == 0.0) == is_cut
