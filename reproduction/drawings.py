@@ -46,18 +46,25 @@ def _one_panel(
     return figure, axes
 
 
-def _rmse_by_rounds(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _curves(
+    at: Sequence[float], curves: Mapping[str, Sequence[float]], **options: Any
+) -> matplotlib.figure.Figure:
+    """A panel of curves with values at the same places; options are those of ``figures.lines``."""
     figure, axes = _one_panel()
-    figures.lines(
-        axes,
-        {name: (data["rounds"], values) for name, values in data["rmse"].items()},
+    figures.lines(axes, {name: (at, values) for name, values in curves.items()}, **options)
+    return figure
+
+
+def _rmse_by_rounds(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    return _curves(
+        data["rounds"],
+        data["rmse"],
         title="RMSE of prefix sums, single participation",
         x="rounds n",
         y="RMSE at sensitivity 1",
         logarithmic="x",
         places=data["rounds"],
     )
-    return figure
 
 
 def _variances_by_round(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
@@ -119,21 +126,15 @@ def _entries(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
 
 
 def _epsilons(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
-    figure, axes = _one_panel()
-    multipliers = data["noise_multipliers"]
-    figures.lines(
-        axes,
-        {
-            "printed": (multipliers, data["printed"]),
-            "exact (privacy loss distribution)": (multipliers, data["exact"]),
-        },
+    return _curves(
+        data["noise_multipliers"],
+        {"printed": data["printed"], "exact (privacy loss distribution)": data["exact"]},
         title=f"Epsilon at delta {figures.scientific(data['delta'])} (Tables 3 and 4)",
         x="noise multiplier",
         y="epsilon",
         logarithmic="xy",
-        places=multipliers,
+        places=data["noise_multipliers"],
     )
-    return figure
 
 
 def _errors_over_the_least(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
@@ -230,45 +231,39 @@ def _ratios_of_rmse(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
 
 
 def _rmse_by_epochs(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
-    figure, axes = _one_panel()
-    figures.lines(
-        axes,
-        {name: (data["epochs"], values) for name, values in data["rmse"].items()},
+    return _curves(
+        data["epochs"],
+        data["rmse"],
         title=f"RMSE of the mean at epsilon 1, n = {data['num_rounds']}",
         x="epochs",
         y="RMSE, relative to one example of all",
         logarithmic="xy",
         places=data["epochs"],
     )
-    return figure
 
 
 def _ratios_by_epsilon(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
-    figure, axes = _one_panel()
-    figures.lines(
-        axes,
-        {name: (data["epsilons"], values) for name, values in data["ratios"].items()},
+    return _curves(
+        data["epsilons"],
+        data["ratios"],
         title=f"RMSE of the best BandMF over another's, n = {data['num_rounds']}",
         x="epsilon",
         y="ratio",
         logarithmic="x",
         levels={"the same RMSE": 1.0},
     )
-    return figure
 
 
 def _noise_multipliers(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
-    figure, axes = _one_panel()
-    figures.lines(
-        axes,
-        {name: (data["epsilons"], values) for name, values in data["noise_multipliers"].items()},
+    return _curves(
+        data["epsilons"],
+        data["noise_multipliers"],
         title=f"Noise multipliers of {data['table']}, delta {figures.scientific(data['delta'])}",
         x="epsilon",
         y="noise multiplier",
         logarithmic="xy",
         places=data["epsilons"],
     )
-    return figure
 
 
 def _epsilons_of_rho(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
