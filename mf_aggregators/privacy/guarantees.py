@@ -209,16 +209,8 @@ def planned(
       ValueError: If the noise multiplier or delta is out of its range.
     """
     bound = factorization.sensitivity(participation)
-    return Guarantee(
-        participation=participation,
-        num_rounds=factorization.num_rounds,
-        sensitivity=bound.value,
-        sensitivity_is_exact=bound.is_exact,
-        noise_multiplier=noise_multiplier,
-        zcdp_rho=accounting.zcdp_rho(noise_multiplier),
-        epsilon=_epsilon(noise_multiplier, delta),
-        delta=delta,
-    )
+    rounds = factorization.num_rounds
+    return _unamplified(participation, rounds, bound, noise_multiplier, delta)
 
 
 def sampled(
@@ -265,6 +257,25 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
             f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
             "data have parts (BandMF Thm 4)."
         )
+
+
+def _unamplified(
+    participation: Participation,
+    num_rounds: int,
+    bound: sensitivity.Sensitivity,
+    noise_multiplier: float,
+    delta: float,
+) -> Guarantee:
+    return Guarantee(
+        participation=participation,
+        num_rounds=num_rounds,
+        sensitivity=bound.value,
+        sensitivity_is_exact=bound.is_exact,
+        noise_multiplier=noise_multiplier,
+        zcdp_rho=accounting.zcdp_rho(noise_multiplier),
+        epsilon=_epsilon(noise_multiplier, delta),
+        delta=delta,
+    )
 
 
 def _amplified(
@@ -320,23 +331,19 @@ def realised(
         )
     schema = took_place.schema()
     if took_place.max_participations == 0:
-        bound = sensitivity.Sensitivity(0.0, is_exact=True, theorem="no participation")
-        multiplier = math.inf
-    else:
-        bound = factorization.sensitivity_of_first(rounds, schema)
-        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-    private = plan.noise_multiplier > 0.0
-    nothing = math.isinf(multiplier)
-    return Guarantee(
-        participation=schema,
-        num_rounds=rounds,
-        sensitivity=bound.value,
-        sensitivity_is_exact=bound.is_exact,
-        noise_multiplier=multiplier,
-        zcdp_rho=0.0 if nothing else accounting.zcdp_rho(multiplier) if private else math.inf,
-        epsilon=0.0 if nothing else _epsilon(multiplier, plan.delta),
-        delta=plan.delta,
-    )
+        return Guarantee(
+            participation=schema,
+            num_rounds=rounds,
+            sensitivity=0.0,
+            sensitivity_is_exact=True,
+            noise_multiplier=math.inf,
+            zcdp_rho=0.0,
+            epsilon=0.0,
+            delta=plan.delta,
+        )
+    bound = factorization.sensitivity_of_first(rounds, schema)
+    multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+    return _unamplified(schema, rounds, bound, multiplier, plan.delta)
 
 
 def worst_client(
@@ -397,16 +404,7 @@ def widened(
     schema = MinSeparation(min(planned_separation, took_place.separation or rounds), most)
     bound = factorization.sensitivity(schema)
     multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-    return Guarantee(
-        participation=schema,
-        num_rounds=rounds,
-        sensitivity=bound.value,
-        sensitivity_is_exact=bound.is_exact,
-        noise_multiplier=multiplier,
-        zcdp_rho=accounting.zcdp_rho(multiplier),
-        epsilon=_epsilon(multiplier, plan.delta),
-        delta=plan.delta,
-    )
+    return _unamplified(schema, rounds, bound, multiplier, plan.delta)
 
 
 def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
