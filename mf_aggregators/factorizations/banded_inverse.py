@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-import scipy.optimize
 import scipy.special
 import tqdm
 
-from mf_aggregators import memory, power_series, validation
+from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -37,7 +36,12 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum,
     with_momentum_adjoint,
 )
-from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import (
+    COEFFICIENTS,
+    ERROR,
+    ToeplitzStructure,
+    checked_rounds,
+)
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
@@ -48,9 +52,6 @@ _LARGEST_LOG = 40.0
 _MOST_ROUNDS_OF_A_PLAN = 20_000
 _BANDS_OF_A_PLAN = (16, 64)
 _BANDS_OF_A_RUN = 16
-
-# A lower estimate, for its errors and its sensitivity as well.
-_BYTES_PER_ROUND = 64
 
 
 class BandedInverseFactorization(ToeplitzStructure):
@@ -70,16 +71,9 @@ class BandedInverseFactorization(ToeplitzStructure):
         Raises:
           ValueError: If the coefficients are not as said.
         """
-        super().__init__(**attributes)
-        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the banded inverse")
+        super().__init__(num_rounds, "the banded inverse", **attributes)
         self._coefficients = checked_coefficients(coefficients, self._num_rounds)
         check_range(self.strategy_coefficients(), self.noising_coefficients())
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return self._num_rounds
 
     @property
     def num_bands(self) -> int:
@@ -146,8 +140,7 @@ def banded_inverse(
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(num_rounds, _BYTES_PER_ROUND, "the banded inverse")
+    num_rounds = checked_rounds(num_rounds, "the banded inverse")
     momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
@@ -253,19 +246,13 @@ def _optimised(
             gradient = -np.cumsum(by_logs) * slopes if ordered else by_logs * slopes
             return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 
-        result = scipy.optimize.minimize(
+        result = minimise(
             log_error,
             first,
-            jac=True,
-            method="L-BFGS-B",
             bounds=[(-_LARGEST_LOG, _LARGEST_LOG / 10.0 if ordered else _LARGEST_LOG)] * len(first),
-            options={
-                "maxcor": 20,
-                "maxiter": max_evaluations,
-                "maxfun": max_evaluations,
-                "ftol": 1e-10,
-                "gtol": 0.0,
-            },
+            max_evaluations=max_evaluations,
+            corrections=20,
+            least_change=1e-10,
         )
     logs, _ = ratios_and_slopes(result.x)
     return np.diff(np.exp(np.concatenate([[0.0], np.cumsum(logs)])), prepend=0.0), result

@@ -2,12 +2,11 @@
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 import tqdm
 
 from mf_aggregators.factorizations import band_algebra
 from mf_aggregators.factorizations.band_constraints import ColumnConstraint
-from mf_aggregators.factorizations.convergence import Converged
+from mf_aggregators.factorizations.convergence import Converged, minimise
 from mf_aggregators.noise import recursions
 from mf_aggregators.nuclear_norm import nuclear_norm_from_below
 
@@ -74,18 +73,12 @@ class BandedSearch:
             remaining = self._max_evaluations - self.evaluations
             if remaining <= 0:
                 return
-            entries = scipy.optimize.minimize(
+            entries = minimise(
                 self._log_error,
                 entries,
-                jac=True,
-                method="L-BFGS-B",
-                options={
-                    "maxcor": 10,
-                    "maxiter": remaining,
-                    "maxfun": remaining,
-                    "ftol": 1e-15,
-                    "gtol": 0.0,
-                },
+                max_evaluations=remaining,
+                corrections=10,
+                least_change=1e-15,
             ).x
 
     def consider(self, bands: np.ndarray) -> None:

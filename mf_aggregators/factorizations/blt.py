@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 import scipy.signal
 import tqdm
 
-from mf_aggregators import memory, validation
+from mf_aggregators import validation
 from mf_aggregators.factorizations import blt_errors
-from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -39,7 +38,11 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     parameters_of,
     with_momentum,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ERROR, ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import (
+    ERROR,
+    ToeplitzStructure,
+    checked_rounds,
+)
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
@@ -55,9 +58,6 @@ _STARTS_FOLLOWED = 3
 _CLOSEST, _FARTHEST = 1e-9, 20.0
 # A logarithm of an error that no decays have.
 _INFEASIBLE = 1e3
-
-# A lower estimate, for its errors and its sensitivity as well.
-_BYTES_PER_ROUND = 64
 
 
 class BltFactorization(ToeplitzStructure):
@@ -85,9 +85,7 @@ class BltFactorization(ToeplitzStructure):
           ValueError: If the decays do not interlace, or the coefficients of C are not
             non-increasing: its sensitivity would not be known.
         """
-        super().__init__(**attributes)
-        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the BLT matrix")
+        super().__init__(num_rounds, "the BLT matrix", **attributes)
         decays = np.array(buffer_decays, dtype=np.float64)
         inverse = np.array(inverse_decays, dtype=np.float64)
         if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
@@ -144,11 +142,6 @@ class BltFactorization(ToeplitzStructure):
         decays, roots = decays[order], np.sqrt(scales[order])
         inverse = scipy.linalg.eigvalsh(np.diag(decays) - np.outer(roots, roots))[::-1]
         return cls(num_rounds, decays, inverse, **attributes)
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return self._num_rounds
 
     @property
     def num_buffers(self) -> int:
@@ -254,8 +247,7 @@ def blt(
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(num_rounds, _BYTES_PER_ROUND, "the BLT matrix")
+    num_rounds = checked_rounds(num_rounds, "the BLT matrix")
     momentum = check_momentum(workload, num_rounds)
     num_buffers = validation.positive_integer(num_buffers, "num_buffers")
     if num_buffers > MOST_BUFFERS:
@@ -334,19 +326,14 @@ class _Search:
             return value, -np.cumsum(gradient) * steps
 
         ratios = np.diff(-np.log(distances)[::-1], prepend=0.0)[::-1]
-        result = scipy.optimize.minimize(
+        result = minimise(
             function,
             np.log(np.clip(ratios, _CLOSEST, _FARTHEST)),
-            jac=True,
-            method="L-BFGS-B",
             bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(distances),
-            options={
-                "maxcor": 40,
-                "maxiter": self._max_evaluations,
-                "maxfun": self._max_evaluations,
-                "ftol": 1e-13,
-                "gtol": 1e-9,
-            },
+            max_evaluations=self._max_evaluations,
+            corrections=40,
+            least_change=1e-13,
+            least_slope=1e-9,
         )
         found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
         return np.maximum(found, self._least_distance), result

@@ -1,9 +1,11 @@
 """How solvers say that they have, or have not, reached their target."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy.optimize
 
 # Relative change of the squared error that the remaining slope may stand for.
 _FLAT = 1e-2
@@ -15,6 +17,46 @@ class NotConvergedWarning(UserWarning):
 
 class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an error.
     """Raised by an objective to end a SciPy optimiser once the target is reached."""
+
+
+def minimise(
+    function: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    *,
+    max_evaluations: int,
+    corrections: int,
+    least_change: float,
+    least_slope: float = 0.0,
+    bounds: Any = None,
+) -> Any:
+    """Minimises a function with its gradient by SciPy's L-BFGS-B.
+
+    Args:
+      function: Takes (m,) variables and returns the value and its (m,) gradient.
+      start: (m,) variables.
+      max_evaluations: The most iterations, and about the most evaluations.
+      corrections: How many steps the approximate Hessian is made of.
+      least_change: The search ends once a step changes the value by less, relative to it.
+      least_slope: It ends once no entry of the projected gradient is above this.
+      bounds: As SciPy takes them; None for none.
+
+    Returns:
+      What ``scipy.optimize.minimize`` returns.
+    """
+    return scipy.optimize.minimize(
+        function,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={
+            "maxcor": corrections,
+            "maxiter": max_evaluations,
+            "maxfun": max_evaluations,
+            "ftol": least_change,
+            "gtol": least_slope,
+        },
+    )
 
 
 def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:

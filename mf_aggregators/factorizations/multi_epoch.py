@@ -41,7 +41,7 @@ import scipy.optimize
 import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import Converged
+from mf_aggregators.factorizations.convergence import Converged, minimise
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
@@ -252,19 +252,13 @@ class MultiEpochSearch:
         }[self._pattern_entries if not self._by_correlations else "orthogonal"]
         lower = np.concatenate([(start - _LARGEST_CHANGE_OF_LOG) * scale, least * pair_scale])
         upper = np.concatenate([(start + _LARGEST_CHANGE_OF_LOG) * scale, largest * pair_scale])
-        scipy.optimize.minimize(
+        minimise(
             negative_log_bound,
             np.concatenate([start * scale, entries_at_start[self._pair_exists] * pair_scale]),
-            jac=True,
-            method="L-BFGS-B",
             bounds=scipy.optimize.Bounds(lower, upper),
-            options={
-                "maxcor": 30,
-                "maxiter": self._max_evaluations,
-                "maxfun": self._max_evaluations,
-                "ftol": 1e-16,
-                "gtol": 0.0,
-            },
+            max_evaluations=self._max_evaluations,
+            corrections=30,
+            least_change=1e-16,
         )
 
     def _from_orthogonal(self, weights_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 import tqdm
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
+from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.mechanism import (
@@ -246,18 +245,12 @@ class _Search:
             gradient = (evaluation.phi / sum_phi - evaluation.v / sum_v) / scale
             return np.log(sum_v) - 2.0 * np.log(sum_phi), -gradient
 
-        scipy.optimize.minimize(
+        minimise(
             negative_log_bound,
             start * scale,
-            jac=True,
-            method="L-BFGS-B",
-            options={
-                "maxcor": 30,
-                "maxiter": self._max_evaluations,
-                "maxfun": self._max_evaluations,
-                "ftol": 1e-16,
-                "gtol": 0.0,
-            },
+            max_evaluations=self._max_evaluations,
+            corrections=30,
+            least_change=1e-16,
         )
 
     def certified_gap(self) -> float:

@@ -5,12 +5,11 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 import tqdm
 
-from mf_aggregators import memory, power_series, validation
+from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -28,7 +27,12 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     parameters_of,
     squared_rows_by_strategy,
 )
-from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import (
+    COEFFICIENTS,
+    ERROR,
+    ToeplitzStructure,
+    checked_rounds,
+)
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
     Participation,
@@ -46,9 +50,6 @@ _MOST_BANDS_KEPT_SHARE = 0.5
 _LARGEST_DENSE_SENSITIVITY = 400_000_000
 # Bands times rounds: the error of a column-normalised matrix takes as many operations.
 _LARGEST_NORMALISED = 10**10
-
-# A lower estimate, for its errors and its sensitivity as well.
-_BYTES_PER_ROUND = 64
 
 
 class ToeplitzFactorization(ToeplitzStructure):
@@ -80,17 +81,10 @@ class ToeplitzFactorization(ToeplitzStructure):
             **(attributes.get("parameters") or {}),
             "equal_column_norms": bool(equal_column_norms),
         }
-        super().__init__(**attributes)
-        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the Toeplitz matrix")
+        super().__init__(num_rounds, "the Toeplitz matrix", **attributes)
         self._coefficients = checked_coefficients(coefficients, self._num_rounds)
         self._equal_column_norms = bool(equal_column_norms)
         check_range(self._strategy_column(), self._noising_column())
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return self._num_rounds
 
     @property
     def num_bands(self) -> int:
@@ -264,8 +258,7 @@ def toeplitz(
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(num_rounds, _BYTES_PER_ROUND, "the Toeplitz matrix")
+    num_rounds = checked_rounds(num_rounds, "the Toeplitz matrix")
     momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
@@ -445,19 +438,13 @@ def _minimise(
     max_evaluations: int,
     bounds: tuple[float, float | None] | None,
 ) -> np.ndarray:
-    result = scipy.optimize.minimize(
+    result = minimise(
         function,
         start,
-        jac=True,
-        method="L-BFGS-B",
         bounds=None if bounds is None else [bounds] * len(start),
-        options={
-            "maxcor": 20,
-            "maxiter": max_evaluations,
-            "maxfun": max_evaluations,
-            "ftol": 1e-13,
-            "gtol": 0.0,
-        },
+        max_evaluations=max_evaluations,
+        corrections=20,
+        least_change=1e-13,
     )
     scale = np.full(len(result.x), np.linalg.norm(result.x))
     if bounds is not None:
