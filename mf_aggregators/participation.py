@@ -4,6 +4,9 @@ All schemas use one convention (BandMF, Def. 1): a separation of b means that an
 two participations i, j of one client satisfy ``|i - j| >= b``, so that b = 1 is no
 limit. Earlier DP-FTRL texts count the rounds strictly between two participations,
 which is b - 1.
+
+A schema is not a sampling scheme (``mf_aggregators.accounting.sampling_schemes``): it names the
+sets of rounds, however they come about, and a scheme is a rule by which a server draws at random.
 """
 
 import dataclasses

@@ -407,21 +407,21 @@ def _candidate(
     workload = workloads.Workload("prefix_sum", setting.num_rounds)
     errors = factorization.errors(workload, schema)
     bound = None
-    if proposal.scheme is None:
+    if proposal.sampling is None:
         multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
         bound = lower_bounds.compute(workload, schema)
     else:
         multiplier = band_choice.noise_multiplier(
-            proposal.scheme, setting.epsilon, setting.delta, cache_directory
+            proposal.sampling, setting.epsilon, setting.delta, cache_directory
         )
     recursion = factorization.noise_recursion()
     num_bands = dict(proposal.options).get("num_bands")
     return Candidate(
         mechanism=proposal.mechanism,
-        num_bands=num_bands if proposal.scheme is None else proposal.scheme.num_bands,
+        num_bands=num_bands if proposal.sampling is None else proposal.sampling.num_bands,
         options=proposal.options,
         participation=schema,
-        sampling=proposal.scheme,
+        sampling=proposal.sampling,
         base=proposal.base,
         rmse=errors.rmse,
         max_error=errors.max_error,

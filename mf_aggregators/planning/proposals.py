@@ -45,7 +45,7 @@ class Proposal:
       options: The flags of ``mf-factorize`` that make it, without the common ones.
       participation: The schema that it is made for.
       compute: Computes it, or takes it from the cache; None for what is left out.
-      scheme: The sampling scheme that amplifies it, if any.
+      sampling: The sampling scheme that amplifies it, if any.
       base: The mechanism and the options of what it approximates, if it approximates another
         factorization.
       reason: Why it is left out.
@@ -58,7 +58,7 @@ class Proposal:
     options: tuple[tuple[str, Any], ...]
     participation: Participation
     compute: Callable[[], Factorization] | None = None
-    scheme: SamplingScheme | None = None
+    sampling: SamplingScheme | None = None
     base: tuple[str, tuple[tuple[str, Any], ...]] | None = None
     reason: str = ""
     is_kept: bool = False
@@ -139,7 +139,7 @@ def for_sampling(
                     population=population,
                     clients_per_round=clients_per_round,
                 )
-                proposal = dataclasses.replace(proposal, scheme=scheme)
+                proposal = dataclasses.replace(proposal, sampling=scheme)
             proposals.append(proposal)
     return proposals
 

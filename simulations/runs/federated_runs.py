@@ -111,7 +111,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
             noise_directory.open_directory(noise_path)
         if old is None:
             seed = secrets.randbits(64) if options.seed is None else options.seed
-            directory.create(_config(command, plan, seed), only_for_owner=plan.scheme is not None)
+            directory.create(_config(command, plan, seed), only_for_owner=plan.sampling is not None)
         else:
             seed = old["cohort_seed"]
             _say(command, f"resuming the run in {directory.path}")
@@ -133,8 +133,8 @@ def _train(
 ) -> int | None:
     options = plan.options
     sampler = None
-    if plan.scheme is not None:
-        sampler = sampled_runs.sampler_of(plan.scheme, directory, options.seed)
+    if plan.sampling is not None:
+        sampler = sampled_runs.sampler_of(plan.sampling, directory, options.seed)
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
@@ -265,8 +265,8 @@ def _config(command: TaskCommand, plan: Plan, cohort_seed: int) -> dict[str, Any
         "flags": kept,
         "cohort_seed": cohort_seed,
     }
-    if plan.scheme is not None:
-        config["sampling"] = plan.scheme.to_dict()
+    if plan.sampling is not None:
+        config["sampling"] = plan.sampling.to_dict()
         config["noise_multiplier"] = plan.noise_multiplier
         clients = (
             "clients of each round: 128 other secret bits in checkpoints/ alone, and "

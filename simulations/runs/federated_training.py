@@ -343,7 +343,7 @@ def _row_of(
     )
     budget = PrivacyBudget(
         plan.factorization,
-        plan.scheme or plan.participation,
+        plan.sampling or plan.participation,
         plan.released_noise_multiplier,
         plan.options.delta,
     )

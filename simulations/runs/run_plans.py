@@ -30,7 +30,7 @@ class Plan:
       factorization: What makes the noise.
       noise_multiplier: The noise multiplier of a cohort of ``clients_per_round``, relative to
         the sensitivity under the schema; 0 for none.
-      scheme: The scheme by which a data sampler draws the clients of each round; None for
+      sampling: The scheme by which a data sampler draws the clients of each round; None for
         timers.
     """
 
@@ -39,7 +39,7 @@ class Plan:
     participation: Participation
     factorization: Factorization
     noise_multiplier: float
-    scheme: SamplingScheme | None = None
+    sampling: SamplingScheme | None = None
 
     @property
     def cohort_size(self) -> int:

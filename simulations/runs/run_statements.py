@@ -127,7 +127,7 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
     options = plan.options
     factorization, delta = plan.factorization, options.delta
     represented = None
-    if plan.scheme is None:
+    if plan.sampling is None:
         guarantee = guarantees.planned(
             factorization, plan.participation, plan.released_noise_multiplier, delta
         )
@@ -142,7 +142,7 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
                 ),
             )
     else:
-        guarantee = guarantees.sampled(factorization, plan.scheme, plan.noise_multiplier, delta)
+        guarantee = guarantees.sampled(factorization, plan.sampling, plan.noise_multiplier, delta)
     return PrivacyStatement(
         facts=RunFacts(
             mechanism=(
@@ -155,7 +155,7 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
             clients_per_round=plan.cohort_size,
             clip_norm=options.clip_norm,
             noise_seed_is_fixed=options.seed is not None,
-            enforcement=_enforcement(behaviour) if plan.scheme is None else _DRAWN_BATCHES,
+            enforcement=_enforcement(behaviour) if plan.sampling is None else _DRAWN_BATCHES,
         ),
         plan=dataclasses.replace(guarantee, num_rounds=options.num_rounds),
         represented=represented,

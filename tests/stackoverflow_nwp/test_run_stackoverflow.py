@@ -282,31 +282,31 @@ def test_only_what_the_sampler_drew_is_amplified(
 ) -> None:
     more = [f"--sampling={sampling}", *bands, "--clients_per_round=1", "--noise_multiplier=0.7"]
     plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
-    assert plan.scheme is not None
+    assert plan.sampling is not None
     assert plan.noise_multiplier == 0.7
     assert plan.participation == SingleParticipation()
-    sampler = data_samplers.create(plan.scheme, 5)
+    sampler = data_samplers.create(plan.sampling, 5)
     statement = run_statements.planned(plan, DeviceBehaviour())
-    assert statement.plan.sampling == plan.scheme
+    assert statement.plan.sampling == plan.sampling
     clients = tuple(map(str, range(_NUM_CLIENTS)))
-    ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), plan.scheme)
+    ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), plan.sampling)
     kept = run_statements.realised(plan, statement, ledger, sampler)
     assert kept.keeps_plan is True
-    assert kept.earned.sampling == plan.scheme
+    assert kept.earned.sampling == plan.sampling
     assert kept.earned.epsilon == pytest.approx(statement.plan.epsilon)
     assert not caplog.text
 
     # The same client in every round that it might have been in, as some run might draw it.
-    always = [np.array([0 if index % plan.scheme.num_bands == 0 else 1]) for index in range(6)]
+    always = [np.array([0 if index % plan.sampling.num_bands == 0 else 1]) for index in range(6)]
     tampered = dataclasses.replace(ledger, cohorts=tuple(always))
     broken = run_statements.realised(plan, statement, tampered, sampler)
     assert broken.keeps_plan is False
     assert broken.earned.sampling is None
     # In all rounds of its part, which are as far apart as there are parts.
     assert broken.earned.participation == FixedEpochOrder(
-        plan.scheme.most_participations, plan.scheme.num_bands
+        plan.sampling.most_participations, plan.sampling.num_bands
     )
-    multiplier = 0.7 / math.sqrt(plan.scheme.most_participations)
+    multiplier = 0.7 / math.sqrt(plan.sampling.most_participations)
     assert broken.earned.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
     assert broken.earned.epsilon > kept.earned.epsilon or sampling != "poisson"
     assert "the run has no amplified guarantee" in caplog.text
@@ -351,7 +351,7 @@ def test_a_checkpoint_brings_its_bands(
         "--noise_multiplier=1",
     ]
     plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
-    assert plan.scheme == Shuffling(6, num_bands, _NUM_CLIENTS, 2)
+    assert plan.sampling == Shuffling(6, num_bands, _NUM_CLIENTS, 2)
 
 
 def test_a_sampled_run_without_its_seed_is_not_resumed(

@@ -128,10 +128,10 @@ def test_no_statement_of_a_sampled_run_names_a_client_or_its_rounds(
     values = _values(f"--sampling={sampling}", "--clients_per_round=9", "--noise_multiplier=0.7")
     behaviour = device_flags.behaviour(values)
     plan = _plan(values)
-    assert plan.scheme is not None
-    sampler = data_samplers.create(plan.scheme, 3)
+    assert plan.sampling is not None
+    sampler = data_samplers.create(plan.sampling, 3)
     names = tuple(f"zebra-{index}." for index in range(plan.data.num_clients))
-    drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(12))), plan.scheme)
+    drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(12))), plan.sampling)
     first_cohort = drawn.cohorts[0]
     # The first clients in all rounds, as no draw gives them; and those of timers.
     again = dataclasses.replace(drawn, cohorts=(first_cohort,) * 12)
