@@ -1,6 +1,7 @@
 """Flags of commands, each defined in the group of its subject, under which ``--help`` lists it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -32,79 +33,45 @@ class FlagGroup:
 
     def string(self, name: str, meaning: str, default: str | None = None) -> None:
         """Defines a flag that takes any text."""
-        flags.DEFINE_string(
-            name,
-            default,
-            self._help(name, meaning),
-            flag_values=self._values,
-            module_name=self._title,
-        )
+        self._define(flags.DEFINE_string, name, meaning, default)
 
     def integer(
         self, name: str, meaning: str, default: int | None = None, lower_bound: int | None = None
     ) -> None:
         """Defines a flag that takes an integer."""
-        flags.DEFINE_integer(
-            name,
-            default,
-            self._help(name, meaning),
-            lower_bound=lower_bound,
-            flag_values=self._values,
-            module_name=self._title,
-        )
+        self._define(flags.DEFINE_integer, name, meaning, default, lower_bound=lower_bound)
 
     def number(self, name: str, meaning: str, default: float | None = None) -> None:
         """Defines a flag that takes a real number."""
-        flags.DEFINE_float(
-            name,
-            default,
-            self._help(name, meaning),
-            flag_values=self._values,
-            module_name=self._title,
-        )
+        self._define(flags.DEFINE_float, name, meaning, default)
 
     def boolean(self, name: str, meaning: str, default: bool | None = None) -> None:
         """Defines a flag that is set by ``--name`` and unset by ``--noname``."""
-        flags.DEFINE_bool(
-            name,
-            default,
-            self._help(name, meaning),
-            flag_values=self._values,
-            module_name=self._title,
-        )
+        self._define(flags.DEFINE_bool, name, meaning, default)
 
     def choice(
         self, name: str, choices: Sequence[str], meaning: str, default: str | None = None
     ) -> None:
         """Defines a flag that takes one of several words."""
-        flags.DEFINE_enum(
-            name,
-            default,
-            list(choices),
-            self._help(name, meaning),
-            flag_values=self._values,
-            module_name=self._title,
-        )
+        self._define(flags.DEFINE_enum, name, meaning, default, enum_values=list(choices))
 
     def words(self, name: str, meaning: str, default: Sequence[str] | None = None) -> None:
         """Defines a flag that takes words with commas between them."""
-        flags.DEFINE_list(
-            name,
-            None if default is None else list(default),
-            self._help(name, meaning),
-            flag_values=self._values,
-            module_name=self._title,
-        )
+        words = None if default is None else list(default)
+        self._define(flags.DEFINE_list, name, meaning, words)
 
     def repeated(self, name: str, meaning: str) -> None:
         """Defines a flag that may be given several times; its value is the list of texts."""
-        flags.DEFINE_multi_string(
+        self._define(flags.DEFINE_multi_string, name, meaning, [])
+
+    def _define(
+        self, define: Callable[..., Any], name: str, meaning: str, default: Any, **options: Any
+    ) -> None:
+        define(
             name,
-            [],
-            self._help(name, meaning),
+            default,
+            help=" ".join(filter(None, [meaning, self._default_texts.get(name)])),
             flag_values=self._values,
             module_name=self._title,
+            **options,
         )
-
-    def _help(self, name: str, meaning: str) -> str:
-        return " ".join(filter(None, [meaning, self._default_texts.get(name)]))

@@ -156,12 +156,28 @@ class _AbandonedError(Exception):
     """The result is not wanted any more."""
 
 
+def _forwarded(name: str) -> Callable[["_Stub", Any], Any]:
+    """A method of the stub that sends its request to the worker's method of a name."""
+
+    def method(self: "_Stub", request: Any) -> Any:
+        return self._call(getattr(self._calls, name), request)
+
+    return method
+
+
 class _Stub(tff.framework.RemoteExecutorStub):
     """Calls of a worker, each of which ends: by its result or by an error that says why.
 
     Attributes:
       abandoned: Set if results are not wanted any more.
     """
+
+    get_executor = _forwarded("GetExecutor")
+    create_value = _forwarded("CreateValue")
+    create_call = _forwarded("CreateCall")
+    create_struct = _forwarded("CreateStruct")
+    create_selection = _forwarded("CreateSelection")
+    compute = _forwarded("Compute")
 
     def __init__(self, address: str, patience: Patience) -> None:
         self.abandoned = threading.Event()
@@ -192,37 +208,13 @@ class _Stub(tff.framework.RemoteExecutorStub):
             ) from error
         self.dispose_executor(executor_pb2.DisposeExecutorRequest(executor=answer.executor))
 
-    def get_executor(self, request: Any) -> Any:
-        """See the base class."""
-        return self._call(self._calls.GetExecutor, request)
-
-    def create_value(self, request: Any) -> Any:
-        """See the base class."""
-        return self._call(self._calls.CreateValue, request)
-
-    def create_call(self, request: Any) -> Any:
-        """See the base class."""
-        return self._call(self._calls.CreateCall, request)
-
-    def create_struct(self, request: Any) -> Any:
-        """See the base class."""
-        return self._call(self._calls.CreateStruct, request)
-
-    def create_selection(self, request: Any) -> Any:
-        """See the base class."""
-        return self._call(self._calls.CreateSelection, request)
-
-    def compute(self, request: Any) -> Any:
-        """See the base class."""
-        return self._call(self._calls.Compute, request)
+    def dispose_executor(self, request: Any) -> None:
+        """Frees an executor if the worker is there; see the base class."""
+        self._clean_up(self._calls.DisposeExecutor, request)
 
     def dispose(self, request: Any) -> None:
         """Frees values if the worker is there; see the base class."""
         self._clean_up(self._calls.Dispose, request)
-
-    def dispose_executor(self, request: Any) -> None:
-        """Frees an executor if the worker is there; see the base class."""
-        self._clean_up(self._calls.DisposeExecutor, request)
 
     def _clean_up(self, method: Callable[..., Any], request: Any) -> None:
         # Also called from finalisers, where nobody could handle an error.
