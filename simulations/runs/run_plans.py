@@ -9,10 +9,14 @@ from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.factorizations import Factorization, Request, registry
-from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
+from mf_aggregators.participation import (
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    check_population,
+)
 from simulations.runs import run_options, sampled_runs
 from simulations.runs.run_options import RunOptions
-from simulations.sampling import cohorts
 from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskData
 from simulations.training.learning_rate_schedules import Schedule
@@ -111,13 +115,8 @@ def _under_timers(
         "--simulated_clients stand for. Use fewer clients per round.",
     )
     participation = MinSeparation(separation, options.max_participations)
-    cohorts.check_feasible(
-        data.num_clients,
-        options.simulated_clients or cohort,
-        separation,
-        participation.most_participations(num_rounds),
-        num_rounds,
-    )
+    clients = options.simulated_clients or cohort
+    check_population(participation, num_rounds, data.num_clients, clients)
     factorization = (
         _factorization(options, participation, min(separation, num_rounds, max_bands))
         if own is None

@@ -9,8 +9,6 @@ import enum
 
 import numpy as np
 
-from mf_aggregators.participation import MinSeparation, check_population
-
 _BLOCK = 2**14
 
 
@@ -89,29 +87,3 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
     """
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=coordinates)
     return np.random.Generator(np.random.Philox(sequence))
-
-
-def check_feasible(
-    num_clients: int, cohort_size: int, separation: int, max_participations: int, num_rounds: int
-) -> None:
-    """Checks before a run what every round needs to find enough eligible clients.
-
-    What ``mf_aggregators.participation.check_population`` checks, for cohorts under
-    participation timers: with fewer participations than fit, a late round may still find too
-    few clients, and the run stops there.
-
-    Args:
-      num_clients: The population.
-      cohort_size: Clients per round.
-      separation: b, 1 for no limit.
-      max_participations: k, the most participations of one client in ``num_rounds``.
-      num_rounds: n.
-
-    Raises:
-      TooFewEligibleClientsError: If some round cannot be filled whatever is drawn.
-    """
-    schema = MinSeparation(separation, max_participations)
-    try:
-        check_population(schema, num_rounds, num_clients, cohort_size)
-    except ValueError as error:
-        raise TooFewEligibleClientsError(str(error)) from None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.accounting.sampling_schemes import PoissonSampling, SamplingScheme, Shuffling
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, check_population
 from simulations.devices.participation_timers import DeviceTimers
 from simulations.sampling import cohorts, data_samplers
 from simulations.sampling.cohorts import TooFewEligibleClientsError
@@ -60,12 +60,11 @@ def test_too_few_eligible_clients_are_reported() -> None:
 def test_plans_found_feasible_never_run_out_of_clients(
     num_clients: int, cohort_size: int, separation: int, num_rounds: int, seed: int
 ) -> None:
-    """With as many participations as fit, what check_feasible accepts can be run to its end."""
+    """With as many participations as fit, what check_population accepts can be run to its end."""
     schema = MinSeparation(separation)
-    most = schema.most_participations(num_rounds)
     try:
-        cohorts.check_feasible(num_clients, cohort_size, separation, most, num_rounds)
-    except TooFewEligibleClientsError:
+        check_population(schema, num_rounds, num_clients, cohort_size)
+    except ValueError:
         return
     timers = DeviceTimers.by_rounds(num_clients, schema)
     for round_index in range(num_rounds):
@@ -79,8 +78,8 @@ def test_plans_found_feasible_never_run_out_of_clients(
     [(6, 2, "separation of at most 5"), (5, 1, "participations")],
 )
 def test_plans_that_cannot_be_filled_are_refused(separation: int, most: int, message: str) -> None:
-    with pytest.raises(TooFewEligibleClientsError, match=message):
-        cohorts.check_feasible(50, 10, separation, most, 10)
+    with pytest.raises(ValueError, match=message):
+        check_population(MinSeparation(separation, most), 10, 50, 10)
 
 
 @given(st.integers(0, 60_000), st.floats(0.0, 1.0), st.integers(1, 40), st.integers(0, 2**64))
