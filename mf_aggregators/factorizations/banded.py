@@ -100,11 +100,8 @@ class BandedFactorization(Factorization):
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
         return BandedNoise(self._bands)
 
-    def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Returns the sensitivity: from column norms where BandMF Thm 2 applies."""
-        return self._sensitivity_of_first(self.num_rounds, participation)
-
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        """By column norms where BandMF Thm 2 applies."""
         bands = self._bands[:rounds, : min(self.num_bands, rounds)]
         num_bands = bands.shape[1]
         most = check(participation).most_participations(rounds)

@@ -222,7 +222,7 @@ class Factorization(abc.ABC):
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Returns the sensitivity of C under a schema: see ``mf_aggregators.sensitivity``."""
-        return sensitivities.compute(self.strategy_matrix(), participation)
+        return self._sensitivity_of_first(self.num_rounds, participation)
 
     def sensitivity_of_first(self, num_rounds: int, participation: Participation) -> Sensitivity:
         """Returns the sensitivity of what the first rounds of a run release.

@@ -54,10 +54,6 @@ class IdentityFactorization(Factorization):
     def _strategy_product(self, x: np.ndarray) -> np.ndarray:
         return x.copy()
 
-    def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Returns the sensitivity: the root of the most participations, exactly."""
-        return self._sensitivity_of_first(self._num_rounds, participation)
-
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         return sensitivities.from_toeplitz_coefficients([1.0], rounds, participation)
 

@@ -87,10 +87,6 @@ class ToeplitzStructure(Factorization):
         column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))
         return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
 
-    def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Returns the sensitivity: see ``sensitivity.from_toeplitz_coefficients``."""
-        return self._sensitivity_of_first(self.num_rounds, participation)
-
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         coefficients = self._strategy_column()[:rounds]
         bound = sensitivities.from_toeplitz_coefficients(coefficients, rounds, participation)

@@ -145,17 +145,14 @@ class TreeAggregationFactorization(Factorization):
             return tree_noise.online_prefix_variances(self._num_rounds)
         return super().squared_decoder_rows(workload)
 
-    def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Returns the sensitivity of C_T, from counts of participations in the nodes.
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        """The sensitivity of C_T, from counts of participations in the nodes.
 
         C_T^T C_T has no negative entry, so that the squared sensitivity is the largest sum,
         over the nodes, of the squared number of a pattern's participations in the node
         (BandMF Prop. E.1). Where the search over patterns with a least separation would
         take too long, the result is an upper bound that says so.
         """
-        return self._sensitivity_of_first(self._num_rounds, participation)
-
-    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         # What the first rounds release follows from C_T x + Z with x zero in later rounds:
         # C_T without the columns of those.
         most = check(participation).most_participations(rounds)
