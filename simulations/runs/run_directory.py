@@ -21,6 +21,7 @@ METRICS_FILE = "metrics.csv"
 LEDGER_FILE = "participation.npz"
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
+FIGURE_FILE = "training.png"
 STATES_DIRECTORY = "checkpoints"
 # A state is named after its round.
 STATE_PREFIX = "round_"
@@ -39,8 +40,16 @@ _ATTEMPTS_TO_LOCK = 100
 _SECONDS_BETWEEN_ATTEMPTS = 0.002
 
 # What atomic_files writes here; a process that is killed may leave parts of them.
-_WHOLE_FILES = (CONFIG_FILE, METRICS_FILE, LEDGER_FILE, PRIVACY_FILE, STATEMENT_FILE)
-FIGURE_FILE = "training.png"
+_WHOLE_FILES = (
+    CONFIG_FILE,
+    METRICS_FILE,
+    LEDGER_FILE,
+    PRIVACY_FILE,
+    STATEMENT_FILE,
+    FIGURE_FILE,
+    f"{STATES_DIRECTORY}/{DATA_FILE}",
+    f"{STATES_DIRECTORY}/{SAMPLING_SEED_FILE}",
+)
 
 
 class RunDirectoryError(ValueError):

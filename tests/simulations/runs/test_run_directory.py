@@ -391,13 +391,25 @@ def test_a_new_run_may_start_where_another_was_killed_before_its_configuration(
 
 def test_unfinished_files_of_killed_processes_are_removed(tmp_path: pathlib.Path) -> None:
     directory = _run_in(tmp_path)
-    ours = {"config.json", "metrics.csv", "privacy.json", "PRIVACY.md", "participation.npz"}
-    for name in ours:
-        (tmp_path / f".{name}.x1y2").write_text("half")
-        (tmp_path / name).write_text("{}")
+    ours = {
+        "config.json",
+        "metrics.csv",
+        "privacy.json",
+        "PRIVACY.md",
+        "participation.npz",
+        "training.png",
+    }
+    secret = {"dataset.json", "sampling_seed.json"}
+    directory.states.mkdir()
+    for parent, names in ((tmp_path, ours), (directory.states, secret)):
+        for name in names:
+            (parent / f".{name}.x1y2").write_text("half")
+            (parent / name).write_text("{}")
     (tmp_path / ".notes.txt.swp").write_text("of the user")
+    others = {run_directory.LOCK_FILE, ".notes.txt.swp", directory.states.name}
     with directory.locked():
-        assert _names(tmp_path) == {*ours, run_directory.LOCK_FILE, ".notes.txt.swp"}
+        assert _names(tmp_path) == {*ours, *others}
+        assert _names(directory.states) == secret
 
 
 def test_directories_of_something_else_are_not_written_to(tmp_path: pathlib.Path) -> None:
