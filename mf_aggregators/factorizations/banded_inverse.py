@@ -31,17 +31,13 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     check_bands,
     check_measure,
     check_momentum,
+    check_rounds,
     error_weights,
     parameters_of,
     with_momentum,
     with_momentum_adjoint,
 )
-from mf_aggregators.factorizations.toeplitz_structure import (
-    COEFFICIENTS,
-    ERROR,
-    ToeplitzStructure,
-    checked_rounds,
-)
+from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
@@ -140,7 +136,7 @@ def banded_inverse(
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
     """
-    num_rounds = checked_rounds(num_rounds, "the banded inverse")
+    num_rounds = check_rounds(num_rounds, "the banded inverse")
     momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds

@@ -34,15 +34,12 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     PatternOfRounds,
     check_measure,
     check_momentum,
+    check_rounds,
     error_weights,
     parameters_of,
     with_momentum,
 )
-from mf_aggregators.factorizations.toeplitz_structure import (
-    ERROR,
-    ToeplitzStructure,
-    checked_rounds,
-)
+from mf_aggregators.factorizations.toeplitz_structure import ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload
@@ -247,7 +244,7 @@ def blt(
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
     """
-    num_rounds = checked_rounds(num_rounds, "the BLT matrix")
+    num_rounds = check_rounds(num_rounds, "the BLT matrix")
     momentum = check_momentum(workload, num_rounds)
     num_buffers = validation.positive_integer(num_buffers, "num_buffers")
     if num_buffers > MOST_BUFFERS:

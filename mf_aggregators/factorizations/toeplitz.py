@@ -23,16 +23,12 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     check_bands,
     check_measure,
     check_momentum,
+    check_rounds,
     error_weights,
     parameters_of,
     squared_rows_by_strategy,
 )
-from mf_aggregators.factorizations.toeplitz_structure import (
-    COEFFICIENTS,
-    ERROR,
-    ToeplitzStructure,
-    checked_rounds,
-)
+from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
     Participation,
@@ -258,7 +254,7 @@ def toeplitz(
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
     """
-    num_rounds = checked_rounds(num_rounds, "the Toeplitz matrix")
+    num_rounds = check_rounds(num_rounds, "the Toeplitz matrix")
     momentum = check_momentum(workload, num_rounds)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds

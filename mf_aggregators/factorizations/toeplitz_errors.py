@@ -19,13 +19,23 @@ from typing import Any, Literal
 import numpy as np
 import scipy.signal
 
+from mf_aggregators import memory, power_series, validation
 from mf_aggregators import participation as participations
-from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
 ErrorMeasure = Literal["mean", "max"]
+
+# A lower estimate, for errors and sensitivity as well.
+_BYTES_PER_ROUND = 64
+
+
+def check_rounds(num_rounds: int, what: str) -> int:
+    """Returns n, or raises an error unless it is at least 1 and there is memory for ``what``."""
+    rounds = validation.positive_integer(num_rounds, "num_rounds")
+    memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
+    return rounds
 
 
 def check_measure(error: str) -> ErrorMeasure:

@@ -7,10 +7,11 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import memory, power_series, validation
+from mf_aggregators import power_series
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import Option
+from mf_aggregators.factorizations.toeplitz_errors import check_rounds
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
@@ -18,9 +19,6 @@ from mf_aggregators.workloads import Workload
 # Rounds squared times participations: up to here a sensitivity that Toeplitz structure
 # only bounds is also computed from the dense matrix, and the better of the two is taken.
 _LARGEST_DENSE_BOUND = 30_000_000
-# A lower estimate, for errors and sensitivity as well.
-_BYTES_PER_ROUND = 64
-
 # Options of all mechanisms that search for Toeplitz coefficients.
 ERROR = Option(
     "error",
@@ -44,9 +42,9 @@ class ToeplitzStructure(Factorization):
     """C is Toeplitz: C[i, j] depends on i - j alone. All but the dense views takes O(n) memory."""
 
     def __init__(self, num_rounds: int, what: str, **attributes: Any) -> None:
-        """Creates the factorization; see :func:`checked_rounds` and the base class."""
+        """Creates the factorization; see :func:`check_rounds` and the base class."""
         super().__init__(**attributes)
-        self._num_rounds = checked_rounds(num_rounds, what)
+        self._num_rounds = check_rounds(num_rounds, what)
 
     @property
     def num_rounds(self) -> int:
@@ -106,22 +104,6 @@ class ToeplitzStructure(Factorization):
                 row = power_series.product(coefficients, noising, self.num_rounds)
                 return np.cumsum(np.square(row))
         return super().squared_decoder_rows(workload)
-
-
-def checked_rounds(num_rounds: int, what: str) -> int:
-    """Returns a number of rounds for which there is memory.
-
-    Args:
-      num_rounds: n.
-      what: What is made for so many rounds, for the message.
-
-    Raises:
-      ValueError: If it is not a positive integer.
-      InsufficientMemoryError: If there is too little memory.
-    """
-    rounds = validation.positive_integer(num_rounds, "num_rounds")
-    memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
-    return rounds
 
 
 def _dense(column: np.ndarray) -> np.ndarray:
