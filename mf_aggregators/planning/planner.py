@@ -429,9 +429,7 @@ def _candidate(
         effective_rmse=errors.rmse * multiplier / setting.clients_per_round,
         max_effective_error=errors.max_error * multiplier / setting.clients_per_round,
         over_lower_bound=None if bound is None else errors.rmse / bound.rmse,
-        kept_bytes=(
-            _BYTES_OF_FLOAT * setting.model_size * recursion.floats_per_parameter
-        ),
+        kept_bytes=(_BYTES_OF_FLOAT * setting.model_size * recursion.floats_per_parameter),
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
     )
