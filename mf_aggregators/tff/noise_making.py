@@ -99,7 +99,8 @@ def make(
     record = ReleaseRecord.in_directory(directory)
     source: BitSource = PhiloxBits()
     if options.source is NoiseSource.AES:
-        requests = noise_directory.temporary_directory("bits-", directory)
+        # The name that version 0.5.0 gave as well: what its killed processes left is deleted.
+        requests = noise_directory.temporary_directory("words-", directory)
         source = ExchangedBits(os.fspath(requests))
         service = BitService(requests, functools.partial(random_bits.integers, NoiseSource.AES))
         service.start()

@@ -452,7 +452,7 @@ def test_noise_is_kept_where_the_flags_say(
     # the process. A finished run needs its rows no more: those in its own directory are deleted.
     assert len(list(noise.glob("released/stream-*/round-*"))) == 6
     assert any(noise.rglob("panel-*/row-*")) == (place == "other")
-    assert not any(noise.glob("bits-*"))
+    assert not any(noise.glob("words-*"))
     assert (output / "noise").exists() == (place == "run/noise")
     kept = json.loads((output / "config.json").read_text())["flags"]
     assert "noise_directory" not in kept

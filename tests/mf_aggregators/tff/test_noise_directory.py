@@ -103,11 +103,11 @@ def test_what_a_killed_process_left_in_a_directory_goes(tmp_path: pathlib.Path) 
     """And nothing of a process that runs, or that has another name."""
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
-    names = [f"integers-{killed.pid}-x", f"integers-{os.getpid()}-x", "integers-other", "rows-1-x"]
+    names = [f"words-{killed.pid}-x", f"words-{os.getpid()}-x", "words-other", "rows-1-x"]
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.request").write_text("a seed")
-    new = noise_directory.temporary_directory("bits-", tmp_path)
+    new = noise_directory.temporary_directory("words-", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*names[1:], new.name}
 
 
@@ -117,7 +117,7 @@ from mf_aggregators.tff import noise_directory
 parent = pathlib.Path(sys.argv[1])
 for directory in (
     noise_directory.open_directory(None),
-    noise_directory.temporary_directory("bits-", parent),
+    noise_directory.temporary_directory("words-", parent),
 ):
     (directory / "deep").mkdir()
     (directory / "deep" / "file").write_text("noise")
@@ -146,7 +146,7 @@ def test_temporary_directories_go_when_python_ends(end: str, tmp_path: pathlib.P
     assert of_system.parent == temporary
     assert of_system.name.startswith("mf_aggregators-noise-")
     assert below_parent.parent == tmp_path
-    assert below_parent.name.startswith("bits-")
+    assert below_parent.name.startswith("words-")
     assert not of_system.exists()
     assert not below_parent.exists()
     assert (tmp_path / "kept" / "file").read_text() == "noise"

@@ -299,7 +299,7 @@ def test_names_may_be_long(client: _Client) -> None:
 def test_a_start_removes_what_a_killed_service_left(tmp_path: pathlib.Path) -> None:
     service = BitService(tmp_path / "exchange", _bits)
     client = _Client(service.directory)
-    for kind in ["integers", "error", "done"]:
+    for kind in ["bits", "error", "done"]:
         client.write("old", kind, "stale")
     client.write("answer-x_1", "partial", "stale")
     client.write("notes", "txt", "kept")
