@@ -6,6 +6,7 @@ drawn again from their seeds: no state (Kalinin, McKenna, Upadhyay and Lampert, 
 square roots").
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -15,7 +16,8 @@ import tqdm
 
 from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
+from mf_aggregators.factorizations import lbfgs
+from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -148,6 +150,7 @@ def banded_inverse(
         raise ValueError(
             f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
         )
+    weights = error_weights(num_rounds, error)
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)
     candidates: list[tuple[np.ndarray, Any]] = [(series, None)]
     if coefficients == "optimised" and num_bands > 1:
@@ -155,19 +158,17 @@ def banded_inverse(
         # Where clients return, the better of two: with ordered ratios the sensitivity is
         # exact by construction, without it is what the coefficients turn out to give.
         candidates = [
-            _optimised(series, pattern, error, momentum, ordered, max_evaluations, show_progress)
+            _optimised(
+                series,
+                _ErrorByRatios(pattern, weights, momentum, ordered),
+                max_evaluations,
+                show_progress,
+            )
             for ordered in ((False, True) if pattern.most > 1 else (False,))
         ]
-    weights = error_weights(num_rounds, error)
-
-    def squared_error(found: tuple[np.ndarray, Any]) -> float:
-        candidate, _ = found
-        column = power_series.reciprocal(candidate, num_rounds)
-        bound = sensitivities.from_toeplitz_coefficients(column, num_rounds, participation)
-        decoder = with_momentum(np.cumsum(power_series.padded(candidate, num_rounds)), momentum)
-        return bound.value**2 * float(weights @ np.square(decoder))
-
-    series, result = min(candidates, key=squared_error)
+    series, result = min(
+        candidates, key=lambda found: _squared_error(found[0], participation, weights, momentum)
+    )
     if result is not None:
         warn_unless_stationary(result)
     return BandedInverseFactorization(
@@ -183,75 +184,112 @@ def banded_inverse(
     )
 
 
-def _optimised(
-    start: np.ndarray,
-    pattern: PatternOfRounds,
-    error: ErrorMeasure,
-    momentum: float,
-    ordered: bool,
-    max_evaluations: int,
-    show_progress: bool,
-) -> tuple[np.ndarray, Any]:
-    """L-BFGS over the ratios r_t = s_t / s_(t-1) of the running sums s of C^-1's coefficients.
+def _squared_error(
+    coefficients: np.ndarray, participation: Participation, weights: np.ndarray, momentum: float
+) -> float:
+    """sens(C)^2 sum_t w_t b_t^2 of the coefficients of C^-1, whatever they are."""
+    num_rounds = len(weights)
+    column = power_series.reciprocal(coefficients, num_rounds)
+    bound = sensitivities.from_toeplitz_coefficients(column, num_rounds, participation)
+    decoder = with_momentum(np.cumsum(power_series.padded(coefficients, num_rounds)), momentum)
+    return bound.value**2 * float(weights @ np.square(decoder))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ErrorByRatios:
+    """The squared error by the ratios r_t = s_t / s_(t-1) of running sums s of C^-1's coefficients.
 
     Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. If
     ``ordered``, the ratios are also kept non-decreasing: then s, which is constant
     after its last ratio, is log-convex, all coefficients of 1 / s(x) after the first are
     non-positive (Kaluza), and as these are the differences of the coefficients of
     C = 1 / ((1 - x) s(x)), C does not increase. The decoder's b(x) is s(x) / (1 - beta x).
+
+    The free variables are the logarithms of odds r_t / (1 - r_t), or, if ``ordered``, those of
+    the steps between logarithms of ratios.
+
+    Attributes:
+      pattern: The worst pattern of the schema.
+      weights: (n,) weights of the squares of the decoder's coefficients.
+      momentum: beta.
+      ordered: Whether the ratios are kept non-decreasing.
     """
-    weights = error_weights(pattern.num_rounds, error)
-    num_bands = len(start)
-    sums = np.cumsum(start)
-    log_ratios = np.log(sums[1:] / sums[:-1])
 
-    def ratios_and_slopes(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if ordered:
-            steps = np.exp(free)
-            return -np.cumsum(steps[::-1])[::-1], steps
-        ratios = scipy.special.expit(free)
-        return scipy.special.log_expit(free), 1.0 - ratios
+    pattern: PatternOfRounds
+    weights: np.ndarray
+    momentum: float
+    ordered: bool
 
-    if ordered:
-        first = np.log(np.diff(log_ratios, append=0.0))
-    else:
-        first = log_ratios - np.log(-np.expm1(log_ratios))
+    def free_variables(self, sums: np.ndarray) -> np.ndarray:
+        """Returns the (p - 1,) free variables of (p,) running sums."""
+        logs = np.log(sums[1:] / sums[:-1])
+        if self.ordered:
+            return np.log(np.diff(logs, append=0.0))
+        return logs - np.log(-np.expm1(logs))
+
+    def running_sums(self, free: np.ndarray) -> np.ndarray:
+        """Returns the (p,) running sums of (p - 1,) free variables."""
+        logs = -_sums_from_each(np.exp(free)) if self.ordered else scipy.special.log_expit(free)
+        return np.exp(np.concatenate([[0.0], np.cumsum(logs)]))
+
+    def logarithm(self, free: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns log(sens(C)^2 sum_t w_t b_t^2) and its gradient by the free variables."""
+        sums = self.running_sums(free)
+        squared_sensitivity, by_noising = self._squared_sensitivity(np.diff(sums, prepend=0.0))
+        squared_rows, by_all_sums = self._squared_rows(sums)
+        by_sums = by_noising / squared_sensitivity
+        by_sums[:-1] -= by_sums[1:].copy()
+        by_sums += by_all_sums[: len(sums)] / squared_rows
+        # The last running sum stands for all later rounds as well.
+        by_sums[-1] += np.sum(by_all_sums[len(sums) :]) / squared_rows
+        value = float(np.log(squared_sensitivity) + np.log(squared_rows))
+        by_logs = _sums_from_each(by_sums * sums)[1:]
+        if self.ordered:
+            return value, -np.cumsum(by_logs) * np.exp(free)
+        return value, by_logs * (1.0 - scipy.special.expit(free))
+
+    def _squared_sensitivity(self, noising: np.ndarray) -> tuple[float, np.ndarray]:
+        """The pattern's squared sensitivity, and its gradient by the (p,) coefficients of C^-1."""
+        column = power_series.reciprocal(noising, self.pattern.num_rounds)
+        value, by_column = self.pattern.squared_sensitivity(column)
+        # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
+        response = power_series.product(column, column, self.pattern.num_rounds)
+        return value, -power_series.correlation(by_column, response, len(noising))
+
+    def _squared_rows(self, sums: np.ndarray) -> tuple[float, np.ndarray]:
+        """The sum of w_t b_t^2, and its gradient by the running sums of all n rounds."""
+        all_sums = np.pad(sums, (0, self.pattern.num_rounds - len(sums)), mode="edge")
+        decoder = with_momentum(all_sums, self.momentum)
+        slopes = with_momentum_adjoint(2.0 * self.weights * decoder, self.momentum)
+        return float(self.weights @ np.square(decoder)), slopes
+
+
+def _sums_from_each(values: np.ndarray) -> np.ndarray:
+    """The sums of each entry and all after it."""
+    return np.cumsum(values[::-1])[::-1]
+
+
+def _optimised(
+    start: np.ndarray, error: _ErrorByRatios, max_evaluations: int, show_progress: bool
+) -> tuple[np.ndarray, Any]:
+    """L-BFGS over the free variables of the ratios, from the coefficients of some C^-1."""
     with tqdm.tqdm(
-        desc=f"banded inverse, {num_bands} bands", unit=" evaluations", disable=not show_progress
+        desc=f"banded inverse, {len(start)} bands", unit=" evaluations", disable=not show_progress
     ) as progress:
 
-        def log_error(free: np.ndarray) -> tuple[float, np.ndarray]:
+        def function(free: np.ndarray) -> tuple[float, np.ndarray]:
             progress.update()
-            logs, slopes = ratios_and_slopes(free)
-            sums = np.exp(np.concatenate([[0.0], np.cumsum(logs)]))
-            column = power_series.reciprocal(np.diff(sums, prepend=0.0), pattern.num_rounds)
-            squared_sensitivity, by_column = pattern.squared_sensitivity(column)
-            # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
-            response = power_series.product(column, column, pattern.num_rounds)
-            by_noising = -power_series.correlation(by_column, response, num_bands)
-            by_sums = by_noising / squared_sensitivity
-            by_sums[:-1] -= by_sums[1:].copy()
-            # The last running sum stands for all later rounds as well.
-            all_sums = np.pad(sums, (0, pattern.num_rounds - num_bands), mode="edge")
-            decoder = with_momentum(all_sums, momentum)
-            squared_rows = float(weights @ np.square(decoder))
-            slopes_of_rows = with_momentum_adjoint(2.0 * weights * decoder, momentum)
-            by_sums += slopes_of_rows[:num_bands] / squared_rows
-            by_sums[-1] += np.sum(slopes_of_rows[num_bands:]) / squared_rows
-            by_logs = np.cumsum((by_sums * sums)[::-1])[::-1][1:]
-            gradient = -np.cumsum(by_logs) * slopes if ordered else by_logs * slopes
-            return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
+            return error.logarithm(free)
 
-        result = minimise(
-            log_error,
-            first,
-            bounds=[(-_LARGEST_LOG, _LARGEST_LOG / 10.0 if ordered else _LARGEST_LOG)] * len(first),
-            max_evaluations=max_evaluations,
-            corrections=20,
-            least_change=1e-10,
+        result = lbfgs.minimise(
+            function,
+            error.free_variables(np.cumsum(start)),
+            max_evaluations,
+            (-_LARGEST_LOG, _LARGEST_LOG / 10.0 if error.ordered else _LARGEST_LOG),
+            maxcor=20,
+            ftol=1e-10,
         )
-    logs, _ = ratios_and_slopes(result.x)
-    return np.diff(np.exp(np.concatenate([[0.0], np.cumsum(logs)])), prepend=0.0), result
+    return np.diff(error.running_sums(result.x), prepend=0.0), result
 
 
 class BandedInverseMechanism(Mechanism):
