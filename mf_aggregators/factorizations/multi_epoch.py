@@ -37,11 +37,11 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import Converged, minimise
+from mf_aggregators.factorizations import lbfgs
+from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
@@ -49,6 +49,13 @@ from mf_aggregators.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.participation import FixedEpochOrder
 
 PatternEntries = Literal["any", "non_negative", "orthogonal"]
+
+# The least and the largest V[i, j] / s[i, j], i != j, for each range of X[i, j].
+_BOUNDS_OF_RATIOS: dict[PatternEntries, tuple[float, float]] = {
+    "any": (-1.0, 1.0),
+    "non_negative": (-np.inf, 1.0),
+    "orthogonal": (-np.inf, np.inf),
+}
 
 # Evaluations between two certificates, each of which costs about as much as one.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 8
@@ -76,6 +83,60 @@ class _Evaluation:
     root_eigenvalues: np.ndarray
     weights: np.ndarray
     ratios: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Variables:
+    """What L-BFGS varies: logarithms of weights v, and entries of V or of its correlations.
+
+    Both are scaled. In y = sqrt(v) log(v) the Hessian hardly depends on the spread of v; the
+    scale of an entry is that of the largest weight of its class.
+
+    Attributes:
+      weights_mask: Which weights there are, (b, W) for patterns or (b, K) for positions.
+      pair_exists: (b, pairs): which entries there are.
+      scale: The scales of the logarithms of weights, in a row.
+      pair_scale: Those of the entries.
+    """
+
+    weights_mask: np.ndarray
+    pair_exists: np.ndarray
+    scale: np.ndarray
+    pair_scale: np.ndarray
+
+    @classmethod
+    def around(
+        cls, weights_mask: np.ndarray, pair_exists: np.ndarray, log_weights: np.ndarray
+    ) -> "_Variables":
+        """Returns the variables for a search that starts from logarithms of weights."""
+        scale = np.exp(0.5 * (log_weights - np.max(log_weights)))
+        by_class = np.zeros(weights_mask.shape)
+        by_class[weights_mask] = scale
+        largest = np.max(by_class, axis=1, keepdims=True)
+        pair_scale = np.broadcast_to(largest, pair_exists.shape)[pair_exists]
+        return cls(weights_mask, pair_exists, scale, pair_scale)
+
+    def packed(self, log_weights: np.ndarray, entries: np.ndarray) -> np.ndarray:
+        """Returns the variables of logarithms of weights, in a row, and (b, pairs) entries."""
+        return np.concatenate(
+            [log_weights * self.scale, entries[self.pair_exists] * self.pair_scale]
+        )
+
+    def unpacked(self, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the weights and the (b, pairs) entries, zero where there are none."""
+        weights, entries = np.zeros(self.weights_mask.shape), np.zeros(self.pair_exists.shape)
+        weights[self.weights_mask] = np.exp(free[: len(self.scale)] / self.scale)
+        entries[self.pair_exists] = free[len(self.scale) :] / self.pair_scale
+        return weights, entries
+
+    def gradient(self, by_log_weights: np.ndarray, by_entries: np.ndarray) -> np.ndarray:
+        """Returns the gradient by the variables from that by what they stand for."""
+        return np.concatenate(
+            [
+                by_log_weights[self.weights_mask] / self.scale,
+                by_entries[self.pair_exists] / self.pair_scale,
+            ]
+        )
 
 
 class _GoneAstrayError(Exception):
@@ -120,12 +181,12 @@ class MultiEpochSearch:
         self._by_correlations = (
             self._pattern_entries == "orthogonal" or layout.positions == layout.most
         )
+        self._bounds_of_entries = _BOUNDS_OF_RATIOS[
+            "orthogonal" if self._by_correlations else self._pattern_entries
+        ]
         self._real = np.flatnonzero(layout.exists.ravel())
         self._order = layout.rounds.ravel()[self._real]
-        gram = workload.T @ workload
-        padded = np.zeros((layout.exists.size, num_rounds))
-        padded[self._real] = gram[np.ix_(self._order, self._order)]
-        self._gram = padded
+        self._gram = (workload.T @ workload)[np.ix_(self._order, self._order)]
         # Pairs of positions that some pattern holds.
         rows, columns = np.tril_indices(layout.positions, -1)
         within = rows - columns < layout.most
@@ -202,63 +263,57 @@ class MultiEpochSearch:
         self, weights_mask: np.ndarray, start: np.ndarray, entries_at_start: np.ndarray
     ) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
-        # In y = sqrt(v) log(v) the Hessian hardly depends on the spread of v.
-        scale = np.exp(0.5 * (start - np.max(start)))
-        by_class = np.zeros(weights_mask.shape)
-        by_class[weights_mask] = scale
-        pair_scale = np.broadcast_to(
-            np.max(by_class, axis=1, keepdims=True), self._pair_exists.shape
-        )[self._pair_exists]
-        count = len(start)
-        weights = np.zeros(weights_mask.shape)
+        variables = _Variables.around(weights_mask, self._pair_exists, start)
 
         def negative_log_bound(free: np.ndarray) -> tuple[float, np.ndarray]:
-            weights[weights_mask] = np.exp(free[:count] / scale)
-            entries = np.zeros(self._pair_exists.shape)
-            entries[self._pair_exists] = free[count:] / pair_scale
+            value, by_log_weights, by_entries = self._negative_log_bound(*variables.unpacked(free))
+            return value, variables.gradient(by_log_weights, by_entries)
+
+        least, largest = self._bounds_of_entries
+        bounds = (
+            variables.packed(start - _LARGEST_CHANGE_OF_LOG, np.full_like(entries_at_start, least)),
+            variables.packed(
+                start + _LARGEST_CHANGE_OF_LOG, np.full_like(entries_at_start, largest)
+            ),
+        )
+        lbfgs.minimise(
+            _with_walls(negative_log_bound),
+            variables.packed(start, entries_at_start),
+            self._max_evaluations,
+            bounds,
+            maxcor=30,
+            ftol=1e-16,
+        )
+
+    def _negative_log_bound(
+        self, weights: np.ndarray, entries: np.ndarray
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        """Minus the logarithm of the bound tr((A V A^T)^1/2)^2 / sum_p v_p, and its derivatives.
+
+        Args:
+          weights: The weights v.
+          entries: (b, pairs) ratios V[i, j] / s[i, j], or the entries of E.
+
+        Returns:
+          The value, and its derivatives by logarithms of weights and by entries.
+        """
+        if self._by_correlations:
             factors = self._factors(entries)
             norms = np.linalg.norm(factors, axis=2, keepdims=True)
             rows = factors / norms
-            ratios = self._correlations(rows) if self._by_correlations else entries
-            try:
-                evaluation = self._evaluate(weights, ratios)
-            except np.linalg.LinAlgError:
-                if not accepted:
-                    raise
-                # V is not positive definite there. The line search has to come back, and
-                # interpolates from this: as high above the last point as that was steep.
-                last, value, gradient = accepted[-1]
-                return value + abs(float(gradient @ (free - last))), -gradient
-            total = float(np.sum(weights))
-            by_weights = self._by_weights(evaluation, ratios, weights) * weights
-            by_ratios = self._by_ratios(evaluation, weights)
-            if self._by_correlations:
-                by_ratios = self._by_entries(by_ratios, rows, norms)
-            gradient = np.concatenate(
-                [
-                    (weights / total - by_weights / evaluation.root_sum)[weights_mask] / scale,
-                    -by_ratios[self._pair_exists] / evaluation.root_sum / pair_scale,
-                ]
-            )
-            value = float(np.log(total) - 2.0 * np.log(evaluation.root_sum))
-            accepted[:] = [(free.copy(), value, gradient)]
-            return value, gradient
-
-        accepted: list[tuple[np.ndarray, float, np.ndarray]] = []
-        least, largest = {
-            "any": (-1.0, 1.0),
-            "non_negative": (-np.inf, 1.0),
-            "orthogonal": (-np.inf, np.inf),
-        }[self._pattern_entries if not self._by_correlations else "orthogonal"]
-        lower = np.concatenate([(start - _LARGEST_CHANGE_OF_LOG) * scale, least * pair_scale])
-        upper = np.concatenate([(start + _LARGEST_CHANGE_OF_LOG) * scale, largest * pair_scale])
-        minimise(
-            negative_log_bound,
-            np.concatenate([start * scale, entries_at_start[self._pair_exists] * pair_scale]),
-            bounds=scipy.optimize.Bounds(lower, upper),
-            max_evaluations=self._max_evaluations,
-            corrections=30,
-            least_change=1e-16,
+            ratios = self._correlations(rows)
+        else:
+            ratios = entries
+        evaluation = self._evaluate(weights, ratios)
+        total, root_sum = float(np.sum(weights)), evaluation.root_sum
+        by_weights = self._by_weights(evaluation, ratios, weights)
+        by_entries = self._by_ratios(evaluation, weights)
+        if self._by_correlations:
+            by_entries = self._by_entries(by_entries, rows, norms)
+        return (
+            float(np.log(total) - 2.0 * np.log(root_sum)),
+            weights / total - by_weights * weights / root_sum,
+            -by_entries / root_sum,
         )
 
     def _from_orthogonal(self, weights_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -276,12 +331,8 @@ class MultiEpochSearch:
             max_evaluations=self._max_evaluations,
             show_progress=not self.progress.disable,
         )
-        try:
+        with easier.progress, contextlib.suppress(Converged):
             easier.run()
-        except Converged:
-            pass
-        finally:
-            easier.progress.close()
         easier.certified_gap()
         self.evaluations += easier.evaluations
         if easier._squared_error < self._squared_error:
@@ -306,13 +357,9 @@ class MultiEpochSearch:
         best = self._best
         assert best is not None
         self._certify_best()
-        layout = self._layout
         factors = np.linalg.cholesky(self._multiplier_blocks(best.weights, best.ratios))
-        columns = np.zeros((layout.num_rounds, layout.exists.size))
-        columns[:, self._real] = self._workload[:, self._order]
-        blocks = columns.reshape(layout.num_rounds, layout.separation, layout.positions)
-        product = np.einsum("nbk,bkl->nbl", blocks, factors).reshape(layout.num_rounds, -1)
-        root_sum = nuclear_norm_from_below(product[:, self._real])
+        product = self._times_blocks(self._workload[:, self._order], factors)
+        root_sum = nuclear_norm_from_below(product)
         return max(self._squared_error * self._total(best.weights) / root_sum**2 - 1.0, 0.0)
 
     def _certify_best(self) -> None:
@@ -375,60 +422,80 @@ class MultiEpochSearch:
         return np.where(self._pair_exists, slope[:, self._pairs[0], self._pairs[1]], 0.0)
 
     def _evaluate(self, weights: np.ndarray, ratios: np.ndarray) -> _Evaluation:
-        layout = self._layout
-        shape = (layout.separation, layout.positions)
-        blocks = self._multiplier_blocks(weights, ratios)
-        factors = np.linalg.cholesky(blocks)
-        num_rounds = layout.num_rounds
-        # With V = L L^T, the roots of the eigenvalues of L^T A^T A L sum to tr((A V A^T)^1/2).
-        left = np.matmul(
-            factors.transpose(0, 2, 1), self._gram.reshape(*shape, num_rounds)
-        ).reshape(-1, num_rounds)[self._real]
-        padded = np.zeros((num_rounds, layout.exists.size))
-        padded[:, self._real] = left
-        symmetric = np.einsum("nbk,bkl->nbl", padded.reshape(num_rounds, *shape), factors)
-        eigenvalues, eigenvectors = scipy.linalg.eigh(
-            symmetric.reshape(num_rounds, -1)[:, self._real],
-            driver="evd",
-            overwrite_a=True,
-            check_finite=False,
-        )
+        """Evaluates the dual, keeps the best V, and from time to time certifies its matrix.
+
+        Raises:
+          LinAlgError: If V is not positive definite.
+          Converged: If the target is certified.
+          _GoneAstrayError: If the search is to be left where it is far off, and is.
+        """
+        evaluation = self._dual(weights, ratios)
         self.evaluations += 1
         self.progress.update()
+        if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
+            self._best = evaluation
+        if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
+            self._certify(self._best)
+            self._end_if_near_or_astray()
+        return evaluation
+
+    def _end_if_near_or_astray(self) -> None:
+        gap = self._estimated_gap()
+        self.progress.set_postfix_str(f"relative gap {gap:.1e}")
+        if gap <= _SAFE_SHARE * self._relative_gap:
+            raise Converged
+        is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
+        if self._leaves_if_far and is_late and gap > _FAR:
+            raise _GoneAstrayError
+
+    def _dual(self, weights: np.ndarray, ratios: np.ndarray) -> _Evaluation:
+        """The bound and its gradient by V, which are the blocks of X with X V X = A^T A."""
+        factors = np.linalg.cholesky(self._multiplier_blocks(weights, ratios))
+        # With V = L L^T, the roots of the eigenvalues of L^T A^T A L sum to tr((A V A^T)^1/2).
+        left = self._blocks_times(factors.transpose(0, 2, 1), self._gram)
+        eigenvalues, eigenvectors = scipy.linalg.eigh(
+            self._times_blocks(left, factors), driver="evd", overwrite_a=True, check_finite=False
+        )
         rounding = np.finfo(np.float64).eps * eigenvalues[-1]
         roots = np.sqrt(np.maximum(eigenvalues, rounding))
-        vectors = np.zeros((layout.exists.size, num_rounds))
-        vectors[self._real] = eigenvectors
-        vectors = vectors.reshape(*shape, num_rounds)
-        inverse_factors = np.linalg.inv(factors)
-        # X = L^-T (L^T A^T A L)^1/2 L^-1, of which the blocks are the gradient.
+        root_sum = float(np.sum(roots))
+        # X = L^-T (L^T A^T A L)^1/2 L^-1.
+        vectors = self._by_class(eigenvectors)
         roots_within = np.matmul(vectors * roots, vectors.transpose(0, 2, 1))
+        inverse_factors = np.linalg.inv(factors)
         gram_blocks = np.matmul(
             np.matmul(inverse_factors.transpose(0, 2, 1), roots_within), inverse_factors
         )
-        root_sum = float(np.sum(roots))
-        evaluation = _Evaluation(
+        return _Evaluation(
             root_sum=root_sum,
             estimated_bound=root_sum**2 / self._total(weights),
             gram_blocks=gram_blocks,
             inverse_factors=inverse_factors,
             eigenvectors=eigenvectors,
             root_eigenvalues=roots,
-            weights=weights.copy(),
-            ratios=ratios.copy(),
+            weights=weights,
+            ratios=ratios,
         )
-        if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
-            self._best = evaluation
-        if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
-            assert self._best is not None
-            self._certify(self._best)
-            self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
-            if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
-                raise Converged
-            is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
-            if self._leaves_if_far and is_late and self._estimated_gap() > _FAR:
-                raise _GoneAstrayError
-        return evaluation
+
+    def _by_class(self, matrix: np.ndarray) -> np.ndarray:
+        """(b, K, m) rows of an (n, m) matrix, which has them by class; zero where no round is."""
+        layout = self._layout
+        padded = np.zeros((layout.exists.size, matrix.shape[1]))
+        padded[self._real] = matrix
+        return padded.reshape(layout.separation, layout.positions, -1)
+
+    def _blocks_times(self, blocks: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        """(n, m): a matrix of (b, K, K) diagonal blocks times an (n, m) one, rows by class."""
+        product = np.matmul(blocks, self._by_class(matrix))
+        return product.reshape(-1, matrix.shape[1])[self._real]
+
+    def _times_blocks(self, matrix: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """(m, n): an (m, n) matrix, columns by class, times one of (b, K, K) diagonal blocks."""
+        padded = np.zeros((len(matrix), self._layout.exists.size))
+        padded[:, self._real] = matrix
+        by_class = padded.reshape(len(matrix), *blocks.shape[:2])
+        product = np.einsum("nbk,bkl->nbl", by_class, blocks)
+        return product.reshape(len(matrix), -1)[:, self._real]
 
     def _by_weights(
         self, evaluation: _Evaluation, ratios: np.ndarray, weights: np.ndarray
@@ -480,13 +547,10 @@ class MultiEpochSearch:
     def _gram_matrix(self, evaluation: _Evaluation) -> np.ndarray:
         """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
         layout = self._layout
-        num_rounds = layout.num_rounds
-        shape = (layout.separation, layout.positions, num_rounds)
-        half = np.zeros((layout.exists.size, num_rounds))
-        half[self._real] = evaluation.eigenvectors * np.sqrt(evaluation.root_eigenvalues)
-        half = np.matmul(
-            evaluation.inverse_factors.transpose(0, 2, 1), half.reshape(shape)
-        ).reshape(-1, num_rounds)[self._real]
+        half = self._blocks_times(
+            evaluation.inverse_factors.transpose(0, 2, 1),
+            evaluation.eigenvectors * np.sqrt(evaluation.root_eigenvalues),
+        )
         # A round's scale is that of the tightest of its patterns, which makes X feasible.
         sums = layout.pair_sums(
             np.abs(evaluation.gram_blocks)
@@ -494,20 +558,40 @@ class MultiEpochSearch:
         )
         tightest = layout.tightest(sums)
         half /= np.sqrt(tightest.ravel()[self._real])[:, np.newaxis]
-        gram = np.empty((num_rounds, num_rounds))
+        gram = np.empty(half.shape)
         gram[np.ix_(self._order, self._order)] = half @ half.T
         # Complementary slackness: off its bounds, a multiplier's entry of X is zero.
-        interior = np.full(evaluation.ratios.shape, True)
-        if not self._by_correlations:
-            least = -1.0 if self._pattern_entries == "any" else -np.inf
-            interior = (evaluation.ratios > least + _AT_BOUND) & (
-                evaluation.ratios < 1.0 - _AT_BOUND
-            )
+        least, largest = self._bounds_of_entries
+        interior = (evaluation.ratios > least + _AT_BOUND) & (
+            evaluation.ratios < largest - _AT_BOUND
+        )
         classes, pairs = np.nonzero(interior & self._pair_exists)
         rows = layout.rounds[classes, self._pairs[0][pairs]]
         columns = layout.rounds[classes, self._pairs[1][pairs]]
         gram[rows, columns] = gram[columns, rows] = 0.0
         return gram
+
+
+def _with_walls(objective: lbfgs.Objective) -> lbfgs.Objective:
+    """The objective with a value where it has none, because V is not positive definite there.
+
+    The line search has to come back, and interpolates from this value: as high above the last
+    point as that was steep.
+    """
+    accepted: list[tuple[np.ndarray, float, np.ndarray]] = []
+
+    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+        try:
+            value, gradient = objective(free)
+        except np.linalg.LinAlgError:
+            if not accepted:
+                raise
+            last, value, gradient = accepted[-1]
+            return value + abs(float(gradient @ (free - last))), -gradient
+        accepted[:] = [(free.copy(), value, gradient)]
+        return value, gradient
+
+    return function
 
 
 def _is_positive_definite(blocks: np.ndarray) -> bool:
