@@ -73,15 +73,16 @@ def of_least_separation(
     """
     search = _PatternSearch((num_rounds, released), separation, most, lower_bound)
     try:
-        squared, is_exact = search.run()
+        search.run()
+        is_exact = True
     except _TooManySteps:
-        squared, is_exact = search.upper_bound, search.upper_bound == search.lower_bound
+        is_exact = search.upper_bound == search.lower_bound
     theorem = (
         "search over the patterns of the tree (BandMF Prop. E.1)"
         if is_exact
         else "upper bound: participations apart within nodes of the tree only"
     )
-    return Sensitivity(float(np.sqrt(squared)), is_exact=is_exact, theorem=theorem)
+    return Sensitivity(float(np.sqrt(search.upper_bound)), is_exact=is_exact, theorem=theorem)
 
 
 class _PatternSearch:
@@ -115,24 +116,25 @@ class _PatternSearch:
         self._shortfall = 0
         self._steps = 0
 
-    def run(self) -> tuple[int, bool]:
-        """Returns the best known upper bound and whether a pattern reaches it.
+    def run(self) -> None:
+        """Lowers the upper bound to the sum that a pattern reaches.
 
         Raises:
           _TooManySteps: If the question cannot be settled in reasonable time.
         """
         if self.upper_bound > self.lower_bound:
-            bounds = self._bound(self._shape)
-            self.upper_bound = int(bounds[-1])
-            # Without a separation nothing was forgotten.
-            if self.upper_bound > self.lower_bound and self._separation > 1:
-                self._shortfall = self.upper_bound - self.lower_bound - 1
-                self._spend_on_waits(self._shape)
-                waits = self._least_waits(self._shape, is_first=True)[:, :, 0]
-                counts, shortfalls = np.nonzero(waits < self._separation)
-                sums = bounds[counts] - shortfalls
-                self.upper_bound = max(self.lower_bound, int(np.max(sums)))
-        return self.upper_bound, True
+            self.upper_bound = int(self._bound(self._shape)[-1])
+        # Without a separation step 2 forgets nothing.
+        if self.upper_bound > self.lower_bound and self._separation > 1:
+            self._shortfall = self.upper_bound - self.lower_bound - 1
+            self._spend_on_waits(self._shape)
+            self.upper_bound = max(self.lower_bound, self._largest_reached())
+
+    def _largest_reached(self) -> int:
+        """Step 3 for the whole tree: the largest sum that leaves a wait which is possible."""
+        waits = self._least_waits(self._shape, is_first=True)[:, :, 0]
+        counts, shortfalls = np.nonzero(waits < self._separation)
+        return int(np.max(self._bound(self._shape)[counts] - shortfalls))
 
     def _spend(self, steps: int) -> None:
         self._steps += steps
@@ -221,33 +223,35 @@ class _PatternSearch:
           or 0 alone for a first subtree.
         """
         key = (shape, is_first)
-        if key in self._waits:
-            return self._waits[key]
-        impossible = self._separation
-        starts = np.arange(1 if is_first else impossible + 1)
-        table_shape = (len(self._bound(shape)), self._shortfall + 1, len(starts))
-        waits = np.full(table_shape, impossible)
-        if shape[1] == 0:
-            # No released round follows.
-            waits[0] = starts
-        elif shape[0] == 1:
-            waits[0] = np.where(starts < impossible, np.maximum(starts - 1, 0), impossible)
-            waits[1, :, 0] = impossible - 1
-        else:
-            left, right = _parts(shape)
-            left_waits = self._least_waits(left, is_first)
-            right_waits = self._least_waits(right, False)
-            for first, second, spare in zip(*self._splits(shape), strict=True):
-                own = self._shortfall - spare
-                for lost in range(spare + 1):
-                    between = left_waits[first, lost]
-                    if lost and np.array_equal(between, left_waits[first, lost - 1]):
-                        continue
-                    reached = waits[first + second, own + lost :]
-                    ends = right_waits[second, : len(reached)][:, between]
-                    np.minimum(reached, ends, out=reached)
-        self._waits[key] = waits
-        return waits
+        if key not in self._waits:
+            impossible = self._separation
+            starts = np.arange(1 if is_first else impossible + 1)
+            table_shape = (len(self._bound(shape)), self._shortfall + 1, len(starts))
+            waits = np.full(table_shape, impossible)
+            if shape[1] == 0:
+                # No released round follows.
+                waits[0] = starts
+            elif shape[0] == 1:
+                waits[0] = np.where(starts < impossible, np.maximum(starts - 1, 0), impossible)
+                waits[1, :, 0] = impossible - 1
+            else:
+                self._pass_both_children(shape, is_first, waits)
+            self._waits[key] = waits
+        return self._waits[key]
+
+    def _pass_both_children(self, shape: _Shape, is_first: bool, waits: np.ndarray) -> None:
+        """Lowers a node's waits to the least over its splits: by way of the left child's."""
+        left, right = _parts(shape)
+        left_waits = self._least_waits(left, is_first)
+        right_waits = self._least_waits(right, False)
+        # A larger shortfall on the left that shortens no wait leads nowhere new.
+        shortens = np.any(np.diff(left_waits, axis=1, prepend=-1), axis=2)
+        for first, second, spare in zip(*self._splits(shape), strict=True):
+            own = self._shortfall - spare
+            for lost in np.flatnonzero(shortens[first, : spare + 1]):
+                reached = waits[first + second, own + lost :]
+                ends = right_waits[second, : len(reached)][:, left_waits[first, lost]]
+                np.minimum(reached, ends, out=reached)
 
 
 def _own_term(shape: _Shape, counts: np.ndarray) -> np.ndarray:
