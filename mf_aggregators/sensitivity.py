@@ -221,49 +221,40 @@ def from_toeplitz_coefficients(
     largest = float(np.max(np.abs(series)))
     if largest == 0.0:
         return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
-    series = series / largest
+    return _of_unit_coefficients(series / largest, num_rounds, participation).times(largest)
+
+
+def _of_unit_coefficients(
+    series: np.ndarray, num_rounds: int, participation: Participation
+) -> Sensitivity:
     most = participation.most_participations(num_rounds)
     if most == 1:
         value = float(np.linalg.norm(series))
-        return Sensitivity(
-            value * largest,
-            is_exact=True,
-            theorem="largest column norm (Denisov et al. Thm 4.1)",
-        )
+        theorem = "largest column norm (Denisov et al. Thm 4.1)"
+        return Sensitivity(value, is_exact=True, theorem=theorem)
     assert not isinstance(participation, SingleParticipation)
     separation = participation.separation
     if np.trim_zeros(series, "b").shape[0] <= separation:
         # The norms of columns fall from the first to the last.
         norms = power_series.truncated_column_norms(series, num_rounds)
         value = float(np.sqrt(np.sum(norms[::separation][:most])))
-        return Sensitivity(
-            value * largest, is_exact=True, theorem="banded matrix (BandMF Thm 2, Alg. 5)"
-        )
+        theorem = "banded matrix (BandMF Thm 2, Alg. 5)"
+        return Sensitivity(value, is_exact=True, theorem=theorem)
     magnitudes = np.abs(series)
     envelope = magnitudes.copy()
     envelope[separation:] = np.maximum.accumulate(magnitudes[separation:][::-1])[::-1]
-    is_exact = bool(
-        np.all(envelope - magnitudes <= _TOEPLITZ_ROUNDING)
-        and (np.all(series >= -_TOEPLITZ_ROUNDING) or np.all(series <= _TOEPLITZ_ROUNDING))
-    )
-    if is_exact:
-        encoded = pattern_sum(power_series.padded(envelope, num_rounds), separation, most)
-        return Sensitivity(
-            float(np.linalg.norm(encoded)) * largest,
-            is_exact=True,
-            theorem="non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)",
-        )
-    bound = _toeplitz_bound(
-        power_series.padded(magnitudes, num_rounds),
-        power_series.padded(envelope, num_rounds),
-        separation,
-        most,
-    )
-    return Sensitivity(
-        bound * largest,
-        is_exact=False,
-        theorem="upper bound by non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)",
-    )
+    theorem = "non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)"
+    padded_envelope = power_series.padded(envelope, num_rounds)
+    if _have_one_sign(series) and np.all(envelope - magnitudes <= _TOEPLITZ_ROUNDING):
+        value = float(np.linalg.norm(pattern_sum(padded_envelope, separation, most)))
+        return Sensitivity(value, is_exact=True, theorem=theorem)
+    padded = power_series.padded(magnitudes, num_rounds)
+    value = _toeplitz_bound(padded, padded_envelope, separation, most)
+    return Sensitivity(value, is_exact=False, theorem=f"upper bound by {theorem}")
+
+
+def _have_one_sign(series: np.ndarray) -> bool:
+    return bool(np.all(series >= -_TOEPLITZ_ROUNDING) or np.all(series <= _TOEPLITZ_ROUNDING))
 
 
 def _toeplitz_bound(
@@ -324,16 +315,18 @@ def _window_sums(table: np.ndarray, most: int) -> np.ndarray:
 
 
 def _pairs_within_windows(first: np.ndarray, second: np.ndarray, most: int) -> np.ndarray:
-    """For each row r, the sum of first[a] second[a'] over r - k < a < a' <= r."""
+    """For each row r, the sum of first[a] second[a'] over r - k < a < a' <= r.
+
+    As in :func:`_window_sums`, a window reaches from within one block of k rows into the next:
+    both rows of a pair are in the later block, or both in the earlier one, or one in each.
+    """
     ours, theirs = _in_blocks(first, most), _in_blocks(second, most)
-    up_to_theirs = _running(theirs)
-    before = np.zeros_like(ours)
-    before[:, 1:] = _running(ours)[:, :-1]
-    pairs = _running(theirs * before)
-    after = np.zeros_like(theirs)
-    after[:, :-1] = _running_back(theirs)[:, 1:]
-    pairs[1:, :-1] += _running_back(ours * after)[:-1, 1:]
-    pairs[1:, :-1] += _running_back(ours)[:-1, 1:] * up_to_theirs[1:, :-1]
+    ours_before, theirs_after = np.zeros_like(ours), np.zeros_like(theirs)
+    ours_before[:, 1:] = _running(ours)[:, :-1]
+    theirs_after[:, :-1] = _running_back(theirs)[:, 1:]
+    pairs = _running(theirs * ours_before)
+    pairs[1:, :-1] += _running_back(ours * theirs_after)[:-1, 1:]
+    pairs[1:, :-1] += _running_back(ours)[:-1, 1:] * _running(theirs)[1:, :-1]
     return pairs.reshape(-1, first.shape[1])[: len(first)]
 
 
