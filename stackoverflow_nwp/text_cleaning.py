@@ -12,7 +12,7 @@ declarations and headings.
 import html
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 URL_TOKEN = "<URL>"
 
@@ -198,54 +198,51 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _paragraphs(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a docstring's prose, without its code and tables.
+def _paragraphs(text: str) -> list[str]:
+    """Returns the paragraphs of a docstring's prose, without its code and tables.
 
     A line belongs to the paragraph above unless a blank line, a bullet, a parameter name, a
     directive or a smaller indentation starts anew.
     """
     lines = _without_fences(text.expandtabs().splitlines())
-    lines = _without_literal_blocks(lines)
-    lines = _without_headings(lines)
-    paragraph: list[str] = []
+    paragraphs: list[list[str]] = [[]]
     previous_indentation = 0
-    for line in lines:
-        stripped = line.strip()
-        indentation = _indentation(line)
-        is_break = bool(not stripped or _TABLE.match(stripped) or _GOOGLE_SECTION.match(stripped))
-        bullet = None if is_break else _BULLET.match(stripped)
-        content = stripped[bullet.end() :] if bullet else stripped
-        is_start = bullet is not None
-        if not is_break:
-            field = _FIELD.match(content)
-            google = _GOOGLE_PARAMETER.match(content)
-            numpy = _NUMPY_PARAMETER.match(content)
-            if field:
-                is_start = True
-                is_break = field["kind"].lower() in _DROPPED_FIELDS
-                content = content[field.end() :]
-            elif google and _is_parameter_name(google["name"], content):
-                is_start = True
-                # "x : array_like, shape (n,)" declares a type; the NumPy style puts a space
-                # before the colon, the Google style does not.
-                if numpy and re.match(r"[^:]*\s:", content):
-                    is_break = True
-                else:
-                    content = google["rest"]
-            elif numpy and indentation <= previous_indentation:
-                is_break = True
-        # A smaller indentation begins a new item, except after the summary line.
-        if (is_break or is_start or indentation < previous_indentation) and paragraph:
-            yield " ".join(paragraph)
-            paragraph = []
-        if not is_break and content:
-            paragraph.append(content)
+    for line in _without_headings(_without_literal_blocks(lines)):
+        stripped, indentation = line.strip(), _indentation(line)
+        begins, content, bullet_width = True, "", 0
+        if stripped and not _TABLE.match(stripped) and not _GOOGLE_SECTION.match(stripped):
+            bullet = _BULLET.match(stripped)
+            bullet_width = bullet.end() if bullet else 0
+            is_item, content = _item(stripped[bullet_width:], indentation > previous_indentation)
+            # A smaller indentation begins a new item, except after the summary line.
+            begins = is_item or bullet_width > 0 or indentation < previous_indentation
+        if begins:
+            paragraphs.append([])
+        if content:
+            paragraphs[-1].append(content)
         if stripped:
-            previous_indentation = indentation + (bullet.end() if bullet else 0)
-            if is_start and not bullet:
-                previous_indentation = indentation
-    if paragraph:
-        yield " ".join(paragraph)
+            previous_indentation = indentation + bullet_width
+    return [" ".join(paragraph) for paragraph in paragraphs if paragraph]
+
+
+def _item(text: str, is_deeper: bool) -> tuple[bool, str]:
+    """Returns whether a line's text describes a field or a parameter, and its prose, if any.
+
+    Args:
+        text: The line's text after its bullet.
+        is_deeper: Whether the line is indented deeper than the one above.
+    """
+    if field := _FIELD.match(text):
+        return True, "" if field["kind"].lower() in _DROPPED_FIELDS else text[field.end() :]
+    google, numpy = _GOOGLE_PARAMETER.match(text), _NUMPY_PARAMETER.match(text)
+    if google and _is_parameter_name(google["name"], text):
+        # "x : array_like, shape (n,)" declares a type; the NumPy style puts a space before the
+        # colon, the Google style does not.
+        declares_type = numpy and re.match(r"[^:]*\s:", text)
+        return True, "" if declares_type else google["rest"]
+    if numpy and not is_deeper:
+        return True, ""
+    return False, text
 
 
 def _is_parameter_name(name: str, content: str) -> bool:
