@@ -240,14 +240,10 @@ def computations(
       A computation for each mechanism that is not left out beforehand.
     """
     return tuple(
-        _computation(proposal)
+        Computation(proposal.name, proposal.is_kept, proposal.expected_seconds)
         for proposal in _proposals(setting, cache_directory)
         if proposal.compute is not None
     )
-
-
-def _computation(proposal: Proposal) -> Computation:
-    return Computation(proposal.name, proposal.is_kept, proposal.expected_seconds)
 
 
 def make(
@@ -269,33 +265,38 @@ def make(
     Raises:
       ValueError: If no mechanism fits, or the privacy target cannot be met.
     """
-    candidates: list[Candidate] = []
-    left_out: list[LeftOut] = []
-    for proposal in _proposals(setting, cache_directory):
-        if proposal.compute is None:
-            left_out.append(LeftOut(proposal.name, proposal.reason))
-            continue
-        progress(_computation(proposal).name)
-        try:
-            candidate = _candidate(setting, proposal, cache_directory)
-        except MechanismError as error:
-            # What another package cannot make does not keep anybody from the other mechanisms.
-            left_out.append(LeftOut(proposal.name, f"cannot be made: {error}".rstrip(".")))
-            continue
-        reason = _left_out(setting, candidate)
-        if reason is None:
-            candidates.append(candidate)
-        else:
-            left_out.append(LeftOut(candidate.name, reason))
+    weighed = [
+        _weighed(setting, proposal, cache_directory, progress)
+        for proposal in _proposals(setting, cache_directory)
+    ]
+    candidates = [found for found in weighed if isinstance(found, Candidate)]
+    left_out = tuple(found for found in weighed if isinstance(found, LeftOut))
     if not candidates:
         raise ValueError(
             "no mechanism fits: allow more noise memory or disk, a smaller model or fewer rounds."
         )
     candidates.sort(key=lambda candidate: candidate.effective_rmse)
     recommended = _recommended(candidates)
-    return Plan(
-        setting, tuple(candidates), tuple(left_out), recommended, _reason(candidates, recommended)
-    )
+    reason = _reason(candidates, recommended)
+    return Plan(setting, tuple(candidates), left_out, recommended, reason)
+
+
+def _weighed(
+    setting: Setting,
+    proposal: Proposal,
+    cache_directory: pathlib.Path | None,
+    progress: Callable[[str], None],
+) -> Candidate | LeftOut:
+    if proposal.compute is None:
+        return LeftOut(proposal.name, proposal.reason)
+    progress(proposal.name)
+    try:
+        candidate = _candidate(setting, proposal, cache_directory)
+    except MechanismError as error:
+        # What another package cannot make does not keep anybody from the other mechanisms.
+        return LeftOut(proposal.name, f"cannot be made: {error}".rstrip("."))
+    reason = _left_out(setting, candidate)
+    return candidate if reason is None else LeftOut(candidate.name, reason)
 
 
 def _recommended(candidates: list[Candidate]) -> Candidate:
@@ -406,14 +407,8 @@ def _candidate(
     factorization, schema = proposal.compute(), proposal.participation
     workload = workloads.Workload("prefix_sum", setting.num_rounds)
     errors = factorization.errors(workload, schema)
-    bound = None
-    if proposal.sampling is None:
-        multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
-        bound = lower_bounds.compute(workload, schema)
-    else:
-        multiplier = band_choice.noise_multiplier(
-            proposal.sampling, setting.epsilon, setting.delta, cache_directory
-        )
+    multiplier = _noise_multiplier(setting, proposal.sampling, cache_directory)
+    bound = lower_bounds.compute(workload, schema) if proposal.sampling is None else None
     recursion = factorization.noise_recursion()
     num_bands = dict(proposal.options).get("num_bands")
     return Candidate(
@@ -433,3 +428,12 @@ def _candidate(
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
     )
+
+
+def _noise_multiplier(
+    setting: Setting, scheme: SamplingScheme | None, cache_directory: pathlib.Path | None
+) -> float:
+    """The noise multiplier that the target needs, with the scheme's amplification, if any."""
+    if scheme is None:
+        return accounting.noise_multiplier(setting.epsilon, setting.delta)
+    return band_choice.noise_multiplier(scheme, setting.epsilon, setting.delta, cache_directory)
