@@ -32,6 +32,7 @@ from simulations.runs import run_directory, run_flags, run_plans, sampled_runs
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_options import RunOptions
 from simulations.runs.run_plans import Plan
+from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand
 from simulations.workers import quiet, worker_addresses
@@ -87,54 +88,63 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
     with directory.locked():
-        old = directory.read_config()
-        if old is not None:
-            options = _with_noise_of(old.get("flags", {}), options)
-            _check_same_run(old, options, directory, command)
-            run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
-        data = command.open_data(options)
-        if isinstance(behaviour.availability, Trace):
-            device_populations.check_trace(behaviour.availability, data.num_clients)
-        # One factorization for all rounds of a run, whatever becomes of where it came from.
-        own = directory.factorization if directory.factorization.exists() else None
-        plan = run_plans.make(
-            options,
-            data,
-            command.defaults(values)["max_bands"],
-            own,
-            None if old is None else old.get("noise_multiplier"),
-        )
-        noise_path = pathlib.Path(values.noise_directory or directory.noise)
-        if values.noise_directory or noise_path.exists():
-            # If it is unfit, this is said before anything is written or TensorFlow is loaded. The
-            # default one of a new run cannot be, and is made by the aggregator.
-            noise_directory.open_directory(noise_path)
-        if old is None:
-            seed = secrets.randbits(64) if options.seed is None else options.seed
-            directory.create(_config(command, plan, seed), only_for_owner=plan.sampling is not None)
-        else:
-            seed = old["cohort_seed"]
-            _say(command, f"resuming the run in {directory.path}")
-        _fix_factorization(plan, directory, old, own)
-        directory.fix_data(data.fingerprint())
-        status = _train(values, command, plan, behaviour, workers, directory, noise_path, seed)
-    return status
+        setting = _prepared(values, command, options, behaviour, directory)
+        return _train(values, command, setting, workers)
+
+
+def _prepared(
+    values: flags.FlagValues,
+    command: TaskCommand,
+    options: RunOptions,
+    behaviour: DeviceBehaviour,
+    directory: RunDirectory,
+) -> RunSetting:
+    """Plans a run and fills its directory, or checks that the directory is of the same run."""
+    old = directory.read_config()
+    if old is not None:
+        options = _with_noise_of(old.get("flags", {}), options)
+        _check_same_run(old, options, directory, command)
+        run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
+    data = command.open_data(options)
+    if isinstance(behaviour.availability, Trace):
+        device_populations.check_trace(behaviour.availability, data.num_clients)
+    # One factorization for all rounds of a run, whatever becomes of where it came from.
+    own = directory.factorization if directory.factorization.exists() else None
+    plan = run_plans.make(
+        options,
+        data,
+        command.defaults(values)["max_bands"],
+        own,
+        None if old is None else old.get("noise_multiplier"),
+    )
+    noise_path = pathlib.Path(values.noise_directory or directory.noise)
+    if values.noise_directory or noise_path.exists():
+        # If it is unfit, this is said before anything is written or TensorFlow is loaded. The
+        # default one of a new run cannot be, and is made by the aggregator.
+        noise_directory.open_directory(noise_path)
+    if old is None:
+        seed = secrets.randbits(64) if options.seed is None else options.seed
+        directory.create(_config(command, plan, seed), only_for_owner=plan.sampling is not None)
+    else:
+        seed = old["cohort_seed"]
+        _say(command, f"resuming the run in {directory.path}")
+    _fix_factorization(plan, directory, old, own)
+    if old is not None:
+        _check_ledger(directory)
+    directory.fix_data(data.fingerprint())
+    sampler = None
+    if plan.sampling is not None:
+        sampler = sampled_runs.sampler_of(plan.sampling, directory, plan.options.seed)
+    return RunSetting(plan, seed, directory, noise_path, behaviour, sampler)
 
 
 def _train(
     values: flags.FlagValues,
     command: TaskCommand,
-    plan: Plan,
-    behaviour: DeviceBehaviour,
+    setting: RunSetting,
     workers: tuple[str, ...] | None,
-    directory: RunDirectory,
-    noise_path: pathlib.Path,
-    seed: int,
 ) -> int | None:
-    options = plan.options
-    sampler = None
-    if plan.sampling is not None:
-        sampler = sampled_runs.sampler_of(plan.sampling, directory, options.seed)
+    plan, directory = setting.plan, setting.directory
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
@@ -143,24 +153,15 @@ def _train(
     quiet.end_workers_at_exit()
     if workers is not None:
         remote_workers.use(workers)
-    statements = RunStatements(plan, behaviour, directory, sampler)
+    statements = RunStatements(plan, setting.behaviour, directory, setting.sampler)
     with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
-            outcome = federated_training.train(
-                plan,
-                plan.data.load(seed),
-                seed,
-                directory,
-                noise_path,
-                stop,
-                behaviour,
-                statements,
-                sampler,
-            )
+            task = plan.data.load(setting.seed)
+            outcome = federated_training.train(setting, task, statements, stop)
         except BaseException:
             statements.after_failure()
             raise
-    if outcome.num_rounds == options.num_rounds:
+    if outcome.num_rounds == plan.options.num_rounds:
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger)
     federated_training.draw_figure(plan, directory, statement.plan.epsilon)
@@ -237,7 +238,11 @@ def _fix_factorization(
             f"{directory.factorization} is not the matrix that the run in {directory.path} began "
             "with: restore it, or start a new run."
         )
-    if old is None or directory.ledger.exists():
+
+
+def _check_ledger(directory: RunDirectory) -> None:
+    """Refuses to go on with a run that began and has no ledger."""
+    if directory.ledger.exists():
         return
     if directory.has_states():
         raise CommandError(

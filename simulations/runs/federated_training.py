@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,16 @@ import tqdm
 
 from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_directory, run_figures, run_plans, training_loop
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import MetricsLog, RunDirectory
 from simulations.runs.run_plans import Plan
+from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
-from simulations.runs.state_store import StateStore
+from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun, Round
 from simulations.sampling.cohorts import TooFewEligibleClientsError
-from simulations.sampling.data_samplers import DataSampler
 from simulations.training import learning_rate_schedules, private_aggregation
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
@@ -83,29 +82,44 @@ class Outcome:
     facts: Mapping[str, Any]
 
 
+class _MetricsOutputs:
+    """Where the metrics of rounds go: ``metrics.csv``, TensorBoard's files and a progress bar."""
+
+    def __init__(self, directory: RunDirectory, num_rounds: int, finished: int) -> None:
+        self._log = MetricsLog(directory, _COLUMNS, finished)
+        self._writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
+        self._bar = tqdm.tqdm(
+            total=num_rounds, initial=finished, desc="training", unit="round", file=sys.stderr
+        )
+
+    def append(self, number: int, row: Mapping[str, float | int]) -> None:
+        """Writes the row of a round, counted from 1."""
+        if "heldout_accuracy" in row:
+            accuracy = f"accuracy {100 * row['heldout_accuracy']:.2f} %"
+            self._bar.set_postfix_str(accuracy, refresh=False)
+        self._log.append(number, row)
+        with self._writer.as_default(step=number):
+            for name, value in row.items():
+                if math.isfinite(value):
+                    tf.summary.scalar(name, value)
+        self._bar.update()
+
+    def close(self) -> None:
+        """Closes the bar and TensorBoard's file."""
+        self._bar.close()
+        self._writer.close()
+
+
 def train(
-    plan: Plan,
-    task: FederatedTask,
-    seed: int,
-    directory: RunDirectory,
-    noise_directory: str | os.PathLike[str],
-    stop: StopRequest,
-    behaviour: DeviceBehaviour,
-    statements: RunStatements,
-    sampler: DataSampler | None = None,
+    setting: RunSetting, task: FederatedTask, statements: RunStatements, stop: StopRequest
 ) -> Outcome:
     """Runs the rounds that are left of a run, and evaluates the model.
 
     Args:
-      plan: What the run does.
+      setting: What the run is given.
       task: Its clients and model.
-      seed: Seed for drawing cohorts, where timers decide who may take part.
-      directory: Where states, ledger and metrics go.
-      noise_directory: Where noise rows go, if they go to disk.
-      stop: Checked between rounds.
-      behaviour: What the clients' devices do.
       statements: Written as the run begins, and after a round that broke the plan.
-      sampler: What draws the clients of each round in place of timers.
+      stop: Checked between rounds.
 
     Returns:
       What the run ended with.
@@ -114,86 +128,90 @@ def train(
       ValueError: If what is saved cannot be resumed, or a worker is lost.
       OSError: If a state cannot be saved.
     """
-    options = plan.options
-    num_rounds = options.num_rounds
+    plan, directory = setting.plan, setting.directory
+    _check_clients(plan, task)
+    untrained_accuracy = _untrained_accuracy(task)
+    run = _federated_run(setting, task)
+    store = StateStore(directory.states, directory.ledger)
+    progress = training_loop.start(run, store)
+    statements.before(progress.ledger)
+    rows = _Rows(plan, task, run.process, statements)
+    outputs = _MetricsOutputs(directory, run.num_rounds, progress.num_rounds)
+    last, message, interrupted = progress, "", False
+    try:
+        for finished in training_loop.rounds(run, store, progress, stop):
+            last = Progress(finished.state, finished.index + 1, finished.ledger)
+            outputs.append(last.num_rounds, rows.of(finished))
+    except (TooFewEligibleClientsError, WorkerLostError) as error:
+        message = f"stopped: {error}"
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        outputs.close()
+    interrupted = interrupted or (stop.is_set and last.num_rounds < run.num_rounds)
+    return Outcome(
+        ledger=last.ledger,
+        num_rounds=last.num_rounds,
+        interrupted=interrupted,
+        message=message,
+        test_accuracy=(
+            None if interrupted else _evaluated(run.process, task, last.state, TEST)["accuracy"]
+        ),
+        untrained_accuracy=untrained_accuracy,
+        num_parameters=_num_parameters(task),
+        facts=task.facts,
+    )
+
+
+def _check_clients(plan: Plan, task: FederatedTask) -> None:
     if len(task.client_ids) != plan.data.num_clients:
         raise ValueError(
             f"the task has {len(task.client_ids)} clients, and its data said that there are "
             f"{plan.data.num_clients}, with which separation and delta were planned: make "
             "num_clients the number of training clients."
         )
-    num_parameters = sum(int(weight.size) for weight in task.initial_weights)
+
+
+def _untrained_accuracy(task: FederatedTask) -> float:
+    """The accuracy of the initial model on test clients."""
     untrained = task.evaluate(task.initial_weights, TEST)
     if missing := {"loss", "accuracy"} - set(untrained):
         raise ValueError(
             f"the task's evaluate must return loss and accuracy: {', '.join(sorted(missing))} is "
             "missing."
         )
-    storage = noise_storage_of(plan, directory, task.initial_weights)
-    process = learning_process(plan, task, noise_directory, storage)
+    return untrained["accuracy"]
+
+
+def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
+    """The learning process of a run with the task's initial model, and its clients."""
+    plan = setting.plan
+    storage = noise_storage_of(plan, setting.directory, task.initial_weights)
+    process = learning_process(plan, task, setting.noise_directory, storage)
     _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
-    run = FederatedRun(
+    return FederatedRun(
         process=process,
         initial_state=process.set_model_weights(process.initialize(), weights),
         participation=plan.participation,
-        num_rounds=num_rounds,
+        num_rounds=plan.options.num_rounds,
         clients_per_round=plan.cohort_size,
         client_ids=task.client_ids,
         client_dataset=task.client_dataset,
-        seed=seed,
-        sampler=sampler,
-        behaviour=behaviour,
+        seed=setting.seed,
+        sampler=setting.sampler,
+        behaviour=setting.behaviour,
     )
-    store = StateStore(directory.states, directory.ledger)
-    progress = training_loop.start(run, store)
-    statements.before(progress.ledger)
-    state, number, ledger = progress.state, progress.num_rounds, progress.ledger
-    describe = _row_of(plan, task, num_parameters)
-    log = MetricsLog(directory, _COLUMNS, number)
-    writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
-    message, interrupted = "", False
-    bar = tqdm.tqdm(
-        total=num_rounds, initial=number, desc="training", unit="round", file=sys.stderr
-    )
-    try:
-        for finished in training_loop.rounds(run, store, progress, stop):
-            state, number, ledger = finished.state, finished.index + 1, finished.ledger
-            row = describe(finished)
-            broken = statements.after_round(ledger)
-            if broken is not None:
-                row["epsilon_spent"] = broken.earned.epsilon
-            if number % options.evaluate_every == 0 or number == num_rounds:
-                values = task.evaluate(process.get_model_weights(state).trainable, HELDOUT)
-                row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
-                bar.set_postfix_str(f"accuracy {100 * values['accuracy']:.2f} %", refresh=False)
-            log.append(number, row)
-            with writer.as_default(step=number):
-                for name, value in row.items():
-                    if math.isfinite(value):
-                        tf.summary.scalar(name, value)
-            bar.update()
-    except (TooFewEligibleClientsError, WorkerLostError) as error:
-        message = f"stopped: {error}"
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        bar.close()
-        writer.close()
-    interrupted = interrupted or (stop.is_set and number < num_rounds)
-    accuracy = None
-    if not interrupted:
-        accuracy = task.evaluate(process.get_model_weights(state).trainable, TEST)["accuracy"]
-    return Outcome(
-        ledger=ledger,
-        num_rounds=number,
-        interrupted=interrupted,
-        message=message,
-        test_accuracy=accuracy,
-        untrained_accuracy=untrained["accuracy"],
-        num_parameters=num_parameters,
-        facts=task.facts,
-    )
+
+
+def _evaluated(
+    process: tff.learning.templates.LearningProcess, task: FederatedTask, state: Any, split: str
+) -> Mapping[str, float]:
+    return task.evaluate(process.get_model_weights(state).trainable, split)
+
+
+def _num_parameters(task: FederatedTask) -> int:
+    return sum(int(weight.size) for weight in task.initial_weights)
 
 
 def noise_storage_of(
@@ -329,48 +347,66 @@ def draw_figure(plan: Plan, directory: RunDirectory, planned_epsilon: float) -> 
     )
 
 
-def _row_of(
-    plan: Plan, task: FederatedTask, num_parameters: int
-) -> Callable[[Round], dict[str, float | int]]:
-    """Returns the function from a finished round to its metrics."""
-    noise_norms = private_aggregation.expected_noise_norm(
-        plan.factorization,
-        plan.participation,
-        plan.released_noise_multiplier,
-        plan.options.clip_norm,
-        plan.cohort_size,
-        num_parameters,
-    )
-    budget = PrivacyBudget(
-        plan.factorization,
-        plan.sampling or plan.participation,
-        plan.released_noise_multiplier,
-        plan.options.delta,
-    )
+class _Rows:
+    """The metrics of finished rounds."""
 
-    def row_of(finished: Round) -> dict[str, float | int]:
+    def __init__(
+        self,
+        plan: Plan,
+        task: FederatedTask,
+        process: tff.learning.templates.LearningProcess,
+        statements: RunStatements,
+    ) -> None:
+        self._plan = plan
+        self._task = task
+        self._process = process
+        self._statements = statements
+        self._noise_norms = private_aggregation.expected_noise_norm(
+            plan.factorization,
+            plan.participation,
+            plan.released_noise_multiplier,
+            plan.options.clip_norm,
+            plan.cohort_size,
+            _num_parameters(task),
+        )
+        self._budget = PrivacyBudget(
+            plan.factorization,
+            plan.sampling or plan.participation,
+            plan.released_noise_multiplier,
+            plan.options.delta,
+        )
+
+    def of(self, finished: Round) -> dict[str, float | int]:
+        """Returns the metrics of a round."""
+        measured = finished.metrics["aggregator"]
         row: dict[str, float | int] = {
             "eligible_clients": finished.num_eligible,
-            "noise_norm": float(noise_norms[finished.index]),
-            # All rounds that were released count, also if the run has gone back to an older state.
-            "epsilon_spent": budget.spent(finished.ledger.num_rounds),
-            "epsilon_planned": budget.planned.epsilon,
+            "noise_norm": float(self._noise_norms[finished.index]),
+            "epsilon_spent": self._epsilon_spent(finished),
+            "epsilon_planned": self._budget.planned.epsilon,
             "seconds": finished.seconds,
         }
         if finished.devices is not None:
             row["available_clients"] = finished.devices.num_available
-        measured = finished.metrics["aggregator"]
         row["released_norm"] = float(measured["released_norm"])
         # What was summed, beside what the sum was divided by.
         row["num_updates"] = int(measured["num_updates"])
-        row["clients_per_round"] = plan.cohort_size
+        row["clients_per_round"] = self._plan.cohort_size
         # In a round without clients TFF's metrics are 0, and mean nothing.
         if len(finished.ledger.cohorts[finished.index]):
             trained = finished.metrics["client_work"]["train"]
-            row.update(
-                train_loss=float(trained["loss"]), train_accuracy=float(trained[task.accuracy])
-            )
+            row["train_loss"] = float(trained["loss"])
+            row["train_accuracy"] = float(trained[self._task.accuracy])
             row.update({name: float(measured[name]) for name in _MEASURED})
+        options, number = self._plan.options, finished.index + 1
+        if number % options.evaluate_every == 0 or number == options.num_rounds:
+            values = _evaluated(self._process, self._task, finished.state, HELDOUT)
+            row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
         return row
 
-    return row_of
+    def _epsilon_spent(self, finished: Round) -> float:
+        """All rounds that were released count, also if the run went back to an older state."""
+        broken = self._statements.after_round(finished.ledger)
+        if broken is not None:
+            return broken.earned.epsilon
+        return self._budget.spent(finished.ledger.num_rounds)

@@ -16,6 +16,7 @@ from mf_aggregators.noise.costs import NoiseStorage
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import federated_training, run_flags, run_plans
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import FederatedTask
 from simulations.workers import quiet
@@ -46,9 +47,8 @@ def task(plan: run_plans.Plan) -> FederatedTask:
 def _train(plan: run_plans.Plan, task: FederatedTask, path: pathlib.Path) -> Any:
     directory = RunDirectory(path)
     statements = RunStatements(plan, DeviceBehaviour(), directory, None)
-    return federated_training.train(
-        plan, task, 1, directory, path / "noise", StopRequest(), DeviceBehaviour(), statements
-    )
+    setting = RunSetting(plan, 1, directory, path / "noise")
+    return federated_training.train(setting, task, statements, StopRequest())
 
 
 def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
