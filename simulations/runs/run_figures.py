@@ -297,36 +297,23 @@ def compare(
             )
     if not curves:
         raise ValueError("there must be at least one mechanism to draw.")
-    first = bool(accuracies)
-    num_chunks = len(curves) + first
-    num_columns = min(num_chunks, _PANELS_OF_A_ROW)
-    height = 2.9
-    if first:
-        height = max(height, figures.height_of_rows([each.name for each in accuracies]))
-    figure, grid = figures.panels(
-        -(-num_chunks // num_columns), num_columns, (_INCHES_OF_A_PANEL[0], height)
-    )
-    places = list(grid.ravel())
     styles = figures.styles([*(each.name for each in accuracies), *curves])
-    if first:
+    figure, places = _panels(accuracies, len(curves))
+    if accuracies:
         figures.intervals(
-            places[0],
+            places.pop(0),
             accuracies,
             title="After training",
             x=f"test accuracy, %, with {100 * confidence:g} % intervals; pale: all runs",
             own_styles=styles,
         )
-    of_curves = places[first:num_chunks]
-    for axes, (each, curve) in zip(of_curves, curves.items(), strict=True):
+    limits = _limits(curves, factor)
+    for axes, (each, curve) in zip(places, curves.items(), strict=True):
         others = {other: found for other, found in curves.items() if other != each}
         _draw_curve(axes, each, curve, others, styles[each], factor)
         runs = "one run" if curve.num_runs == 1 else f"{curve.num_runs} runs"
         figures.describe(axes, title=f"{each} ({runs})", x="round", y=label)
-    low, high = _limits(curves, factor)
-    for axes in of_curves:
-        axes.set_ylim(low, high)
-    for axes in places[num_chunks:]:
-        axes.set_axis_off()
+        axes.set_ylim(*limits)
     words = [title] if title else []
     if any(curve.num_runs > 1 for curve in curves.values()):
         words.append(
@@ -336,6 +323,24 @@ def compare(
     figures.heading(figure, "\n".join(words))
     _write(figure, path)
     return figure
+
+
+def _panels(
+    accuracies: Sequence[figures.Interval], num_curves: int
+) -> tuple[matplotlib.figure.Figure, list[Any]]:
+    """A figure and its panels: one for the accuracies, if there are any, and one for each curve."""
+    num_panels = num_curves + bool(accuracies)
+    num_columns = min(num_panels, _PANELS_OF_A_ROW)
+    height = 2.9
+    if accuracies:
+        height = max(height, figures.height_of_rows([each.name for each in accuracies]))
+    figure, grid = figures.panels(
+        -(-num_panels // num_columns), num_columns, (_INCHES_OF_A_PANEL[0], height)
+    )
+    places = list(grid.ravel())
+    for axes in places[num_panels:]:
+        axes.set_axis_off()
+    return figure, places[:num_panels]
 
 
 def _draw_curve(
