@@ -134,20 +134,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int | None:
     """Runs the rounds and reports; returns the exit status."""
     start = time.monotonic()
-    for name in ("population", "clients_per_round"):
-        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
-        validation.positive_integer(getattr(values, name), f"--{name}")
-    command_line.check_choice(
-        values.output is None or values.population <= _MOST_IN_LEDGER,
-        f"--output names every client, and {values.population} are too many: use at most "
-        f"{_MOST_IN_LEDGER}, or leave it out.",
-    )
-    if values.output is not None:
-        command_line.check_choice(
-            os.path.isdir(os.path.dirname(os.path.abspath(values.output))),
-            f"--output={values.output} is in no directory that exists: make it, or choose another.",
-        )
-        output_paths.check_file(values.output, "output", values.overwrite)
+    _check_flags(values)
     multiplier = mechanism_flags.noise_multiplier(values)
     command_line.check_choice(
         multiplier is None or values.delta < 1.0 / values.population,
@@ -159,20 +146,7 @@ def main(values: flags.FlagValues) -> int | None:
         factorization is None or multiplier is not None,
         "--checkpoint needs --noise_multiplier or --target_epsilon, the noise of the run.",
     )
-    num_rounds = values.num_rounds
-    if num_rounds is None:
-        num_rounds = _NUM_ROUNDS if factorization is None else factorization.num_rounds
-    validation.positive_integer(num_rounds, "--num_rounds")
-    command_line.check_choice(
-        factorization is None or num_rounds <= factorization.num_rounds,
-        f"--num_rounds={num_rounds} is more than the checkpoint has noise for: use at most "
-        f"{factorization.num_rounds if factorization else num_rounds}.",
-    )
-    memory.check(
-        _BYTES_PER_PARTICIPATION * num_rounds * values.clients_per_round,
-        f"what {values.clients_per_round} devices in each of {num_rounds} rounds do",
-        "use fewer rounds or fewer clients per round",
-    )
+    num_rounds = _num_rounds(values, factorization)
     population = DevicePopulation(
         values.population,
         schema,
@@ -199,16 +173,51 @@ def main(values: flags.FlagValues) -> int | None:
         ParticipationLedger(clients, tuple(cohorts)).save(values.output)
         fields["output"] = values.output
     fields["seconds"] = time.monotonic() - start
-    text = command_line.table(
+    table = command_line.table(
         [(name, value) for name, value in fields.items() if not isinstance(value, list)]
     )
-    command_line.print_result(
-        values, fields, f"{text}\n\n{_statement(fields, values.timer == 'wall_clock')}"
-    )
+    statement = _statement(fields, values.timer == "wall_clock")
+    command_line.print_result(values, fields, f"{table}\n\n{statement}")
     if stopped is not None:
         print(f"simulate-participation: stopped: {stopped}", file=sys.stderr)
         return command_line.BAD_INPUT
     return None
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+    for name in ("population", "clients_per_round"):
+        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
+        validation.positive_integer(getattr(values, name), f"--{name}")
+    if values.output is None:
+        return
+    command_line.check_choice(
+        values.population <= _MOST_IN_LEDGER,
+        f"--output names every client, and {values.population} are too many: use at most "
+        f"{_MOST_IN_LEDGER}, or leave it out.",
+    )
+    command_line.check_choice(
+        os.path.isdir(os.path.dirname(os.path.abspath(values.output))),
+        f"--output={values.output} is in no directory that exists: make it, or choose another.",
+    )
+    output_paths.check_file(values.output, "output", values.overwrite)
+
+
+def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -> int:
+    """The rounds of the flags or of the checkpoint, if there is noise and memory for them."""
+    most = _NUM_ROUNDS if factorization is None else factorization.num_rounds
+    num_rounds = validation.positive_integer(
+        most if values.num_rounds is None else values.num_rounds, "--num_rounds"
+    )
+    command_line.check_choice(
+        factorization is None or num_rounds <= most,
+        f"--num_rounds={num_rounds} is more than the checkpoint has noise for: use at most {most}.",
+    )
+    memory.check(
+        _BYTES_PER_PARTICIPATION * num_rounds * values.clients_per_round,
+        f"what {values.clients_per_round} devices in each of {num_rounds} rounds do",
+        "use fewer rounds or fewer clients per round",
+    )
+    return num_rounds
 
 
 def run() -> None:
