@@ -51,31 +51,49 @@ def deviation(
         return f"the ledger has {num_clients} clients, not {scheme.population}"
     if len(cohorts) > scheme.num_rounds:
         return f"the ledger has {len(cohorts)} rounds, more than {scheme.num_rounds}"
-    size = _size_of_batches(scheme)
     parts = np.full(scheme.population, -1)
     passes = np.full(scheme.population, -1)
     for index, cohort in enumerate(cohorts):
-        if np.any((cohort < 0) | (cohort >= scheme.population)) or np.any(np.diff(cohort) <= 0):
-            return f"the clients of round {index + 1} are not different ones of the population"
-        if size is not None and len(cohort) != size:
-            return f"round {index + 1} had {len(cohort)} clients, not {size}"
-        part = index % scheme.num_bands
-        if np.any((parts[cohort] != -1) & (parts[cohort] != part)):
-            return (
-                f"a client of round {index + 1} also took part in a round of another part of the "
-                "population"
-            )
-        parts[cohort] = part
-        if isinstance(scheme, Shuffling):
-            number = index // scheme.num_bands // scheme.batches_per_pass
-            if np.any(passes[cohort] == number):
-                return f"a client of round {index + 1} took part twice in one pass over its part"
-            passes[cohort] = number
+        found = _deviation_of_round(scheme, index, cohort, parts, passes)
+        if found is not None:
+            return found
     sizes = np.bincount(parts[parts >= 0], minlength=scheme.num_bands)
-    for part, found in enumerate(sizes):
-        if found > sampling_schemes.size_of_part(scheme, part):
+    for part, size in enumerate(sizes):
+        if size > sampling_schemes.size_of_part(scheme, part):
             return f"more clients took part in the rounds of part {part + 1} than it can have"
     return _improbable(scheme, parts, cohorts)
+
+
+def _deviation_of_round(
+    scheme: SamplingScheme, index: int, cohort: np.ndarray, parts: np.ndarray, passes: np.ndarray
+) -> str | None:
+    """What of a round no draw can have given, after the rounds before it.
+
+    Args:
+      scheme: The scheme.
+      index: The round, from 0.
+      cohort: The increasing indices of its clients.
+      parts: (m,) the part of each client by the rounds before, -1 for none; the round is added.
+      passes: (m,) likewise the last pass over its part in which each client took part.
+    """
+    if np.any((cohort < 0) | (cohort >= scheme.population)) or np.any(np.diff(cohort) <= 0):
+        return f"the clients of round {index + 1} are not different ones of the population"
+    size = _size_of_batches(scheme)
+    if size is not None and len(cohort) != size:
+        return f"round {index + 1} had {len(cohort)} clients, not {size}"
+    part = index % scheme.num_bands
+    if np.any((parts[cohort] != -1) & (parts[cohort] != part)):
+        return (
+            f"a client of round {index + 1} also took part in a round of another part of the "
+            "population"
+        )
+    parts[cohort] = part
+    if isinstance(scheme, Shuffling):
+        number = index // scheme.num_bands // scheme.batches_per_pass
+        if np.any(passes[cohort] == number):
+            return f"a client of round {index + 1} took part twice in one pass over its part"
+        passes[cohort] = number
+    return None
 
 
 def _size_of_batches(scheme: SamplingScheme) -> int | None:
@@ -91,38 +109,51 @@ def _improbable(
     """What has more participations than draws give, of schemes whose rounds are independent."""
     if isinstance(scheme, Shuffling) or not cohorts:
         return None
-    bands = scheme.num_bands
     if isinstance(scheme, FixedSizeSampling):
-        probability = scheme.clients_per_round / scheme.part_size
-    else:
-        probability = scheme.sampling_probability
-        drawn_from = np.array(
-            [sampling_schemes.size_of_part(scheme, i % bands) for i in range(len(cohorts))]
-        )
-        sizes = np.array([len(cohort) for cohort in cohorts])
-        too_many = _probability_of(sizes, drawn_from, probability) * len(cohorts)
-        if np.any(too_many < _LEAST_PROBABILITY):
-            worst = int(np.argmin(too_many))
-            return (
-                f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
-                f"{scheme.clients_per_round} are expected"
-            )
-        if _probability_of(sizes.sum(), drawn_from.sum(), probability) < _LEAST_PROBABILITY:
-            return (
-                f"its rounds had {sizes.mean():.4g} clients on average, more than chance gives "
-                f"where {scheme.clients_per_round} are expected"
-            )
-    counts = np.bincount(np.concatenate(cohorts), minlength=scheme.population)
-    # Rounds that draw from each client's part; clients that were never drawn have no known one.
-    rounds = (len(cohorts) - np.maximum(parts, 0) + bands - 1) // bands
-    too_often = _probability_of(counts, rounds, probability) * scheme.population
-    if np.any(too_often < _LEAST_PROBABILITY):
-        worst = int(np.argmin(too_often))
+        return _too_often(scheme, parts, cohorts, scheme.clients_per_round / scheme.part_size)
+    return _too_many(scheme, cohorts) or _too_often(
+        scheme, parts, cohorts, scheme.sampling_probability
+    )
+
+
+def _too_many(scheme: PoissonSampling, cohorts: Sequence[np.ndarray]) -> str | None:
+    """Of a round, or of all rounds together: more clients than Poisson sampling gives."""
+    drawn_from = np.array(
+        [sampling_schemes.size_of_part(scheme, i % scheme.num_bands) for i in range(len(cohorts))]
+    )
+    sizes = np.array([len(cohort) for cohort in cohorts])
+    probability = scheme.sampling_probability
+    too_many = _probability_of(sizes, drawn_from, probability) * len(cohorts)
+    if np.any(too_many < _LEAST_PROBABILITY):
+        worst = int(np.argmin(too_many))
         return (
-            f"a client took part in {counts[worst]} of {rounds[worst]} rounds that draw from its "
-            "part, more than chance gives"
+            f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
+            f"{scheme.clients_per_round} are expected"
+        )
+    if _probability_of(sizes.sum(), drawn_from.sum(), probability) < _LEAST_PROBABILITY:
+        return (
+            f"its rounds had {sizes.mean():.4g} clients on average, more than chance gives "
+            f"where {scheme.clients_per_round} are expected"
         )
     return None
+
+
+def _too_often(
+    scheme: SamplingScheme, parts: np.ndarray, cohorts: Sequence[np.ndarray], probability: float
+) -> str | None:
+    """A client's participations where there are more than independent draws give."""
+    counts = np.bincount(np.concatenate(cohorts), minlength=scheme.population)
+    # Rounds that draw from each client's part; clients that were never drawn have no known one.
+    bands = scheme.num_bands
+    rounds = (len(cohorts) - np.maximum(parts, 0) + bands - 1) // bands
+    too_often = _probability_of(counts, rounds, probability) * scheme.population
+    if not np.any(too_often < _LEAST_PROBABILITY):
+        return None
+    worst = int(np.argmin(too_often))
+    return (
+        f"a client took part in {counts[worst]} of {rounds[worst]} rounds that draw from its "
+        "part, more than chance gives"
+    )
 
 
 def _probability_of(count: np.ndarray, trials: np.ndarray, probability: float) -> np.ndarray:
