@@ -36,6 +36,12 @@ CREATE INDEX idx_examples_client_id ON examples (client_id);
 CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
 """
 _ROWS_PER_INSERT = 1000
+_REQUIRED_COLUMNS = {
+    "examples": {"split_name", "client_id", "serialized_example_proto"},
+    "client_metadata": {"client_id", "split_name", "num_examples"},
+}
+# What to do about a file of another form.
+_REMEDY = "make one with make-text-dataset"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,13 +369,31 @@ def check_format(path: pathlib.Path) -> None:
     Raises:
         ValueError: The file is missing, no SQLite database, cut short, or has other tables.
     """
-    remedy = "make one with make-text-dataset"
     if not path.is_file():
-        raise ValueError(f"There is no file {path}: check the path, or {remedy}.")
+        raise ValueError(f"There is no file {path}: check the path, or {_REMEDY}.")
+    _check_size(path)
+    try:
+        with contextlib.closing(read_only(path)) as connection:
+            _check_tables(path, connection)
+            row = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} cannot be read as a SQLite file ({error}): {_REMEDY}.") from error
+    if row is None:
+        raise ValueError(f"{path} holds no examples: {_REMEDY}.")
+    try:
+        tokens_of_proto(bytes(row[0]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: its examples are no StackOverflow examples with `tokens`: {_REMEDY}."
+        ) from error
+
+
+def _check_size(path: pathlib.Path) -> None:
+    """Checks a file's length by its SQLite header, which states pages and their size."""
     with open(path, "rb") as file:
         header = file.read(100)
     if not header.startswith(b"SQLite format 3\0") or len(header) < 100:
-        raise ValueError(f"{path} is not a SQLite file: {remedy}.")
+        raise ValueError(f"{path} is not a SQLite file: {_REMEDY}.")
     page_size = int.from_bytes(header[16:18], "big")
     pages = int.from_bytes(header[28:32], "big")
     # A page size of 1 stands for 65536; the number of pages counts if the two versions agree.
@@ -379,27 +403,13 @@ def check_format(path: pathlib.Path) -> None:
             f"{path} is cut short, {path.stat().st_size} of {expected_size} bytes: remove it and"
             " fetch or make it again."
         )
-    required = {
-        "examples": {"split_name", "client_id", "serialized_example_proto"},
-        "client_metadata": {"client_id", "split_name", "num_examples"},
-    }
-    try:
-        with contextlib.closing(read_only(path)) as connection:
-            for table, columns in required.items():
-                found = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-                if not found:
-                    raise ValueError(f"{path} has no table {table!r}: {remedy}.")
-                if not columns <= found:
-                    missing = ", ".join(sorted(columns - found))
-                    raise ValueError(f"{path}: table {table!r} has no {missing}: {remedy}.")
-            row = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
-    except sqlite3.Error as error:
-        raise ValueError(f"{path} cannot be read as a SQLite file ({error}): {remedy}.") from error
-    if row is None:
-        raise ValueError(f"{path} holds no examples: {remedy}.")
-    try:
-        tokens_of_proto(bytes(row[0]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: its examples are no StackOverflow examples with `tokens`: {remedy}."
-        ) from error
+
+
+def _check_tables(path: pathlib.Path, connection: sqlite3.Connection) -> None:
+    for table, columns in _REQUIRED_COLUMNS.items():
+        found = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        if not found:
+            raise ValueError(f"{path} has no table {table!r}: {_REMEDY}.")
+        if not columns <= found:
+            missing = ", ".join(sorted(columns - found))
+            raise ValueError(f"{path}: table {table!r} has no {missing}: {_REMEDY}.")

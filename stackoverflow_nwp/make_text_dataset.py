@@ -12,6 +12,7 @@ Examples:
 
 import dataclasses
 import glob
+import itertools
 import json
 import os
 import pathlib
@@ -104,25 +105,32 @@ def json_lines_examples(
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            where = f"{path}, line {number}"
             try:
-                record = json.loads(line)
+                client, text = _client_and_text(line, client_column, text_column)
             except ValueError as error:
-                raise ValueError(f"{where}: not JSON ({error}).") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{where}: expected a JSON object.")
-            for flag, column in (("client_column", client_column), ("text_column", text_column)):
-                if column not in record:
-                    raise ValueError(
-                        f"{where}: no field {column!r}, only {', '.join(map(repr, record))}: name"
-                        f" it with --{flag}."
-                    )
-            client, text = record[client_column], record[text_column]
-            if isinstance(client, bool) or not isinstance(client, str | int) or client == "":
-                raise ValueError(f"{where}: {client_column!r} must be a text or an integer.")
-            if not isinstance(text, str):
-                raise ValueError(f"{where}: {text_column!r} must be a text.")
-            yield from _examples(str(client), text)
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            yield from _examples(client, text)
+
+
+def _client_and_text(line: bytes, client_column: str, text_column: str) -> tuple[str, str]:
+    """Reads a JSON object's client and text; raises ValueError for any other line."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error}).") from error
+    if not isinstance(record, dict):
+        raise ValueError("expected a JSON object.")
+    for flag, column in (("client_column", client_column), ("text_column", text_column)):
+        if column not in record:
+            raise ValueError(
+                f"no field {column!r}, only {', '.join(map(repr, record))}: name it with --{flag}."
+            )
+    client, text = record[client_column], record[text_column]
+    if isinstance(client, bool) or not isinstance(client, str | int) or client == "":
+        raise ValueError(f"{client_column!r} must be a text or an integer.")
+    if not isinstance(text, str):
+        raise ValueError(f"{text_column!r} must be a text.")
+    return str(client), text
 
 
 def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Example]:
@@ -211,19 +219,20 @@ def _read(values: flags.FlagValues) -> Iterator[Example]:
     # Only for a terminal: a refused input leaves one line on standard error, not two.
     progress = tqdm.tqdm(desc="Reading sentences", unit="sentence", disable=None, leave=False)
     with progress:
-        for path in paths:
-            if path.suffix in _JSON_LINES:
-                for example in json_lines_examples(path, values.client_column, values.text_column):
-                    progress.update()
-                    yield example
-            elif path.suffix in _SQLITE:
-                federated_text.check_format(path)
-                for example in federated_text.read_examples(path):
-                    progress.update()
-                    yield example
-        for example in text_file_examples(text_files):
+        for example in itertools.chain(
+            *(_examples_of(path, values) for path in paths), text_file_examples(text_files)
+        ):
             progress.update()
             yield example
+
+
+def _examples_of(path: pathlib.Path, values: flags.FlagValues) -> Iterator[Example]:
+    """Yields the sentences of a JSON Lines or SQLite file, and none of a text file."""
+    if path.suffix in _JSON_LINES:
+        yield from json_lines_examples(path, values.client_column, values.text_column)
+    elif path.suffix in _SQLITE:
+        federated_text.check_format(path)
+        yield from federated_text.read_examples(path)
 
 
 def _expand(text: str) -> list[pathlib.Path]:

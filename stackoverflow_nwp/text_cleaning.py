@@ -290,30 +290,30 @@ def _without_literal_blocks(lines: list[str]) -> list[str]:
             kept.append("")
             continue
         indentation = _indentation(line)
-        if dropped_above is not None:
-            if indentation > dropped_above:
-                kept.append("")
-                continue
-            dropped_above = None
-        directive = _DIRECTIVE.match(stripped)
-        if directive:
-            if _PROSE_DIRECTIVES.match(directive["name"].lower()):
-                argument = stripped[directive.end() :].strip()
-                # "versionadded:: 1.4" has a number there.
-                is_text = len(argument.split()) > 2
-                kept.append(" " * indentation + argument if is_text else "")
-            else:
-                dropped_above = indentation
-                kept.append("")
-        elif stripped.startswith(".. ") or stripped == "..":
-            dropped_above = indentation
+        if dropped_above is not None and indentation > dropped_above:
             kept.append("")
-        elif stripped.endswith("::"):
-            dropped_above = indentation
-            kept.append(line.rstrip()[:-1])
-        else:
-            kept.append(line)
+            continue
+        content, drops_what_is_deeper = _directive_or_text(line)
+        dropped_above = indentation if drops_what_is_deeper else None
+        kept.append(content)
     return kept
+
+
+def _directive_or_text(line: str) -> tuple[str, bool]:
+    """Returns the prose of a line, and whether deeper lines after it are no prose."""
+    stripped = line.strip()
+    if directive := _DIRECTIVE.match(stripped):
+        if not _PROSE_DIRECTIVES.match(directive["name"].lower()):
+            return "", True
+        argument = stripped[directive.end() :].strip()
+        # "versionadded:: 1.4" has a number there.
+        is_text = len(argument.split()) > 2
+        return " " * _indentation(line) + argument if is_text else "", False
+    if stripped.startswith(".. ") or stripped == "..":
+        return "", True
+    if stripped.endswith("::"):
+        return line.rstrip()[:-1], True
+    return line, False
 
 
 def _without_headings(lines: list[str]) -> list[str]:
@@ -324,19 +324,21 @@ def _without_headings(lines: list[str]) -> list[str]:
     for position, line in enumerate(lines):
         stripped = line.strip()
         following = lines[position + 1].strip() if position + 1 < len(lines) else ""
-        is_heading = bool(stripped) and (
-            (bool(_UNDERLINE.match(following)) and len(stripped) < 80)
-            or stripped.startswith("#")
-            or (_GOOGLE_SECTION.match(stripped) is not None)
-        )
-        if is_heading and not _UNDERLINE.match(stripped):
+        is_underline = _UNDERLINE.match(stripped) is not None
+        if not is_underline and _is_heading(stripped, following):
             name = stripped.strip("#: ").lower()
             dropped_at = _indentation(line) if _DROPPED_SECTIONS.match(name) else None
             kept.append("")
-        elif _UNDERLINE.match(stripped) or (
-            dropped_at is not None and stripped and _indentation(line) >= dropped_at
-        ):
+        elif is_underline or (dropped_at is not None and _indentation(line) >= dropped_at):
             kept.append("")
         else:
             kept.append(line)
     return kept
+
+
+def _is_heading(stripped: str, following: str) -> bool:
+    """Whether a line is underlined by the one that follows, or a heading by itself."""
+    if not stripped:
+        return False
+    is_underlined = _UNDERLINE.match(following) is not None and len(stripped) < 80
+    return is_underlined or stripped.startswith("#") or bool(_GOOGLE_SECTION.match(stripped))
