@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
+import scipy.optimize
 import scipy.special
 import tqdm
 
 from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations import lbfgs
-from mf_aggregators.factorizations.convergence import warn_unless_stationary
+from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -281,13 +281,14 @@ def _optimised(
             progress.update()
             return error.logarithm(free)
 
-        result = lbfgs.minimise(
+        largest = _LARGEST_LOG / 10.0 if error.ordered else _LARGEST_LOG
+        result = minimise(
             function,
             error.free_variables(np.cumsum(start)),
-            max_evaluations,
-            (-_LARGEST_LOG, _LARGEST_LOG / 10.0 if error.ordered else _LARGEST_LOG),
-            maxcor=20,
-            ftol=1e-10,
+            max_evaluations=max_evaluations,
+            corrections=20,
+            least_change=1e-10,
+            bounds=scipy.optimize.Bounds(-_LARGEST_LOG, largest),
         )
     return np.diff(error.running_sums(result.x), prepend=0.0), result
 

@@ -2,10 +2,13 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.optimize
+
+# From (m,) variables to a value and its (m,) gradient.
+Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 # Relative change of the squared error that the remaining slope may stand for.
 _FLAT = 1e-2
@@ -20,7 +23,7 @@ class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an 
 
 
 def minimise(
-    function: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    function: Objective,
     start: np.ndarray,
     *,
     max_evaluations: int,

@@ -37,11 +37,11 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
+import scipy.optimize
 import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations import lbfgs
-from mf_aggregators.factorizations.convergence import Converged
+from mf_aggregators.factorizations.convergence import Converged, Objective, minimise
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
@@ -276,13 +276,13 @@ class MultiEpochSearch:
                 start + _LARGEST_CHANGE_OF_LOG, np.full_like(entries_at_start, largest)
             ),
         )
-        lbfgs.minimise(
+        minimise(
             _with_walls(negative_log_bound),
             variables.packed(start, entries_at_start),
-            self._max_evaluations,
-            bounds,
-            maxcor=30,
-            ftol=1e-16,
+            max_evaluations=self._max_evaluations,
+            corrections=30,
+            least_change=1e-16,
+            bounds=scipy.optimize.Bounds(*bounds),
         )
 
     def _negative_log_bound(
@@ -572,7 +572,7 @@ class MultiEpochSearch:
         return gram
 
 
-def _with_walls(objective: lbfgs.Objective) -> lbfgs.Objective:
+def _with_walls(objective: Objective) -> Objective:
     """The objective with a value where it has none, because V is not positive definite there.
 
     The line search has to come back, and interpolates from this value: as high above the last

@@ -9,7 +9,7 @@ import tqdm
 
 from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
+from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -385,11 +385,8 @@ def _optimised(
         return _minimise_non_increasing(log_error, start, max_evaluations, progress)
 
 
-_Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
-
-
 def _minimise_free(
-    objective: _Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
+    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
 ) -> np.ndarray:
     """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
     start = start / start[0]
@@ -411,7 +408,7 @@ def _minimise_free(
 
 
 def _minimise_non_increasing(
-    objective: _Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
+    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
 ) -> np.ndarray:
     """L-BFGS-B over the decrements of c, which must not be negative."""
 
@@ -429,7 +426,7 @@ def _minimise_non_increasing(
 
 
 def _minimise(
-    function: _Objective,
+    function: Objective,
     start: np.ndarray,
     max_evaluations: int,
     bounds: tuple[float, float | None] | None,
