@@ -69,7 +69,7 @@ def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
     """Summarises who took part in which round.
 
     Args:
-      cohorts: For each round the (cohort_size,) int64 devices that took part, each once.
+      cohorts: For each round the (clients,) int64 devices that took part, each once.
 
     Returns:
       The summary. Time and memory depend on the participations, not on the population.
@@ -322,7 +322,7 @@ def _privacy_fields(
     plan = guarantees.planned(factorization, schema, multiplier, delta)
     realised = guarantees.realised(plan, factorization, took_place)
     keeps_plan = guarantees.keeps_plan(schema, took_place)
-    widened = None if keeps_plan else guarantees.widened(plan, factorization, took_place)
+    worst_case = None if keeps_plan else guarantees.worst_case(plan, factorization, took_place)
     return {
         **fields,
         "planned_sensitivity": plan.sensitivity,
@@ -330,7 +330,7 @@ def _privacy_fields(
         "realised_sensitivity_is_exact": realised.sensitivity_is_exact,
         "realised_noise_multiplier": realised.noise_multiplier,
         "realised_epsilon": realised.epsilon,
-        "widened_epsilon": None if widened is None else widened.epsilon,
+        "widened_epsilon": None if worst_case is None else worst_case.epsilon,
     }
 
 

@@ -2,7 +2,7 @@ r"""run-stackoverflow: one federated training run of next-word prediction, priva
 
 Without flags it trains a small model on the docstrings of the installed packages, under a
 banded matrix-factorization mechanism with participation timers, and writes the guarantee
-that the run earned. Run again with the same --output_dir, it resumes.
+that holds for the run. Run again with the same --output_dir, it resumes.
 
 Examples:
   run-stackoverflow --output_dir=runs/banded

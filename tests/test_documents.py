@@ -25,7 +25,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mf_aggregators.privacy import participation_records
+from mf_aggregators.privacy import ledgers
 from stackoverflow_nwp import datasets, docstrings, federated_text, vocabulary
 from stackoverflow_nwp.federated_text import Example
 from tests import document_commands, documents
@@ -385,7 +385,7 @@ def test_the_ledger_that_is_shown_is_read(tmp_path: pathlib.Path) -> None:
     (shown,) = (block for block in _blocks() if block.language == "csv")
     (tmp_path / "ledger.csv").write_text(shown.text, encoding="utf-8")
 
-    record = participation_records.load(tmp_path / "ledger.csv", num_rounds=4)
+    record = ledgers.load(tmp_path / "ledger.csv", num_rounds=4)
 
     assert record.client_ids == ("ada", "Bo, the second")
     assert [list(rounds) for rounds in record.rounds_of_clients] == [[0], [3]]

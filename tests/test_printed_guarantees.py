@@ -170,13 +170,13 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         took_place,
         realised,
         worst,
-        guarantees.widened(planned, factorization, took_place),
+        guarantees.worst_case(planned, factorization, took_place),
         Represented(20, 70, larger),
     )
     text = statement.to_markdown()
     _check(
         text,
-        [larger.epsilon, statement.earned.epsilon, planned.epsilon, realised.epsilon],
+        [larger.epsilon, statement.stated.epsilon, planned.epsilon, realised.epsilon],
         delta,
     )
     rhos = [Decimal(rho) for rho in re.findall(r"([\d.e+-]+)-zCDP", text)]
@@ -208,7 +208,7 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
 @pytest.mark.parametrize("multiplier", _MULTIPLIERS)
 def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
     guarantee = guarantees.planned(factorizations.identity(4), MinSeparation(2), multiplier, 1e-4)
-    _check(federated_runs.privacy_earned(guarantee), [guarantee.epsilon], 1e-4)
+    _check(federated_runs.stated_privacy(guarantee), [guarantee.epsilon], 1e-4)
 
 
 def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:

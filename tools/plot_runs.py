@@ -30,11 +30,11 @@ def main(arguments: list[str]) -> int:
             rows = [row for row in csv.DictReader(file) if row["heldout_accuracy"]]
         privacy = json.loads((directory / "privacy.json").read_text())
         epsilon = (privacy["realised"] or privacy["planned"])["epsilon"]
-        earned = "not private" if epsilon is None else f"epsilon {rounded_up(epsilon, '.1f')}"
+        privacy = "not private" if epsilon is None else f"epsilon {rounded_up(epsilon, '.1f')}"
         axes.plot(
             [int(row["round"]) for row in rows],
             [100.0 * float(row["heldout_accuracy"]) for row in rows],
-            label=f"{label} ({earned})",
+            label=f"{label} ({privacy})",
         )
     axes.set(xlabel="round", ylabel="held-out accuracy, %", ylim=(0, None))
     axes.grid(alpha=0.3)

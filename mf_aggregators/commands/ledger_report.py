@@ -7,12 +7,12 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy import guarantees, sampled_cohorts
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
-from mf_aggregators.privacy.participation_records import ParticipationRecord
+from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
 
 
 def fields(
-    record: ParticipationRecord,
+    ledger: Ledger,
     factorization: Factorization,
     schema: Participation,
     noise_multiplier: float,
@@ -21,7 +21,7 @@ def fields(
     """Returns the guarantee of what took place, as fields of a report.
 
     Args:
-      record: Who took part in which round.
+      ledger: Who took part in which round.
       factorization: What made the noise.
       schema: What clients were to keep to.
       noise_multiplier: Relative to the sensitivity under that schema.
@@ -30,31 +30,31 @@ def fields(
     Returns:
       The realised separation, participations and guarantee, without amplification. For
       batches of a data sampler also its scheme and the amplified guarantee; whether the plan
-      was kept is None there, because only the sampler's seed can show it, unless the record
+      was kept is None there, because only the sampler's seed can show it, unless the ledger
       contradicts the scheme. The worst client is left out there: who was drawn is a secret.
 
     Raises:
-      ValueError: If the record is broken, or its scheme does not fit the factorization.
+      ValueError: If the ledger is broken, or its scheme does not fit the factorization.
     """
-    took_place = guarantees.realised_participation(record.rounds_of_clients, record.num_rounds)
-    if record.sampling is None:
+    took_place = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
+    if ledger.sampling is None:
         plan = guarantees.planned(factorization, schema, noise_multiplier, delta)
         keeps_plan: bool | None = guarantees.keeps_plan(schema, took_place)
-        worst = guarantees.worst_client(plan, factorization, record)
+        worst = guarantees.worst_client(plan, factorization, ledger)
         of_sampling: dict[str, Any] = {}
     else:
         single = factorization.sensitivity(SingleParticipation()).value
         of_schema = factorization.sensitivity(schema).value
         plan = guarantees.sampled(
-            factorization, record.sampling, noise_multiplier * of_schema / single, delta
+            factorization, ledger.sampling, noise_multiplier * of_schema / single, delta
         )
         deviation = sampled_cohorts.deviation(
-            record.sampling, len(record.client_ids), record.cohorts()
+            ledger.sampling, len(ledger.client_ids), ledger.cohorts()
         )
         keeps_plan = None if deviation is None else False
         worst = None
         of_sampling = {
-            "sampling": record.sampling.to_dict(),
+            "sampling": ledger.sampling.to_dict(),
             "amplified_noise_multiplier": plan.noise_multiplier,
             # Never a number that the ledger shows not to hold.
             "amplified_epsilon": None if keeps_plan is False else plan.epsilon,
@@ -66,7 +66,7 @@ def fields(
         **of_sampling,
         **_realised(took_place, guarantee),
         "widened_epsilon": (
-            guarantees.widened(plan, factorization, took_place).epsilon
+            guarantees.worst_case(plan, factorization, took_place).epsilon
             if keeps_plan is False
             else None
         ),

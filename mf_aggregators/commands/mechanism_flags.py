@@ -266,7 +266,7 @@ def gap_for(
 ) -> float | None:
     """Returns the certified gap if it is about this workload and schema, else None."""
     gap = factorization.optimality_gap
-    if gap is None or not factorization.certifies(participation):
+    if gap is None or not factorization.gap_holds_for(participation):
         return None
     own = factorization.parameters.get("workload")
     return gap if own == workloads.fingerprint(workload.matrix()) else None

@@ -31,7 +31,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import participation_records, printed_guarantees
+from mf_aggregators.privacy import ledgers, printed_guarantees
 
 # Above this, a figure shows the first column of C instead of the whole matrix.
 _MOST_ROUNDS_DRAWN = 4096
@@ -47,7 +47,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Participation")
     group.string(
         "ledger",
-        "A record of who took part in which round: the participation.npz of a run, or a text file "
+        "A ledger of who took part in which round: the participation.npz of a run, or a text file "
         "(UTF-8) with a client, a comma and a round from 0 on each line. Its first line may be a "
         f"heading: {_headings()}. A line of any other form is refused. The report then has the "
         "guarantee that follows from it, and the amplified one where a data sampler drew the "
@@ -73,8 +73,8 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def _headings() -> str:
-    *clients, last = participation_records.HEADINGS_OF_CLIENTS
-    rounds = " or ".join(participation_records.HEADINGS_OF_ROUNDS)
+    *clients, last = ledgers.HEADINGS_OF_CLIENTS
+    rounds = " or ".join(ledgers.HEADINGS_OF_ROUNDS)
     return f"{', '.join(clients)} or {last} before the comma, and {rounds} after it"
 
 
@@ -91,7 +91,7 @@ def main(values: flags.FlagValues) -> None:
             validation.positive_integer(getattr(values, name), f"--{name}")
     command_line.check_choice(
         values.released_rounds is None
-        or (values.ledger is not None and not participation_records.is_archive(values.ledger)),
+        or (values.ledger is not None and not ledgers.is_archive(values.ledger)),
         "--released_rounds belongs to a text --ledger: the participation.npz of a run states how "
         "many rounds it released.",
     )
@@ -143,10 +143,8 @@ def main(values: flags.FlagValues) -> None:
         fields |= _costs(recursion, values.model_size)
     realised: dict[str, Any] = {}
     if values.ledger is not None and multiplier is not None:
-        record = participation_records.load(
-            values.ledger, values.released_rounds or factorization.num_rounds
-        )
-        realised = ledger_report.fields(record, factorization, schema, multiplier, values.delta)
+        ledger = ledgers.load(values.ledger, values.released_rounds or factorization.num_rounds)
+        realised = ledger_report.fields(ledger, factorization, schema, multiplier, values.delta)
         fields |= realised
     if values.figure is not None:
         deviations = np.sqrt(errors.per_round_variance)
@@ -221,7 +219,7 @@ def _draw(
     else:
         first = np.zeros(factorization.num_rounds)
         first[0] = 1.0
-        column = np.abs(factorization.strategy_product(first))[: len(rounds)]
+        column = np.abs(factorization.encode(first))[: len(rounds)]
         figures.lines(
             matrix_axes,
             {factorization.mechanism: (rounds, column)},

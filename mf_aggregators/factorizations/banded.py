@@ -117,10 +117,10 @@ class BandedFactorization(Factorization):
             largest
         )
 
-    def certifies(self, participation: Participation) -> bool:
+    def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether the gap holds: with equal norms, under any schema that separates."""
         if not self.parameters.get("equal_column_norms", False):
-            return super().certifies(participation)
+            return super().gap_holds_for(participation)
         return (
             check(participation).most_participations(self.num_rounds) == 1
             or isinstance(participation, SingleParticipation)

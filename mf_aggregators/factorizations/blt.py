@@ -186,7 +186,7 @@ class BltFactorization(ToeplitzStructure):
             feedbacks=np.zeros((1, count)),
         )
 
-    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: np.ndarray) -> np.ndarray:
         """Streams C x with the buffers of C."""
         product = np.empty_like(x)
         buffers = np.zeros((self.num_buffers, *x.shape[1:]))

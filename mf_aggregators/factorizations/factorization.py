@@ -93,7 +93,7 @@ class Factorization(abc.ABC):
         """A copy of the parameters the mechanism was made with."""
         return dict(self._parameters)
 
-    def certifies(self, participation: Participation) -> bool:
+    def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether :attr:`optimality_gap` is about a schema.
 
         Args:
@@ -161,7 +161,7 @@ class Factorization(abc.ABC):
         """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
         return self.noise_recursion().noising_matrix()
 
-    def strategy_product(self, x: Any) -> np.ndarray:
+    def encode(self, x: Any) -> np.ndarray:
         """Returns C x, the encoded stream.
 
         Args:
@@ -176,9 +176,17 @@ class Factorization(abc.ABC):
         x = np.asarray(x, dtype=np.float64)
         if x.shape[:1] != (self.num_rounds,):
             raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
-        return self._strategy_product(x)
+        return self._encode(x)
 
-    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+    def strategy_product(self, x: Any) -> np.ndarray:
+        """The name of version 0.5.0 for :meth:`encode`."""
+        return self.encode(x)
+
+    def certifies(self, participation: Participation) -> bool:
+        """The name of version 0.5.0 for :meth:`gap_holds_for`."""
+        return self.gap_holds_for(participation)
+
+    def _encode(self, x: np.ndarray) -> np.ndarray:
         return np.tensordot(self.strategy_matrix(), x, axes=1)
 
     def noise_rows(self, z: Any) -> np.ndarray:

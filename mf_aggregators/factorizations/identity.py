@@ -51,7 +51,7 @@ class IdentityFactorization(Factorization):
         """Returns the recursion without memory."""
         return IndependentNoise(self._num_rounds)
 
-    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: np.ndarray) -> np.ndarray:
         return x.copy()
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:

@@ -155,7 +155,7 @@ class StructuredFactorization(Factorization):
         differences[:, :-1] -= workload[:, 1:]
         return np.tril(differences @ self._prefix_decoder())
 
-    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: np.ndarray) -> np.ndarray:
         sums = np.cumsum(x, axis=0).reshape(self.num_rounds, -1)
         product = scipy.linalg.solve_triangular(
             self._prefix_decoder(), sums, lower=True, check_finite=False

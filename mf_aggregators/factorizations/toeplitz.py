@@ -120,9 +120,9 @@ class ToeplitzFactorization(ToeplitzStructure):
         """Returns C^-1 as a dense (n, n) array."""
         return super().noising_matrix() * self._column_norms()[:, np.newaxis]
 
-    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: np.ndarray) -> np.ndarray:
         norms = self._column_norms().reshape((-1,) + (1,) * (x.ndim - 1))
-        return super()._strategy_product(x / norms)
+        return super()._encode(x / norms)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         if not self._equal_column_norms:

@@ -79,7 +79,7 @@ class ToeplitzStructure(Factorization):
         """Returns C^-1 as a dense (n, n) array."""
         return _dense(self._noising_column())
 
-    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: np.ndarray) -> np.ndarray:
         if not x.size:
             return x.copy()
         column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))

@@ -127,7 +127,7 @@ class TreeAggregationFactorization(Factorization):
         # (n, 2 n - 1): B C_T = A N C_T = A.
         return workload @ self.noising_matrix()
 
-    def _strategy_product(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: np.ndarray) -> np.ndarray:
         tree = self._tree
         sums = np.zeros((len(tree.starts), *x.shape[1:]))
         sums[tree.leaves] = x

@@ -9,4 +9,5 @@ __all__ = [
     "blocks",
     "costs",
     "recursions",
+    "streams",
 ]

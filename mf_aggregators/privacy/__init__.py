@@ -2,7 +2,7 @@
 
 __all__ = [
     "guarantees",
-    "participation_records",
+    "ledgers",
     "printed_guarantees",
     "sampled_cohorts",
     "statement",

@@ -4,7 +4,7 @@ A plan names a participation schema, and the noise is scaled to the sensitivity 
 What a finished run guarantees follows from the participations that took place: their
 separations and their largest number per client define a schema of their own, and the same
 noise is measured against the sensitivity under that one. A run that kept its plan has the
-planned guarantee as well; one that broke it has only what it earned.
+planned guarantee as well; one that broke it has only what its own rounds give.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import pattern_sensitivities
-from mf_aggregators.privacy.participation_records import ParticipationRecord
+from mf_aggregators.privacy.ledgers import Ledger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ def realised_participation(
 
     Raises:
       ValueError: If a client's rounds are not increasing or not among the rounds
-        that were released: such a record cannot be trusted.
+        that were released: such a ledger cannot be trusted.
     """
     num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
     separations: set[int] = set()
@@ -169,13 +169,13 @@ def realised_participation(
         if rounds[0] < 0 or rounds[-1] >= num_rounds:
             raise ValueError(
                 f"a client took part in rounds {rounds[0]} to {rounds[-1]}, and {num_rounds} "
-                "rounds were released: the record of participations is broken."
+                "rounds were released: the ledger is broken."
             )
         for earlier, later in itertools.pairwise(rounds):
             if later <= earlier:
                 raise ValueError(
                     f"a client took part in round {earlier} and then in round {later}: the "
-                    "record of participations is broken."
+                    "ledger is broken."
                 )
             separations.add(int(later) - int(earlier))
     return RealisedParticipation(
@@ -347,7 +347,7 @@ def realised(
 
 
 def worst_client(
-    plan: Guarantee, factorization: Factorization, record: ParticipationRecord
+    plan: Guarantee, factorization: Factorization, ledger: Ledger
 ) -> WorstClient | None:
     """Returns the client whose own participations changed the output most.
 
@@ -357,27 +357,27 @@ def worst_client(
     Args:
       plan: What fixes the noise.
       factorization: What made the noise.
-      record: Who took part in which round.
+      ledger: Who took part in which round.
 
     Returns:
       The client; None if nobody took part, or for more rounds than
       ``pattern_sensitivities`` deals with.
     """
     worst = pattern_sensitivities.worst_client(
-        factorization, record.rounds_of_clients, record.num_rounds
+        factorization, ledger.rounds_of_clients, ledger.num_rounds
     )
     if worst is None:
         return None
     multiplier = plan.noise_multiplier * plan.sensitivity / worst.sensitivity
     return WorstClient(
-        client_id=record.client_ids[worst.index],
+        client_id=ledger.client_ids[worst.index],
         rounds=worst.rounds,
         sensitivity=worst.sensitivity,
         epsilon=_epsilon(multiplier, plan.delta),
     )
 
 
-def widened(
+def worst_case(
     plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
 ) -> Guarantee:
     """Returns a guarantee for a run that broke its plan, however it went on.
@@ -405,6 +405,10 @@ def widened(
     bound = factorization.sensitivity(schema)
     multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
     return _unamplified(schema, rounds, bound, multiplier, plan.delta)
+
+
+# The name of version 0.5.0.
+widened = worst_case
 
 
 def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:

@@ -87,13 +87,13 @@ class PrivacyStatement:
         they were: who was drawn is a secret that no statement tells. Its epsilon is at most
         that of ``realised``, which is for every pattern of the realised separations and
         number of participations.
-      widened: What ``guarantees.widened`` returned, for a run that broke its plan; None for
+      worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan; None for
         others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
         other attributes are of the run itself, with the noise that it really added.
 
     Raises:
-      ValueError: If a run that broke its plan has no widened guarantee, or a client is named for
+      ValueError: If a run that broke its plan has no worst-case guarantee, or a client is named for
         one whose batches were to be drawn.
     """
 
@@ -102,14 +102,14 @@ class PrivacyStatement:
     took_place: RealisedParticipation | None = None
     realised: Guarantee | None = None
     worst_client: WorstClient | None = None
-    widened: Guarantee | None = None
+    worst_case: Guarantee | None = None
     represented: Represented | None = None
 
     def __post_init__(self) -> None:
-        if self.keeps_plan is False and self.widened is None:
+        if self.keeps_plan is False and self.worst_case is None:
             raise ValueError(
-                "a run that broke its plan needs its widened guarantee: the planned one does not "
-                "hold, and the realised one may be better than it."
+                "a run that broke its plan needs its worst-case guarantee: the planned one does "
+                "not hold, and the realised one may be better than it."
             )
         if self.plan.sampling is not None and self.worst_client is not None:
             raise ValueError(
@@ -132,15 +132,15 @@ class PrivacyStatement:
         return keeps_plan(self.plan.sampling or self.plan.participation, self.took_place)
 
     @property
-    def earned(self) -> Guarantee:
+    def stated(self) -> Guarantee:
         """The guarantee that may be stated without further conditions.
 
         A run that kept its plan satisfies the planned guarantee, finished or not, because
         fewer rounds are a part of all. The realised one may be better; for a run that was
         stopped it holds only if the data had no part in the decision to stop, so it is not
-        what is stated. A finished run that broke its plan earned the realised guarantee,
+        what is stated. A finished run that broke its plan has the realised guarantee,
         and one that was stopped, or whose realised guarantee is the better one, the
-        widened, which is never the better of it and the planned one.
+        worst case, which is never the better of it and the planned one.
         """
         if self.realised is None:
             return self.plan
@@ -148,11 +148,21 @@ class PrivacyStatement:
             is_weaker = self.realised.epsilon >= self.plan.epsilon
             if self.status == "finished" and is_weaker:
                 return self.realised
-            assert self.widened is not None
-            return self.widened
+            assert self.worst_case is not None
+            return self.worst_case
         if self.status == "interrupted":
             return self.plan
         return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)
+
+    @property
+    def earned(self) -> Guarantee:
+        """The name of version 0.5.0 for :attr:`stated`."""
+        return self.stated
+
+    @property
+    def widened(self) -> Guarantee | None:
+        """The name of version 0.5.0 for :attr:`worst_case`."""
+        return self.worst_case
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -219,8 +229,8 @@ class PrivacyStatement:
                 }
             ),
             "planned": self.plan.to_dict(),
-            "earned": self.earned.to_dict(),
-            "widened": None if self.widened is None else self.widened.to_dict(),
+            "earned": self.stated.to_dict(),
+            "widened": None if self.worst_case is None else self.worst_case.to_dict(),
             "realised": None if self.realised is None else self.realised.to_dict(),
             "realised_participation": (
                 None
@@ -276,7 +286,7 @@ class PrivacyStatement:
         )
 
     def _summary(self) -> str:
-        guarantee = self.earned
+        guarantee = self.stated
         if not math.isfinite(guarantee.epsilon):
             return "This run has no differential privacy guarantee."
         state = {

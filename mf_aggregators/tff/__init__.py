@@ -7,5 +7,6 @@ __all__ = [
     "noise_directory",
     "noise_making",
     "processes",
+    "rows_in_state",
     "tensor_noise",
 ]

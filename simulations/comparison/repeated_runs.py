@@ -63,7 +63,7 @@ class FinishedRun:
       test_accuracy: A fraction.
       rounds: The rounds that it trained.
       epsilon: The epsilon of the guarantee that it was planned for, or, if it broke its plan,
-        of the one that it earned; None if it is not private. (A run that kept its plan may
+        of the one that may be stated; None if it is not private. (A run that kept its plan may
         earn a better one, which depends on who happened to be drawn, and has nothing to do
         with its noise.)
       delta: The delta of the same guarantee; None if the run is not private.
@@ -282,7 +282,7 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
     privacy = result["privacy"]
-    kind = "earned" if privacy["keeps_plan"] is False else "planned"
+    kind = "stated" if privacy["keeps_plan"] is False else "planned"
     epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
     multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
     is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)

@@ -44,7 +44,7 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
     (``accounting.composed_gaussian_epsilon``). Where some are amplified, all are composed by
     privacy loss distributions (``accounting.composed_epsilon``): Poisson-sampled ones as what they
     are, and those of other samplers, which such distributions do not know, without amplification. A
-    run that broke its plan enters with what it earned.
+    run that broke its plan enters with what may be stated of it.
 
     Args:
       runs: The runs.

@@ -28,10 +28,10 @@ from mf_aggregators.tff import noise_directory
 from simulations.devices import device_flags, device_populations
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.runs import run_directory, run_flags, run_plans, sampled_runs
+from simulations.runs import run_designs, run_directory, run_flags, sampled_runs
+from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_options import RunOptions
-from simulations.runs.run_plans import Plan
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand
@@ -110,7 +110,7 @@ def _prepared(
         device_populations.check_trace(behaviour.availability, data.num_clients)
     # One factorization for all rounds of a run, whatever becomes of where it came from.
     own = directory.factorization if directory.factorization.exists() else None
-    plan = run_plans.make(
+    design = run_designs.make(
         options,
         data,
         command.defaults(values)["max_bands"],
@@ -124,18 +124,18 @@ def _prepared(
         noise_directory.open_directory(noise_path)
     if old is None:
         seed = secrets.randbits(64) if options.seed is None else options.seed
-        directory.create(_config(command, plan, seed), only_for_owner=plan.sampling is not None)
+        directory.create(_config(command, design, seed), only_for_owner=design.sampling is not None)
     else:
         seed = old["cohort_seed"]
         _say(command, f"resuming the run in {directory.path}")
-    _fix_factorization(plan, directory, old, own)
+    _fix_factorization(design, directory, old, own)
     if old is not None:
         _check_ledger(directory)
     directory.fix_data(data.fingerprint())
     sampler = None
-    if plan.sampling is not None:
-        sampler = sampled_runs.sampler_of(plan.sampling, directory, plan.options.seed)
-    return RunSetting(plan, seed, directory, noise_path, behaviour, sampler)
+    if design.sampling is not None:
+        sampler = sampled_runs.sampler_of(design.sampling, directory, design.options.seed)
+    return RunSetting(design, seed, directory, noise_path, behaviour, sampler)
 
 
 def _train(
@@ -144,7 +144,7 @@ def _train(
     setting: RunSetting,
     workers: tuple[str, ...] | None,
 ) -> int | None:
-    plan, directory = setting.plan, setting.directory
+    design, directory = setting.design, setting.directory
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
@@ -153,18 +153,18 @@ def _train(
     quiet.end_workers_at_exit()
     if workers is not None:
         remote_workers.use(workers)
-    statements = RunStatements(plan, setting.behaviour, directory, setting.sampler)
+    statements = RunStatements(design, setting.behaviour, directory, setting.sampler)
     with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
-            task = plan.data.load(setting.seed)
+            task = design.data.load(setting.seed)
             outcome = federated_training.train(setting, task, statements, stop)
         except BaseException:
             statements.after_failure()
             raise
-    if outcome.num_rounds == plan.options.num_rounds:
+    if outcome.num_rounds == design.options.num_rounds:
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger)
-    federated_training.draw_figure(plan, directory, statement.plan.epsilon)
+    federated_training.draw_figure(design, directory, statement.plan.epsilon)
     _print_outcome(values, command, directory, statement, outcome)
     if outcome.message:
         _say(command, outcome.message)
@@ -214,7 +214,7 @@ def _check_same_run(
 
 
 def _fix_factorization(
-    plan: Plan,
+    design: RunDesign,
     directory: RunDirectory,
     old: dict[str, Any] | None,
     own: pathlib.Path | None,
@@ -227,7 +227,7 @@ def _fix_factorization(
                 "those of this run. Restore it, or start a new run."
             )
         checkpoints.save(
-            plan.factorization, directory.factorization, participation=plan.participation
+            design.factorization, directory.factorization, participation=design.participation
         )
     matrix = directory.factorization_sha256()
     if old is None or "factorization_sha256" not in old:
@@ -258,8 +258,8 @@ def _check_ledger(directory: RunDirectory) -> None:
         )
 
 
-def _config(command: TaskCommand, plan: Plan, cohort_seed: int) -> dict[str, Any]:
-    kept = plan.options.of_the_run()
+def _config(command: TaskCommand, design: RunDesign, cohort_seed: int) -> dict[str, Any]:
+    kept = design.options.of_the_run()
     noise = (
         "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
         "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
@@ -270,9 +270,9 @@ def _config(command: TaskCommand, plan: Plan, cohort_seed: int) -> dict[str, Any
         "flags": kept,
         "cohort_seed": cohort_seed,
     }
-    if plan.sampling is not None:
-        config["sampling"] = plan.sampling.to_dict()
-        config["noise_multiplier"] = plan.noise_multiplier
+    if design.sampling is not None:
+        config["sampling"] = design.sampling.to_dict()
+        config["noise_multiplier"] = design.noise_multiplier
         clients = (
             "clients of each round: 128 other secret bits in checkpoints/ alone, and "
             "participation.npz, which lists these clients, is as secret; data order and initial "
@@ -302,7 +302,7 @@ def _print_outcome(
     outcome: Any,
 ) -> None:
     rounds = outcome.num_rounds
-    guarantee = statement.earned
+    guarantee = statement.stated
     fields = {
         "output_dir": str(directory.path),
         "rounds": rounds,
@@ -317,7 +317,7 @@ def _print_outcome(
         ("test accuracy", percent(outcome.test_accuracy)),
         ("untrained model", percent(outcome.untrained_accuracy)),
         *command.outcome_lines(outcome.facts),
-        ("privacy earned", privacy_earned(guarantee)),
+        ("privacy", stated_privacy(guarantee)),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
@@ -327,7 +327,7 @@ def _print_outcome(
     command_line.print_result(values, fields, text)
 
 
-def privacy_earned(guarantee: Guarantee) -> str:
+def stated_privacy(guarantee: Guarantee) -> str:
     """Returns a run's guarantee for a person to read, rounded up."""
     if not math.isfinite(guarantee.epsilon):
         return "none: this run is not private"

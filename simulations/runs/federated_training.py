@@ -16,11 +16,11 @@ import tqdm
 
 from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from simulations.runs import run_directory, run_figures, run_plans, training_loop
+from simulations.runs import run_designs, run_directory, run_figures, training_loop
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
+from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import MetricsLog, RunDirectory
-from simulations.runs.run_plans import Plan
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.runs.state_store import Progress, StateStore
@@ -118,7 +118,7 @@ def train(
     Args:
       setting: What the run is given.
       task: Its clients and model.
-      statements: Written as the run begins, and after a round that broke the plan.
+      statements: Written as the run begins, and after a round that broke the design.
       stop: Checked between rounds.
 
     Returns:
@@ -128,14 +128,14 @@ def train(
       ValueError: If what is saved cannot be resumed, or a worker is lost.
       OSError: If a state cannot be saved.
     """
-    plan, directory = setting.plan, setting.directory
-    _check_clients(plan, task)
+    design, directory = setting.design, setting.directory
+    _check_clients(design, task)
     untrained_accuracy = _untrained_accuracy(task)
     run = _federated_run(setting, task)
     store = StateStore(directory.states, directory.ledger)
     progress = training_loop.start(run, store)
     statements.before(progress.ledger)
-    rows = _Rows(plan, task, run.process, statements)
+    rows = _Rows(design, task, run.process, statements)
     outputs = _MetricsOutputs(directory, run.num_rounds, progress.num_rounds)
     last, message, interrupted = progress, "", False
     try:
@@ -163,11 +163,11 @@ def train(
     )
 
 
-def _check_clients(plan: Plan, task: FederatedTask) -> None:
-    if len(task.client_ids) != plan.data.num_clients:
+def _check_clients(design: RunDesign, task: FederatedTask) -> None:
+    if len(task.client_ids) != design.data.num_clients:
         raise ValueError(
             f"the task has {len(task.client_ids)} clients, and its data said that there are "
-            f"{plan.data.num_clients}, with which separation and delta were planned: make "
+            f"{design.data.num_clients}, with which separation and delta were planned: make "
             "num_clients the number of training clients."
         )
 
@@ -185,17 +185,17 @@ def _untrained_accuracy(task: FederatedTask) -> float:
 
 def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
     """The learning process of a run with the task's initial model, and its clients."""
-    plan = setting.plan
-    storage = noise_storage_of(plan, setting.directory, task.initial_weights)
-    process = learning_process(plan, task, setting.noise_directory, storage)
+    design = setting.design
+    storage = noise_storage_of(design, setting.directory, task.initial_weights)
+    process = learning_process(design, task, setting.noise_directory, storage)
     _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
     return FederatedRun(
         process=process,
         initial_state=process.set_model_weights(process.initialize(), weights),
-        participation=plan.participation,
-        num_rounds=plan.options.num_rounds,
-        clients_per_round=plan.cohort_size,
+        participation=design.participation,
+        num_rounds=design.options.num_rounds,
+        clients_per_round=design.simulated_clients,
         client_ids=task.client_ids,
         client_dataset=task.client_dataset,
         seed=setting.seed,
@@ -215,7 +215,7 @@ def _num_parameters(task: FederatedTask) -> int:
 
 
 def noise_storage_of(
-    plan: Plan, directory: RunDirectory, initial_weights: Sequence[np.ndarray]
+    design: RunDesign, directory: RunDirectory, initial_weights: Sequence[np.ndarray]
 ) -> str:
     """Returns where a run keeps its noise: for all its rounds where its first one kept it.
 
@@ -223,7 +223,7 @@ def noise_storage_of(
     read by a run with the same storage, so that the choice is written to ``config.json``.
 
     Args:
-      plan: What the run does.
+      design: What the run does.
       directory: The directory of the run, new or begun.
       initial_weights: The initial weights of the model; noise is of their type, and at least
         float32.
@@ -231,13 +231,13 @@ def noise_storage_of(
     Returns:
       ``state`` or ``disk``; ``auto`` where there is no noise to keep.
     """
-    asked: str = plan.options.noise_storage
-    if asked != NoiseStorage.AUTO.value or plan.released_noise_multiplier == 0.0:
+    asked: str = design.options.noise_storage
+    if asked != NoiseStorage.AUTO.value or design.released_noise_multiplier == 0.0:
         return asked
     config = directory.read_config() or {}
     chosen: str | None = config.get("noise_storage")
     if chosen is None:
-        recursion = plan.factorization.noise_recursion()
+        recursion = design.factorization.noise_recursion()
         size = sum(int(weight.size) for weight in initial_weights)
         bytes_of_floats = sum(weight.size * max(4, weight.itemsize) for weight in initial_weights)
         row = (size, math.ceil(bytes_of_floats / size))
@@ -263,19 +263,19 @@ def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: st
 
 
 def learning_process(
-    plan: Plan,
+    design: RunDesign,
     task: FederatedTask,
     noise_directory: str | os.PathLike[str],
     storage: str,
 ) -> tff.learning.templates.LearningProcess:
-    """Returns federated averaging with the plan's optimizers, clipping and noise.
+    """Returns federated averaging with the run's optimizers, clipping and noise.
 
     The clients take local steps and the server is SGD with momentum on their noisy mean
     (FedAvgM; BandMF App. I), at a rate that follows a schedule. Whether momentum and schedule
     are inside the mechanism is a matter of its matrix alone.
 
     Args:
-      plan: What the run does.
+      design: What the run does.
       task: Its model.
       noise_directory: Where noise rows go, if they go to disk.
       storage: Whether they do: ``state``, ``disk`` or ``auto``.
@@ -283,17 +283,17 @@ def learning_process(
     Raises:
       ValueError: If the noise's state is too large for where it is to be kept.
     """
-    options = plan.options
+    options = design.options
     build_client: Any = {
         "adam": tff.learning.optimizers.build_adam,
         "sgd": tff.learning.optimizers.build_sgdm,
     }[options.client_optimizer]
     aggregator = private_aggregation.aggregator(
-        plan.factorization,
-        participation=plan.participation,
-        noise_multiplier=plan.released_noise_multiplier,
+        design.factorization,
+        participation=design.participation,
+        noise_multiplier=design.released_noise_multiplier,
         clip_norm=options.clip_norm,
-        clients_per_round=plan.cohort_size,
+        clients_per_round=design.simulated_clients,
         zeroing_norm=options.zeroing_norm,
         seed=options.seed,
         noise_storage=storage,
@@ -301,7 +301,7 @@ def learning_process(
         noise_source=options.noise_source,
     )
     rate, momentum = options.server_learning_rate, options.server_momentum
-    rates = run_plans.server_schedule(options).rates(options.num_rounds, rate)
+    rates = run_designs.server_schedule(options).rates(options.num_rounds, rate)
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(rate, momentum),
         learning_rate_schedules.rate_of_round(rates),
@@ -321,11 +321,11 @@ def learning_process(
         )
 
 
-def draw_figure(plan: Plan, directory: RunDirectory, planned_epsilon: float) -> None:
+def draw_figure(design: RunDesign, directory: RunDirectory, planned_epsilon: float) -> None:
     """Draws the figure of a run from its metrics.
 
     Args:
-      plan: What the run does.
+      design: What the run does.
       directory: Where its metrics are and the figure goes.
       planned_epsilon: The epsilon that was planned for what the run releases.
 
@@ -334,16 +334,16 @@ def draw_figure(plan: Plan, directory: RunDirectory, planned_epsilon: float) -> 
     """
     with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    options = plan.options
+    options = design.options
     run_figures.draw(
         rows,
         directory.path / run_directory.FIGURE_FILE,
-        f"{plan.factorization.mechanism if plan.noise_multiplier else 'no noise'}, "
-        f"{options.num_rounds} rounds of {plan.cohort_size} clients",
+        f"{design.factorization.mechanism if design.noise_multiplier else 'no noise'}, "
+        f"{options.num_rounds} rounds of {design.simulated_clients} clients",
         clip_norm=options.clip_norm,
         planned_epsilon=planned_epsilon,
         delta=options.delta,
-        clients_per_round=plan.cohort_size,
+        clients_per_round=design.simulated_clients,
     )
 
 
@@ -352,28 +352,28 @@ class _Rows:
 
     def __init__(
         self,
-        plan: Plan,
+        design: RunDesign,
         task: FederatedTask,
         process: tff.learning.templates.LearningProcess,
         statements: RunStatements,
     ) -> None:
-        self._plan = plan
+        self._design = design
         self._task = task
         self._process = process
         self._statements = statements
         self._noise_norms = private_aggregation.expected_noise_norm(
-            plan.factorization,
-            plan.participation,
-            plan.released_noise_multiplier,
-            plan.options.clip_norm,
-            plan.cohort_size,
+            design.factorization,
+            design.participation,
+            design.released_noise_multiplier,
+            design.options.clip_norm,
+            design.simulated_clients,
             _num_parameters(task),
         )
         self._budget = PrivacyBudget(
-            plan.factorization,
-            plan.sampling or plan.participation,
-            plan.released_noise_multiplier,
-            plan.options.delta,
+            design.factorization,
+            design.sampling or design.participation,
+            design.released_noise_multiplier,
+            design.options.delta,
         )
 
     def of(self, finished: Round) -> dict[str, float | int]:
@@ -391,14 +391,14 @@ class _Rows:
         row["released_norm"] = float(measured["released_norm"])
         # What was summed, beside what the sum was divided by.
         row["num_updates"] = int(measured["num_updates"])
-        row["clients_per_round"] = self._plan.cohort_size
+        row["clients_per_round"] = self._design.simulated_clients
         # In a round without clients TFF's metrics are 0, and mean nothing.
         if len(finished.ledger.cohorts[finished.index]):
             trained = finished.metrics["client_work"]["train"]
             row["train_loss"] = float(trained["loss"])
             row["train_accuracy"] = float(trained[self._task.accuracy])
             row.update({name: float(measured[name]) for name in _MEASURED})
-        options, number = self._plan.options, finished.index + 1
+        options, number = self._design.options, finished.index + 1
         if number % options.evaluate_every == 0 or number == options.num_rounds:
             values = _evaluated(self._process, self._task, finished.state, HELDOUT)
             row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
@@ -408,5 +408,5 @@ class _Rows:
         """All rounds that were released count, also if the run went back to an older state."""
         broken = self._statements.after_round(finished.ledger)
         if broken is not None:
-            return broken.earned.epsilon
+            return broken.stated.epsilon
         return self._budget.spent(finished.ledger.num_rounds)

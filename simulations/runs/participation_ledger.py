@@ -10,12 +10,8 @@ import numpy as np
 
 from mf_aggregators import atomic_files
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from mf_aggregators.privacy import participation_records
-from mf_aggregators.privacy.participation_records import RecordError
-
-
-class LedgerError(ValueError):
-    """A ledger file that cannot be read; the message names the file and the reason."""
+from mf_aggregators.privacy import ledgers
+from mf_aggregators.privacy.ledgers import LedgerError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,7 +20,7 @@ class ParticipationLedger:
 
     Attributes:
       client_ids: The population, in the order that cohorts' indices refer to.
-      cohorts: For each round, the (cohort_size,) int64 indices of its clients.
+      cohorts: For each round, the (clients,) int64 indices of its clients.
       sampling: The scheme by which a data sampler drew the cohorts; None for cohorts of
         clients whose timers allowed it. Of a sampled run, whoever reads the cohorts sees
         no sampling, and no amplification holds towards them.
@@ -114,11 +110,8 @@ class ParticipationLedger:
         Raises:
           LedgerError: If the file is missing or broken.
         """
-        try:
-            record = participation_records.load_archive(path)
-        except RecordError as error:
-            raise LedgerError(str(error)) from error
-        return cls(record.client_ids, record.cohorts(), record.sampling)
+        ledger = ledgers.load_archive(path)
+        return cls(ledger.client_ids, ledger.cohorts(), ledger.sampling)
 
     def _by_client(self) -> tuple[np.ndarray, np.ndarray]:
         sizes = [len(cohort) for cohort in self.cohorts]

@@ -1,11 +1,11 @@
-"""What a run is given before TensorFlow is loaded: its plan, seed, folders, devices and sampler."""
+"""What a run is given before TensorFlow is loaded: design, seed, folders, devices, sampler."""
 
 import dataclasses
 import pathlib
 
 from simulations.devices.device_populations import DeviceBehaviour
+from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_plans import Plan
 from simulations.sampling.data_samplers import DataSampler
 
 
@@ -14,7 +14,7 @@ class RunSetting:
     """What a run is given.
 
     Attributes:
-      plan: What the run does.
+      design: What the run does.
       seed: Seed for drawing cohorts, where timers decide who may take part.
       directory: Where states, ledger and metrics go.
       noise_directory: Where noise rows go, if they go to disk.
@@ -22,7 +22,7 @@ class RunSetting:
       sampler: What draws the clients of each round in place of timers.
     """
 
-    plan: Plan
+    design: RunDesign
     seed: int
     directory: RunDirectory
     noise_directory: pathlib.Path

@@ -1,11 +1,11 @@
-"""The privacy statement of a run: what it planned, and what it earned."""
+"""The privacy statement of a run: what it planned, and what may be stated."""
 
 import contextlib
 import dataclasses
 
 from mf_aggregators import participation
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.participation_records import ParticipationRecord
+from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
     PrivacyStatement,
@@ -16,8 +16,8 @@ from simulations.devices import device_populations
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_directory, sampled_runs
 from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_plans import Plan
 from simulations.sampling.data_samplers import DataSampler
 
 _DRAWN_BATCHES = (
@@ -26,7 +26,7 @@ _DRAWN_BATCHES = (
 
 
 class RunStatements:
-    """The statements of one run, written as it begins, breaks its plan, fails or ends.
+    """The statements of one run, written as it begins, breaks its design, fails or ends.
 
     ``privacy.json`` never says more than the rounds that were released allow, whatever ends
     the process: a run that goes on begins with the statement of its earlier rounds, and a run
@@ -35,7 +35,7 @@ class RunStatements:
 
     def __init__(
         self,
-        plan: Plan,
+        design: RunDesign,
         behaviour: DeviceBehaviour,
         directory: RunDirectory,
         sampler: DataSampler | None,
@@ -43,15 +43,15 @@ class RunStatements:
         """Prepares them; nothing is written yet.
 
         Args:
-          plan: What the run does.
+          design: What the run does.
           behaviour: What the clients' devices do.
           directory: Where they go.
           sampler: What draws the clients; None for timers.
         """
-        self._plan = plan
+        self._design = design
         self._directory = directory
         self._sampler = sampler
-        self._planned = planned(plan, behaviour)
+        self._planned = planned(design, behaviour)
         self._can_break = behaviour.timer is not None or (
             behaviour.history_loss_probability > 0.0
             and behaviour.after_history_loss == device_populations.REJOIN
@@ -98,7 +98,7 @@ class RunStatements:
         Args:
           ledger: The ledger of all released rounds.
         """
-        statement = realised(self._plan, self._planned, ledger, self._sampler)
+        statement = realised(self._design, self._planned, ledger, self._sampler)
         write(self._directory, statement)
         return statement
 
@@ -117,45 +117,47 @@ class RunStatements:
                 self.after(ledger)
 
 
-def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
+def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
     """Returns the statement of a run that is under way.
 
     Args:
-      plan: What the run does.
+      design: What the run does.
       behaviour: What the clients' devices do.
     """
-    options = plan.options
-    factorization, delta = plan.factorization, options.delta
+    options = design.options
+    factorization, delta = design.factorization, options.delta
     represented = None
-    if plan.sampling is None:
+    if design.sampling is None:
         guarantee = guarantees.planned(
-            factorization, plan.participation, plan.released_noise_multiplier, delta
+            factorization, design.participation, design.released_noise_multiplier, delta
         )
-        if plan.cohort_size != options.clients_per_round:
+        if design.simulated_clients != options.clients_per_round:
             represented = Represented(
                 clients_per_round=options.clients_per_round,
                 num_clients=participation.smallest_population(
-                    plan.participation, options.num_rounds, options.clients_per_round
+                    design.participation, options.num_rounds, options.clients_per_round
                 ),
                 guarantee=guarantees.planned(
-                    factorization, plan.participation, plan.noise_multiplier, delta
+                    factorization, design.participation, design.noise_multiplier, delta
                 ),
             )
     else:
-        guarantee = guarantees.sampled(factorization, plan.sampling, plan.noise_multiplier, delta)
+        guarantee = guarantees.sampled(
+            factorization, design.sampling, design.noise_multiplier, delta
+        )
     return PrivacyStatement(
         facts=RunFacts(
             mechanism=(
                 "None: clipping without noise"
-                if plan.noise_multiplier == 0.0
+                if design.noise_multiplier == 0.0
                 else f"{factorization.mechanism.capitalize()} matrix factorization for "
                 f"{factorization.num_rounds} rounds"
             ),
-            num_clients=plan.data.num_clients,
-            clients_per_round=plan.cohort_size,
+            num_clients=design.data.num_clients,
+            clients_per_round=design.simulated_clients,
             clip_norm=options.clip_norm,
             noise_seed_is_fixed=options.seed is not None,
-            enforcement=_enforcement(behaviour) if plan.sampling is None else _DRAWN_BATCHES,
+            enforcement=_enforcement(behaviour) if design.sampling is None else _DRAWN_BATCHES,
         ),
         plan=dataclasses.replace(guarantee, num_rounds=options.num_rounds),
         represented=represented,
@@ -163,7 +165,7 @@ def planned(plan: Plan, behaviour: DeviceBehaviour) -> PrivacyStatement:
 
 
 def realised(
-    plan: Plan,
+    design: RunDesign,
     statement: PrivacyStatement,
     ledger: ParticipationLedger,
     sampler: DataSampler | None,
@@ -171,7 +173,7 @@ def realised(
     """Returns the statement of a run that ended, with what really took place.
 
     Args:
-      plan: What the run did.
+      design: What the run did.
       statement: What :func:`planned` returned.
       ledger: The ledger of all released rounds.
       sampler: What drew the clients; None for timers.
@@ -182,24 +184,26 @@ def realised(
         if sampler is None
         else sampled_runs.took_place(sampler, ledger)
     )
-    record = ParticipationRecord(ledger.client_ids, tuple(rounds_of_clients), ledger.num_rounds)
-    plan_of_run = statement.plan
+    record = Ledger(ledger.client_ids, tuple(rounds_of_clients), ledger.num_rounds)
+    planned_guarantee = statement.plan
     keeps_plan = guarantees.keeps_plan(
-        plan_of_run.sampling or plan_of_run.participation, took_place
+        planned_guarantee.sampling or planned_guarantee.participation, took_place
     )
     return dataclasses.replace(
         statement,
         took_place=took_place,
-        widened=(
-            None if keeps_plan else guarantees.widened(plan_of_run, plan.factorization, took_place)
+        worst_case=(
+            None
+            if keeps_plan
+            else guarantees.worst_case(planned_guarantee, design.factorization, took_place)
         ),
-        realised=guarantees.realised(plan_of_run, plan.factorization, took_place),
+        realised=guarantees.realised(planned_guarantee, design.factorization, took_place),
         # Who was drawn in a sampled run is a secret that the statement must not tell, not even
         # for a run that left its scheme: its other batches were drawn.
         worst_client=(
             None
-            if plan_of_run.sampling is not None
-            else guarantees.worst_client(plan_of_run, plan.factorization, record)
+            if planned_guarantee.sampling is not None
+            else guarantees.worst_client(planned_guarantee, design.factorization, record)
         ),
     )
 

@@ -21,9 +21,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
+from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.tff import declared_participation
 from simulations.runs import sealed_directories
-from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
 from simulations.runs.sealed_directories import DamagedDirectoryError
 

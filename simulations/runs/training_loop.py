@@ -30,9 +30,10 @@ import tensorflow_federated as tff
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.participation import Participation
+from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.tff import declared_participation, processes
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
-from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.sampling.data_samplers import DataSampler

@@ -36,17 +36,17 @@ class TooFewEligibleClientsError(ValueError):
     """Fewer clients may join a round than its cohort needs."""
 
 
-def draw(eligible: np.ndarray, cohort_size: int, seed: int, round_index: int) -> np.ndarray:
+def draw(eligible: np.ndarray, clients_per_round: int, seed: int, round_index: int) -> np.ndarray:
     """Draws a cohort uniformly among the eligible clients, without replacement.
 
     Args:
       eligible: (num_clients,) bool.
-      cohort_size: How many clients take part.
+      clients_per_round: How many clients take part.
       seed: Any non-negative integer; the same for all rounds of a run.
       round_index: The round, from 0.
 
     Returns:
-      (cohort_size,) int64: increasing indices of clients.
+      (clients_per_round,) int64: increasing indices of clients.
 
     Raises:
       TooFewEligibleClientsError: If fewer clients are eligible. The timers are never
@@ -57,15 +57,15 @@ def draw(eligible: np.ndarray, cohort_size: int, seed: int, round_index: int) ->
     blocks = [eligible[i : i + _BLOCK] for i in range(0, len(eligible), _BLOCK)]
     ends = np.cumsum([np.count_nonzero(block) for block in blocks], dtype=np.int64)
     num_eligible = int(ends[-1]) if blocks else 0
-    if num_eligible < cohort_size:
+    if num_eligible < clients_per_round:
         raise TooFewEligibleClientsError(
-            f"round {round_index + 1} needs {cohort_size} clients, and the participation timers "
-            f"allow {num_eligible} of {len(eligible)}: use fewer clients per round, a smaller "
-            "separation, more participations per client, or fewer rounds."
+            f"round {round_index + 1} needs {clients_per_round} clients, and the participation "
+            f"timers allow {num_eligible} of {len(eligible)}: use fewer clients per round, a "
+            "smaller separation, more participations per client, or fewer rounds."
         )
     generator = generator_of(seed, round_index)
-    ranks = np.sort(generator.choice(num_eligible, size=cohort_size, replace=False))
-    chosen = np.empty(cohort_size, dtype=np.int64)
+    ranks = np.sort(generator.choice(num_eligible, size=clients_per_round, replace=False))
+    chosen = np.empty(clients_per_round, dtype=np.int64)
     block_of = np.searchsorted(ends, ranks, side="right")
     for number in np.unique(block_of):
         here = block_of == number

@@ -13,7 +13,7 @@ from absl import flags
 from digit_classification import data, run_digits
 from mf_aggregators.commands import command_line
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.runs import federated_runs, run_flags, run_plans, run_statements
+from simulations.runs import federated_runs, run_designs, run_flags, run_statements
 from simulations.runs.run_options import RunOptions
 from simulations.training.labelled_images import concatenated
 from tests.simulations.command_processes import CommandProcess, CommandServer
@@ -202,7 +202,7 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
 def test_a_data_centre_states_no_timers() -> None:
     options = _options("--examples_per_client=1", "--sampling=poisson", "--num_bands=2")
     data_of_run = run_digits.COMMAND.open_data(options)
-    plan = run_plans.make(options, data_of_run, 64, None, None)
+    plan = run_designs.make(options, data_of_run, 64, None, None)
     statement = run_statements.planned(plan, DeviceBehaviour())
     assert "there are no timers" in statement.to_dict()["enforcement"]
     assert "A timer on each client" not in statement.to_markdown()

@@ -28,7 +28,7 @@ from mf_aggregators.planning.band_choice import BandChoice
 from reproduction import arms, drawings, reproduce_paper, training, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
-from simulations.runs import run_flags, run_plans
+from simulations.runs import run_designs, run_flags
 from stackoverflow_nwp import run_stackoverflow
 
 _RUN = """
@@ -356,7 +356,7 @@ _DEFINITIONS = (
 )
 
 
-def _plan(variant: Variant, setting: arms.Setting) -> run_plans.Plan | None:
+def _plan(variant: Variant, setting: arms.Setting) -> run_designs.RunDesign | None:
     """What a run itself makes of its flags; None if it would have to search for its noise."""
     command = run_digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
     values = flags.FlagValues()
@@ -367,7 +367,7 @@ def _plan(variant: Variant, setting: arms.Setting) -> run_plans.Plan | None:
     if options["sampling"] != "timers":
         return None
     data: Any = _Population(setting.population)
-    return run_plans.make(options, data, setting.separation, None, None)
+    return run_designs.make(options, data, setting.separation, None, None)
 
 
 @pytest.mark.parametrize(("definition", "settings"), _DEFINITIONS)

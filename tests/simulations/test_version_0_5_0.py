@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from mf_aggregators import checkpoints
-from mf_aggregators.privacy import participation_records
+from mf_aggregators.privacy import ledgers
 from simulations.runs import federated_runs
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
@@ -59,6 +59,6 @@ def test_the_run_goes_on_to_its_end(run: pathlib.Path) -> None:
 def test_its_checkpoint_and_its_ledger_load(run: pathlib.Path) -> None:
     factorization = checkpoints.load(run / "factorization")
     assert (factorization.mechanism, factorization.num_rounds) == ("banded", 60)
-    record = participation_records.load(run / "participation.npz", 60)
+    record = ledgers.load(run / "participation.npz", 60)
     assert (record.num_rounds, len(record.client_ids)) == (10, 143)
     assert all(len(cohort) == 5 for cohort in record.cohorts())

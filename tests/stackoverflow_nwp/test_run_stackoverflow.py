@@ -24,8 +24,8 @@ from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
     federated_runs,
+    run_designs,
     run_flags,
-    run_plans,
     run_statements,
     sampled_participation,
     sampled_runs,
@@ -85,8 +85,8 @@ def _options(arguments: list[str]) -> RunOptions:
     return run_flags.options_of(values, _COMMAND)
 
 
-def _plan(options: RunOptions, noise_multiplier: float | None = None) -> run_plans.Plan:
-    return run_plans.make(options, next_word_data.open_data(options), 64, None, noise_multiplier)
+def _plan(options: RunOptions, noise_multiplier: float | None = None) -> run_designs.RunDesign:
+    return run_designs.make(options, next_word_data.open_data(options), 64, None, noise_multiplier)
 
 
 def _run(arguments: list[str]) -> int:
@@ -292,8 +292,8 @@ def test_only_what_the_sampler_drew_is_amplified(
     ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), plan.sampling)
     kept = run_statements.realised(plan, statement, ledger, sampler)
     assert kept.keeps_plan is True
-    assert kept.earned.sampling == plan.sampling
-    assert kept.earned.epsilon == pytest.approx(statement.plan.epsilon)
+    assert kept.stated.sampling == plan.sampling
+    assert kept.stated.epsilon == pytest.approx(statement.plan.epsilon)
     assert not caplog.text
 
     # The same client in every round that it might have been in, as some run might draw it.
@@ -301,14 +301,14 @@ def test_only_what_the_sampler_drew_is_amplified(
     tampered = dataclasses.replace(ledger, cohorts=tuple(always))
     broken = run_statements.realised(plan, statement, tampered, sampler)
     assert broken.keeps_plan is False
-    assert broken.earned.sampling is None
+    assert broken.stated.sampling is None
     # In all rounds of its part, which are as far apart as there are parts.
-    assert broken.earned.participation == FixedEpochOrder(
+    assert broken.stated.participation == FixedEpochOrder(
         plan.sampling.most_participations, plan.sampling.num_bands
     )
     multiplier = 0.7 / math.sqrt(plan.sampling.most_participations)
-    assert broken.earned.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
-    assert broken.earned.epsilon > kept.earned.epsilon or sampling != "poisson"
+    assert broken.stated.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
+    assert broken.stated.epsilon > kept.stated.epsilon or sampling != "poisson"
     assert "the run has no amplified guarantee" in caplog.text
 
     # What timers allowed was not sampled, whoever took part.

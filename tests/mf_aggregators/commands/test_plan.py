@@ -17,7 +17,7 @@ import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
 from mf_aggregators.participation import MinSeparation
-from simulations.runs import run_flags, run_plans, sampled_runs
+from simulations.runs import run_designs, run_flags, sampled_runs
 from simulations.runs.run_options import RunOptions
 from simulations.sampling import data_samplers
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
@@ -169,7 +169,7 @@ def test_printed_commands_run(
     assert "--dataset=YOUR_DATASET" in words
     assert not any("learning_rate" in word for word in words)
     assert "A template" in fields["steps"][1]["notes"][0]
-    loaded = run_plans._loaded(options)
+    loaded = run_designs._loaded(options)
     if chosen["amplified"]:
         scheme = sampled_runs.scheme_of(options, 40, loaded)
         assert (scheme.name, scheme.num_bands) == (fields["sampling"], chosen["num_bands"])

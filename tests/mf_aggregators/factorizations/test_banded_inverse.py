@@ -128,7 +128,7 @@ def test_every_view_is_that_of_the_dense_matrix(
         flat = z.reshape(num_rounds, -1)
         for found, matrix in [
             (factorization.noise_rows(z), inverse),
-            (factorization.strategy_product(z), strategy),
+            (factorization.encode(z), strategy),
         ]:
             np.testing.assert_allclose(found, (matrix @ flat).reshape(shape), atol=1e-9 * scale)
     described = Workload("momentum_sgd", num_rounds, momentum)

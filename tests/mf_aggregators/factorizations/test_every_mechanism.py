@@ -274,7 +274,7 @@ def test_encoded_streams_are_those_of_the_dense_product(name: str) -> None:
     for shape in ((), (5,), (2, 3)):
         x = np.random.default_rng(4).normal(size=(_NUM_ROUNDS, *shape))
         expected = np.tensordot(factorization.strategy_matrix(), x, axes=1)
-        np.testing.assert_allclose(factorization.strategy_product(x), expected, atol=1e-10)
+        np.testing.assert_allclose(factorization.encode(x), expected, atol=1e-10)
 
 
 @every_mechanism
@@ -287,7 +287,7 @@ def test_rows_past_the_last_and_other_sizes_are_refused(name: str) -> None:
         _, state = recursion.next_row(state, np.ones(2))
     with pytest.raises(ValueError, match="more rounds is needed"):
         recursion.next_row(state, np.ones(2))
-    for function in (factorization.noise_rows, factorization.strategy_product):
+    for function in (factorization.noise_rows, factorization.encode):
         with pytest.raises(ValueError, match="rows"):
             function(np.ones((_NUM_ROUNDS + 1, 2)))
     for workload in (workloads.prefix_sum(5), Workload("prefix_sum", 5)):

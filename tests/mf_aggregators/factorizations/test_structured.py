@@ -107,7 +107,7 @@ def test_the_decoder_undoes_the_encoder(factorization: StructuredFactorization) 
     )
     x = np.random.default_rng(1).normal(size=(num_rounds, 2, 2))
     np.testing.assert_allclose(
-        factorization.strategy_product(x), np.tensordot(strategy, x, axes=1), atol=1e-8
+        factorization.encode(x), np.tensordot(strategy, x, axes=1), atol=1e-8
     )
 
 

@@ -120,7 +120,7 @@ def test_every_view_is_that_of_the_dense_matrix(
             factorization.noise_rows(z), (inverse @ flat).reshape(shape), atol=1e-9 * scale
         )
         np.testing.assert_allclose(
-            factorization.strategy_product(z), (strategy @ flat).reshape(shape), atol=1e-12
+            factorization.encode(z), (strategy @ flat).reshape(shape), atol=1e-12
         )
     described = Workload("momentum_sgd", num_rounds, momentum)
     for workload, matrix in [
@@ -433,6 +433,6 @@ def test_rows_of_another_number_are_refused() -> None:
     with pytest.raises(ValueError, match="8 rows"):
         factorization.noise_rows(np.ones(9))
     with pytest.raises(ValueError, match="8 rows"):
-        factorization.strategy_product(np.ones((7, 2)))
+        factorization.encode(np.ones((7, 2)))
     with pytest.raises(ValueError, match="at most 8"):
         factorization.sensitivity_of_first(9, SINGLE)

@@ -159,7 +159,7 @@ def test_the_decoder_undoes_the_encoder(num_rounds: int, decoder: str, seed: int
     np.fill_diagonal(workload, 1.0)
     factorization = tree_aggregation(num_rounds, decoder)
     x = generator.normal(size=(num_rounds, 2, 3))
-    encoded = factorization.strategy_product(x)
+    encoded = factorization.encode(x)
     strategy = factorization.strategy_matrix()
     np.testing.assert_allclose(encoded, np.tensordot(strategy, x, axes=1), atol=1e-12)
     decoded = np.tensordot(factorization.decoder_matrix(workload), encoded, axes=1)

@@ -59,9 +59,9 @@ def test_a_run_that_kept_its_plan_earns_it() -> None:
     assert plan.epsilon == accounting.epsilon(0.8, _DELTA)
     took_place = guarantees.realised_participation([[0, 4, 8], [1, 6], [11]], 12)
     assert guarantees.keeps_plan(participation, took_place)
-    earned = guarantees.realised(plan, factorization, took_place)
-    assert earned.sensitivity == pytest.approx(plan.sensitivity)
-    assert earned.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
+    found = guarantees.realised(plan, factorization, took_place)
+    assert found.sensitivity == pytest.approx(plan.sensitivity)
+    assert found.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
 
 
 @given(
@@ -77,7 +77,7 @@ def test_the_realised_noise_multiplier_is_at_most_that_of_the_worst_client(
     plan = guarantees.planned(factorization, MinSeparation(separation), 1.0, _DELTA)
     rounds = [sorted(client) for client in rounds_of_clients]
     took_place = guarantees.realised_participation(rounds, 12)
-    earned = guarantees.realised(plan, factorization, took_place)
+    found = guarantees.realised(plan, factorization, took_place)
     stddev = plan.noise_multiplier * plan.sensitivity
     strategy = factorization.strategy_matrix()
     for client in rounds:
@@ -85,7 +85,7 @@ def test_the_realised_noise_multiplier_is_at_most_that_of_the_worst_client(
             # Entries of C are not negative, so equal contributions change C x the most.
             assert np.min(strategy) >= -1e-9
             change = np.linalg.norm(strategy[:, client].sum(axis=1))
-            assert earned.noise_multiplier <= stddev / change * (1 + 1e-9)
+            assert found.noise_multiplier <= stddev / change * (1 + 1e-9)
 
 
 def test_a_broken_plan_earns_less() -> None:
@@ -105,28 +105,28 @@ def test_fewer_rounds_than_planned_reveal_no_more() -> None:
     factorization = banded(workloads.prefix_sum(12), 4)
     plan = guarantees.planned(factorization, MinSeparation(4), 0.8, _DELTA)
     took_place = guarantees.realised_participation([[0, 4], [1]], 5)
-    earned = guarantees.realised(plan, factorization, took_place)
-    assert earned.num_rounds == 5
-    assert earned.epsilon < plan.epsilon
+    found = guarantees.realised(plan, factorization, took_place)
+    assert found.num_rounds == 5
+    assert found.epsilon < plan.epsilon
     # The matrix of the released rounds is the leading part of C.
     leading = factorization.strategy_matrix()[:5, :5]
     expected = np.sqrt(np.sum(leading[:, 0] ** 2) + np.sum(leading[:, 4] ** 2))
-    assert earned.sensitivity == pytest.approx(expected)
+    assert found.sensitivity == pytest.approx(expected)
 
 
 def test_nothing_released_is_nothing_revealed() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
     nothing = guarantees.realised_participation([[], []], 0)
-    earned = guarantees.realised(plan, identity(4), nothing)
-    assert (earned.epsilon, earned.zcdp_rho, earned.sensitivity) == (0.0, 0.0, 0.0)
+    found = guarantees.realised(plan, identity(4), nothing)
+    assert (found.epsilon, found.zcdp_rho, found.sensitivity) == (0.0, 0.0, 0.0)
 
 
 def test_no_noise_stays_no_guarantee() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 0.0, _DELTA)
     took_place = guarantees.realised_participation([[0]], 4)
-    earned = guarantees.realised(plan, identity(4), took_place)
-    assert earned.epsilon == math.inf
-    assert earned.to_dict()["epsilon"] is None
+    found = guarantees.realised(plan, identity(4), took_place)
+    assert found.epsilon == math.inf
+    assert found.to_dict()["epsilon"] is None
 
 
 def test_more_rounds_than_the_matrix_has_are_refused() -> None:
@@ -283,16 +283,16 @@ def test_a_widened_guarantee_is_never_the_better_one(
         plan = guarantees.planned(factorization, participation, 1.0, _DELTA)
         kept = [i for i in rounds if i < released]
         took_place = guarantees.realised_participation([kept], released)
-        widened = guarantees.widened(plan, factorization, took_place)
-        assert widened.epsilon >= plan.epsilon * (1 - 1e-9)
+        worst_case = guarantees.worst_case(plan, factorization, took_place)
+        assert worst_case.epsilon >= plan.epsilon * (1 - 1e-9)
         realised = guarantees.realised(plan, factorization, took_place)
-        assert widened.epsilon >= realised.epsilon * (1 - 1e-9)
+        assert worst_case.epsilon >= realised.epsilon * (1 - 1e-9)
 
 
 def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
     took_place = RealisedParticipation(2, 5, None, 1, keeps_sampling=False)
-    widened = guarantees.widened(plan, factorization, took_place)
-    assert widened.sampling is None
-    assert widened.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)
+    worst_case = guarantees.worst_case(plan, factorization, took_place)
+    assert worst_case.sampling is None
+    assert worst_case.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)

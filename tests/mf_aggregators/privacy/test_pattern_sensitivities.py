@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mf_aggregators.factorizations import DenseFactorization, Factorization, identity
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees, pattern_sensitivities
-from mf_aggregators.privacy.participation_records import ParticipationRecord
+from mf_aggregators.privacy.ledgers import Ledger
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 9
@@ -75,7 +75,7 @@ def test_no_client_is_worse_off_than_the_realised_guarantee_says(
     took_place = guarantees.realised_participation(rounds_of_clients, _NUM_ROUNDS)
     realised = guarantees.realised(plan, factorization, took_place)
     names = tuple(f"client {i}" for i in range(len(rounds_of_clients)))
-    record = ParticipationRecord(
+    record = Ledger(
         names, tuple(np.array(client, np.int64) for client in rounds_of_clients), _NUM_ROUNDS
     )
     worst = guarantees.worst_client(plan, factorization, record)

@@ -42,7 +42,7 @@ def _ended(
         plan,
         took_place,
         guarantees.realised(plan, factorization, took_place),
-        widened=None if keeps_plan else guarantees.widened(plan, factorization, took_place),
+        worst_case=None if keeps_plan else guarantees.worst_case(plan, factorization, took_place),
     )
 
 
@@ -99,7 +99,7 @@ def test_an_interrupted_run() -> None:
     assert statement.to_dict()["status"] == "interrupted"
     assert statement.realised is not None
     assert statement.realised.epsilon < statement.plan.epsilon
-    assert statement.earned == statement.plan
+    assert statement.stated == statement.plan
     assert f"({rounded_up(statement.plan.epsilon)}, 0.0001)-differential" in statement.to_markdown()
     assert "decision to stop" in statement.to_markdown()
     assert "stopped before its last round" in statement.to_markdown()
@@ -112,7 +112,7 @@ def test_a_broken_plan_is_the_first_thing_said() -> None:
     assert text.index("break the planned schema") < text.index("DP setting")
     assert statement.realised is not None
     assert f"({rounded_up(statement.realised.epsilon)}, " in text
-    assert statement.earned == statement.realised
+    assert statement.stated == statement.realised
 
 
 @pytest.mark.parametrize("rounds", [[0, 1], [0, 2], [0, 1, 3]])
@@ -123,16 +123,16 @@ def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> Non
         assert statement.keeps_plan is False
         realised = statement.realised
         assert realised is not None
-        widened = statement.widened
-        assert widened is not None
+        worst_case = statement.worst_case
+        assert worst_case is not None
         # Three participations were planned: the square root of three for independent noise.
-        assert widened.sensitivity == pytest.approx(3**0.5)
-        assert statement.earned.epsilon >= statement.plan.epsilon * (1 - 1e-9)
-        assert statement.earned.epsilon >= realised.epsilon * (1 - 1e-9)
+        assert worst_case.sensitivity == pytest.approx(3**0.5)
+        assert statement.stated.epsilon >= statement.plan.epsilon * (1 - 1e-9)
+        assert statement.stated.epsilon >= realised.epsilon * (1 - 1e-9)
         if num_rounds == 4:
             assert any("decision to stop" in warning for warning in statement.warnings)
-        with pytest.raises(ValueError, match="needs its widened guarantee"):
-            dataclasses.replace(statement, widened=None)
+        with pytest.raises(ValueError, match="needs its worst-case guarantee"):
+            dataclasses.replace(statement, worst_case=None)
 
 
 def test_no_noise_and_fixed_seeds_are_not_private() -> None:
@@ -174,11 +174,11 @@ def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) 
 def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
     statement = _sampled(False)
     assert statement.keeps_plan is False
-    assert statement.earned.sampling is None
-    assert statement.earned.epsilon > statement.plan.epsilon
+    assert statement.stated.sampling is None
+    assert statement.stated.epsilon > statement.plan.epsilon
     text = statement.to_markdown()
     assert text.index("nothing is amplified") < text.index("DP setting")
-    assert f"({rounded_up(statement.earned.epsilon)}, " in text
+    assert f"({rounded_up(statement.stated.epsilon)}, " in text
 
 
 @pytest.mark.parametrize("keeps_sampling", [True, False, None])

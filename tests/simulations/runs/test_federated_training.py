@@ -14,7 +14,7 @@ from mf_aggregators import factorizations
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.runs import federated_training, run_flags, run_plans
+from simulations.runs import federated_training, run_designs, run_flags
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
@@ -30,21 +30,21 @@ def _no_worker_outlives_the_tests() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plan() -> run_plans.Plan:
+def plan() -> run_designs.RunDesign:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_flags.define_flags(values, COMMAND)
     values(["run-digits", "--num_rounds=2", "--mechanism=identity"])
     options = run_flags.options_of(values, COMMAND)
-    return run_plans.make(options, COMMAND.open_data(options), 64, None, None)
+    return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
 
 
 @pytest.fixture(scope="module")
-def task(plan: run_plans.Plan) -> FederatedTask:
+def task(plan: run_designs.RunDesign) -> FederatedTask:
     return plan.data.load(1)
 
 
-def _train(plan: run_plans.Plan, task: FederatedTask, path: pathlib.Path) -> Any:
+def _train(plan: run_designs.RunDesign, task: FederatedTask, path: pathlib.Path) -> Any:
     directory = RunDirectory(path)
     statements = RunStatements(plan, DeviceBehaviour(), directory, None)
     setting = RunSetting(plan, 1, directory, path / "noise")
@@ -64,7 +64,7 @@ def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float
     ],
 )
 def test_a_task_that_is_not_what_it_says_is_refused(
-    plan: run_plans.Plan,
+    plan: run_designs.RunDesign,
     task: FederatedTask,
     tmp_path: pathlib.Path,
     changes: dict[str, Any],
@@ -77,7 +77,7 @@ def test_a_task_that_is_not_what_it_says_is_refused(
 
 
 def test_the_number_of_clients_is_that_of_the_plan(
-    plan: run_plans.Plan, task: FederatedTask, tmp_path: pathlib.Path
+    plan: run_designs.RunDesign, task: FederatedTask, tmp_path: pathlib.Path
 ) -> None:
     class More(DigitsData):
         @property
@@ -91,7 +91,7 @@ def test_the_number_of_clients_is_that_of_the_plan(
 
 
 def test_the_task_as_it_is_trains(
-    plan: run_plans.Plan, task: FederatedTask, tmp_path: pathlib.Path
+    plan: run_designs.RunDesign, task: FederatedTask, tmp_path: pathlib.Path
 ) -> None:
     outcome = _train(plan, task, tmp_path)
     assert outcome.num_rounds == 2
@@ -100,7 +100,7 @@ def test_the_task_as_it_is_trains(
 
 @pytest.mark.parametrize("begun_under_version_0_5", [False, True])
 def test_a_run_goes_on_with_the_storage_that_it_began_with(
-    plan: run_plans.Plan,
+    plan: run_designs.RunDesign,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     begun_under_version_0_5: bool,

@@ -13,7 +13,7 @@ from absl import flags
 import mf_aggregators as mfa
 from digit_classification.run_digits import COMMAND
 from simulations.devices import device_flags
-from simulations.runs import run_flags, run_options, run_plans, run_statements
+from simulations.runs import run_designs, run_flags, run_options, run_statements
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import RunDirectory
@@ -28,21 +28,21 @@ def _values(*arguments: str) -> flags.FlagValues:
     return values
 
 
-def _plan(values: flags.FlagValues, **changes: Any) -> run_plans.Plan:
+def _plan(values: flags.FlagValues, **changes: Any) -> run_designs.RunDesign:
     options = run_options.of_values({**run_flags.options_of(values, COMMAND), **changes})
-    return run_plans.make(options, COMMAND.open_data(options), 64, None, None)
+    return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
 
 
 def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     values = _values("--clients_per_round=20", "--simulated_clients=5", "--target_epsilon=4")
     plan = _plan(values)
-    assert plan.cohort_size == 5
+    assert plan.simulated_clients == 5
     statement = run_statements.planned(plan, device_flags.behaviour(values))
     # A quarter of the clients, a quarter of the noise in their sum.
     multiplier = mfa.accounting.noise_multiplier(4.0, plan.options["delta"])
     expected = mfa.accounting.epsilon(multiplier / 4, plan.options["delta"])
     assert statement.plan.epsilon == pytest.approx(expected, rel=1e-9)
-    assert statement.earned.epsilon == statement.plan.epsilon
+    assert statement.stated.epsilon == statement.plan.epsilon
     contents = json.loads(json.dumps(statement.to_dict()))
     assert contents["clients_per_round"] == 5
     assert contents["represents"]["clients_per_round"] == 20
@@ -66,7 +66,7 @@ def test_few_clients_whose_noise_is_too_little_for_any_epsilon_earn_none() -> No
     with pytest.raises(mfa.accounting.TailError):
         mfa.accounting.epsilon(mfa.accounting.noise_multiplier(8.0, delta) / 10, delta)
     statement = run_statements.planned(plan, device_flags.behaviour(values))
-    assert statement.plan.epsilon == statement.earned.epsilon == math.inf
+    assert statement.plan.epsilon == statement.stated.epsilon == math.inf
     contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
     assert contents["is_private"] is False
     assert contents["planned"]["epsilon"] is None
@@ -110,14 +110,14 @@ def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
         plan, statement, ParticipationLedger(clients, tuple(cohorts)), None
     )
     assert kept.keeps_plan is True
-    assert kept.earned.epsilon <= statement.plan.epsilon
+    assert kept.stated.epsilon <= statement.plan.epsilon
     # The first client again, sooner than its timer allows.
     cohorts[1:5] = [[0]] * 4
     broken = run_statements.realised(
         plan, statement, ParticipationLedger(clients, tuple(cohorts)), None
     )
     assert broken.keeps_plan is False
-    assert broken.earned.epsilon > statement.plan.epsilon
+    assert broken.stated.epsilon > statement.plan.epsilon
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
@@ -211,19 +211,19 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     assert statements.after_round(_ledger(0, 1)) is None
     broken = statements.after_round(_ledger(0, 1, 0))
     assert broken is not None
-    assert broken.earned.epsilon > 4.1
-    assert _stated(run)["earned"] == broken.earned.to_dict()
+    assert broken.stated.epsilon > 4.1
+    assert _stated(run)["earned"] == broken.stated.to_dict()
     assert _stated(run)["keeps_plan"] is False
     # A further round that breaks nothing more changes nothing.
     assert statements.after_round(_ledger(0, 1, 0, 2)) is broken
     worse = statements.after_round(_ledger(0, 1, 0, 2, 2))
     assert worse is not None
-    assert worse.earned.epsilon > 1.02 * broken.earned.epsilon
+    assert worse.stated.epsilon > 1.02 * broken.stated.epsilon
     # Killed here, and started again.
     again, _ = _statements(tmp_path, *_BREAKS)
-    assert _stated(run)["earned"] == worse.earned.to_dict()
+    assert _stated(run)["earned"] == worse.stated.to_dict()
     again.before(_ledger(0, 1, 0, 2, 2))
-    assert _stated(run)["earned"] == worse.earned.to_dict()
+    assert _stated(run)["earned"] == worse.stated.to_dict()
 
 
 def test_timers_by_rounds_break_no_plan(tmp_path: pathlib.Path) -> None:
@@ -270,7 +270,7 @@ def test_momentum_and_schedule_inside_the_mechanism_change_its_matrix_alone() ->
     recipe = ["--server_momentum=0.9", "--server_warmup=0.25", "--server_cooldown=0.25"]
     inside = _plan(_values(*arguments, *recipe, "--workload=training"))
     after = _plan(_values(*arguments, *recipe))
-    rates = run_plans.server_schedule(inside.options).rates(
+    rates = run_designs.server_schedule(inside.options).rates(
         12, inside.options["server_learning_rate"]
     )
     workload = mfa.workloads.momentum_sgd(12, 0.9, rates)

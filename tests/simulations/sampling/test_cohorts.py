@@ -58,18 +58,18 @@ def test_too_few_eligible_clients_are_reported() -> None:
 )
 @settings(deadline=None, max_examples=200)
 def test_plans_found_feasible_never_run_out_of_clients(
-    num_clients: int, cohort_size: int, separation: int, num_rounds: int, seed: int
+    num_clients: int, clients_per_round: int, separation: int, num_rounds: int, seed: int
 ) -> None:
     """With as many participations as fit, what check_population accepts can be run to its end."""
     schema = MinSeparation(separation)
     try:
-        check_population(schema, num_rounds, num_clients, cohort_size)
+        check_population(schema, num_rounds, num_clients, clients_per_round)
     except ValueError:
         return
     timers = DeviceTimers.by_rounds(num_clients, schema)
     for round_index in range(num_rounds):
         timers.advance(round_index)
-        cohort = cohorts.draw(timers.eligible(), cohort_size, seed, round_index)
+        cohort = cohorts.draw(timers.eligible(), clients_per_round, seed, round_index)
         timers.record(cohort, round_index)
 
 
@@ -85,17 +85,18 @@ def test_plans_that_cannot_be_filled_are_refused(separation: int, most: int, mes
 @given(st.integers(0, 60_000), st.floats(0.0, 1.0), st.integers(1, 40), st.integers(0, 2**64))
 @settings(deadline=None, max_examples=60)
 def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
-    num_clients: int, share: float, cohort_size: int, seed: int
+    num_clients: int, share: float, clients_per_round: int, seed: int
 ) -> None:
     """Whatever blocks of clients it is found in."""
     eligible = np.random.default_rng(seed).random(num_clients) < share
     candidates = np.flatnonzero(eligible)
-    if len(candidates) < cohort_size:
+    if len(candidates) < clients_per_round:
         with pytest.raises(TooFewEligibleClientsError, match=f"allow {len(candidates)} of"):
-            cohorts.draw(eligible, cohort_size, seed, 4)
+            cohorts.draw(eligible, clients_per_round, seed, 4)
         return
-    chosen = cohorts.generator_of(seed, 4).choice(candidates, cohort_size, replace=False)
-    np.testing.assert_array_equal(cohorts.draw(eligible, cohort_size, seed, 4), np.sort(chosen))
+    chosen = cohorts.generator_of(seed, 4).choice(candidates, clients_per_round, replace=False)
+    drawn = cohorts.draw(eligible, clients_per_round, seed, 4)
+    np.testing.assert_array_equal(drawn, np.sort(chosen))
 
 
 def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> None:

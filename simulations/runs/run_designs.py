@@ -23,7 +23,7 @@ from simulations.training.learning_rate_schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RunDesign:
     """What a run does, all defaults filled in and checked, before TensorFlow is loaded.
 
     Attributes:
@@ -46,14 +46,14 @@ class Plan:
     sampling: SamplingScheme | None = None
 
     @property
-    def cohort_size(self) -> int:
+    def simulated_clients(self) -> int:
         """The clients that take part in a round: fewer than they stand for, in an estimate."""
         return int(self.options.simulated_clients or self.options.clients_per_round)
 
     @property
     def released_noise_multiplier(self) -> float:
         """The multiplier of the released sums: smaller if few clients stand for a larger cohort."""
-        return self.noise_multiplier * self.cohort_size / int(self.options.clients_per_round)
+        return self.noise_multiplier * self.simulated_clients / int(self.options.clients_per_round)
 
 
 def make(
@@ -62,8 +62,8 @@ def make(
     max_bands: int,
     own: pathlib.Path | None,
     own_noise_multiplier: float | None,
-) -> Plan:
-    """Plans a run: computes or loads its factorization.
+) -> RunDesign:
+    """Designs a run: computes or loads its factorization.
 
     Args:
       options: Every flag by name, checked one by one.
@@ -73,7 +73,7 @@ def make(
       own_noise_multiplier: The one that the run was found to need when it began, if it did.
 
     Returns:
-      The plan.
+      The design.
 
     Raises:
       CommandError: If flags do not fit the data or one another.
@@ -105,7 +105,7 @@ def server_schedule(options: RunOptions) -> Schedule:
 
 def _under_timers(
     options: RunOptions, data: TaskData, max_bands: int, own: pathlib.Path | None
-) -> Plan:
+) -> RunDesign:
     cohort, num_rounds = options.clients_per_round, options.num_rounds
     separation = options.separation or min(num_rounds, data.num_clients // cohort)
     check_choice(
@@ -123,7 +123,7 @@ def _under_timers(
         else checkpoints.load(own)
     )
     assert options.noise_multiplier is not None
-    return Plan(options, data, participation, factorization, options.noise_multiplier)
+    return RunDesign(options, data, participation, factorization, options.noise_multiplier)
 
 
 def _sampled(
@@ -131,7 +131,7 @@ def _sampled(
     data: TaskData,
     own: pathlib.Path | None,
     own_noise_multiplier: float | None,
-) -> Plan:
+) -> RunDesign:
     participation = SingleParticipation()
     factorization = None
     if own is not None:
@@ -145,7 +145,7 @@ def _sampled(
         noise_multiplier = sampled_runs.noise_multiplier(options, scheme)
     if factorization is None:
         factorization = _factorization(options, participation, scheme.num_bands)
-    return Plan(options, data, participation, factorization, noise_multiplier, scheme)
+    return RunDesign(options, data, participation, factorization, noise_multiplier, scheme)
 
 
 def _loaded(options: RunOptions) -> Factorization:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.accounting.sampling_schemes import FixedSizeSampling
-from mf_aggregators.privacy import participation_records
+from mf_aggregators.privacy import ledgers
 from simulations.runs.participation_ledger import ParticipationLedger
 
 
@@ -17,7 +17,7 @@ def test_the_ledger_of_a_run_is_read(tmp_path: pathlib.Path) -> None:
         ("ada", "bo", "cy"), (np.array([0, 2]), np.array([1]), np.array([0]))
     )
     ledger.save(tmp_path / "participation.npz")
-    record = participation_records.load(tmp_path / "participation.npz", 99)
+    record = ledgers.load(tmp_path / "participation.npz", 99)
     assert record.client_ids == ("ada", "bo", "cy")
     assert [list(rounds) for rounds in record.rounds_of_clients] == [[0, 2], [1], [0]]
     assert record.num_rounds == 3
@@ -29,7 +29,7 @@ def test_the_sampling_of_a_ledger_is_read(tmp_path: pathlib.Path) -> None:
     cohorts = (np.array([0, 2]), np.array([1, 5]))
     ledger = ParticipationLedger(tuple("abcdef"), cohorts, scheme)
     ledger.save(tmp_path / "participation.npz")
-    assert participation_records.load(tmp_path / "participation.npz", 4).sampling == scheme
+    assert ledgers.load(tmp_path / "participation.npz", 4).sampling == scheme
 
 
 def test_a_sampling_scheme_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
@@ -37,14 +37,14 @@ def test_a_sampling_scheme_that_is_none_is_refused(tmp_path: pathlib.Path) -> No
     with np.load(tmp_path / "participation.npz") as archive:
         contents = dict(archive)
     np.savez(tmp_path / "other.npz", **contents, sampling=np.array('{"name": "whim"}'))
-    with pytest.raises(participation_records.RecordError, match=r"other\.npz cannot be read"):
-        participation_records.load(tmp_path / "other.npz", 1)
+    with pytest.raises(ledgers.LedgerError, match=r"other\.npz cannot be read"):
+        ledgers.load(tmp_path / "other.npz", 1)
 
 
 def _read(directory: pathlib.Path, contents: bytes, num_rounds: int = 6) -> dict[str, list[int]]:
     file = directory / "rounds.csv"
     file.write_bytes(contents)
-    record = participation_records.load(file, num_rounds)
+    record = ledgers.load(file, num_rounds)
     assert record.num_rounds == num_rounds
     assert record.sampling is None
     return {
@@ -135,7 +135,7 @@ _REFUSED_LINES = {
 def test_a_line_that_is_no_record_is_refused_and_named(tmp_path: pathlib.Path, line: bytes) -> None:
     for before, number in ((b"ada,0\n", 2), (b"client,round\r\n\r\nada,0\r\n", 4)):
         for after in (b"", b"\n", b"\ncy,2\n", b'\ncy",2\n'):
-            with pytest.raises(participation_records.RecordError, match=f"line {number}:"):
+            with pytest.raises(ledgers.LedgerError, match=f"line {number}:"):
                 _read(tmp_path, before + line + after)
 
 
@@ -159,19 +159,19 @@ def test_a_first_line_that_is_neither_record_nor_known_heading_is_refused(
     tmp_path: pathlib.Path, line: bytes
 ) -> None:
     """It may be a client's first round, which must not be lost for a heading."""
-    with pytest.raises(participation_records.RecordError, match="line 1:"):
+    with pytest.raises(ledgers.LedgerError, match="line 1:"):
         _read(tmp_path, line + b"\nalice,3\nbo,1\n")
 
 
 @pytest.mark.parametrize("contents", [b"", b"client,round\n", b"\n \n", b"\xef\xbb\xbf"])
 def test_a_file_without_a_record_is_refused(tmp_path: pathlib.Path, contents: bytes) -> None:
-    with pytest.raises(participation_records.RecordError, match="no participation"):
+    with pytest.raises(ledgers.LedgerError, match="no participation"):
         _read(tmp_path, contents)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"])
 def test_text_in_another_encoding_is_refused(tmp_path: pathlib.Path, encoding: str) -> None:
-    with pytest.raises(participation_records.RecordError, match=r"UTF-8|line 1:"):
+    with pytest.raises(ledgers.LedgerError, match=r"UTF-8|line 1:"):
         _read(tmp_path, "client,round\nad\u00e9,1\nbo,1\n".encode(encoding))
 
 
@@ -227,14 +227,14 @@ def test_what_is_written_is_read(
 
 def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "participation.npz"
-    with pytest.raises(participation_records.RecordError, match="No such file"):
-        participation_records.load(file, 6)
+    with pytest.raises(ledgers.LedgerError, match="No such file"):
+        ledgers.load(file, 6)
     ledger = ParticipationLedger(("ada", "bo"), (np.array([0, 1]),))
     ledger.save(file)
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(participation_records.RecordError, match="cannot be read"):
-        participation_records.load(file, 6)
+    with pytest.raises(ledgers.LedgerError, match="cannot be read"):
+        ledgers.load(file, 6)
     np.savez(
         file,
         client_ids=np.array(["ada"]),
@@ -242,16 +242,16 @@ def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
         rounds=np.array([1]),
         num_rounds=np.array(4),
     )
-    with pytest.raises(participation_records.RecordError, match="do not fit together"):
-        participation_records.load(file, 6)
+    with pytest.raises(ledgers.LedgerError, match="do not fit together"):
+        ledgers.load(file, 6)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": [0.9, 3.0, 1.0]}, "cannot be read as a record"),
-        ({"offsets": [0.0, 2.0, 3.0]}, "cannot be read as a record"),
-        ({"num_rounds": 4.9}, "cannot be read as a record"),
+        ({"rounds": [0.9, 3.0, 1.0]}, "cannot be read as a ledger"),
+        ({"offsets": [0.0, 2.0, 3.0]}, "cannot be read as a ledger"),
+        ({"num_rounds": 4.9}, "cannot be read as a ledger"),
         ({"num_rounds": [6]}, "do not fit together"),
         ({"num_rounds": -1}, "do not fit together"),
         ({"num_rounds": 3}, "do not fit together"),
@@ -270,17 +270,17 @@ def test_arrays_that_are_no_record_are_refused(
     lists = {"client_ids": ["ada", "bo"], "offsets": [0, 2, 3], "rounds": [0, 3, 1]}
     arrays = {name: np.array(each) for name, each in {**lists, "num_rounds": 6}.items()}
     np.savez(tmp_path / "record.npz", **arrays)
-    record = participation_records.load(tmp_path / "record.npz", 6)
+    record = ledgers.load(tmp_path / "record.npz", 6)
     assert [cohort.tolist() for cohort in record.cohorts()] == [[0], [1], [], [0], [], []]
     arrays |= {name: np.array(each) for name, each in changes.items()}
     np.savez(tmp_path / "record.npz", **arrays)
-    with pytest.raises(participation_records.RecordError, match=message):
-        participation_records.load(tmp_path / "record.npz", 6)
+    with pytest.raises(ledgers.LedgerError, match=message):
+        ledgers.load(tmp_path / "record.npz", 6)
 
 
 def test_two_clients_of_one_name_are_refused(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "record.npz"
     names, offsets, rounds = np.array(["a", "b", "a"]), np.arange(4), np.array([0, 1, 1])
     np.savez(file, client_ids=names, offsets=offsets, rounds=rounds, num_rounds=np.array(2))
-    with pytest.raises(participation_records.RecordError, match="two clients of the same name"):
-        participation_records.load(file, 2)
+    with pytest.raises(ledgers.LedgerError, match="two clients of the same name"):
+        ledgers.load(file, 2)

@@ -1,10 +1,10 @@
-"""Records of who took part in which round, as files.
+"""Ledgers of who took part in which round, as files.
 
 Two formats are read: the ``participation.npz`` of a run directory, and a text file of a
 client and a round (from 0) on each line, separated by a comma, as any production system can
 write it.
 
-A record that is lost, or counted for another client, makes the guarantee that follows from
+A line that is lost, or counted for another client, makes the guarantee that follows from
 the file better than the truth. So a text file is read only where each of its lines has one
 meaning, and is refused, with the number of the line, where it may have another.
 """
@@ -36,12 +36,12 @@ _INVISIBLE = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _MOST_CHARACTERS_SHOWN = 60
 
 
-class RecordError(ValueError):
-    """A record that cannot be read; the message names the file and the reason."""
+class LedgerError(ValueError):
+    """A ledger that cannot be read; the message names the file and the reason."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ParticipationRecord:
+class Ledger:
     """Who took part in which round.
 
     Attributes:
@@ -58,7 +58,7 @@ class ParticipationRecord:
     sampling: SamplingScheme | None = None
 
     def cohorts(self) -> tuple[np.ndarray, ...]:
-        """Returns for each round the (cohort_size,) int64 increasing indices of its clients."""
+        """Returns for each round the (clients,) int64 increasing indices of its clients."""
         sizes = [len(rounds) for rounds in self.rounds_of_clients]
         clients = np.repeat(np.arange(len(sizes)), sizes)
         rounds = np.concatenate([np.empty(0, np.int64), *self.rounds_of_clients])
@@ -67,8 +67,8 @@ class ParticipationRecord:
         return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
 
 
-def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
-    """Reads a record.
+def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
+    """Reads a ledger.
 
     Args:
       path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds
@@ -84,10 +84,10 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
         later rounds too.
 
     Returns:
-      The record.
+      The ledger.
 
     Raises:
-      RecordError: If the file is missing, damaged, or is no record; of a text file, for any
+      LedgerError: If the file is missing, damaged, or is no ledger; of a text file, for any
         other line: one without exactly one client and one round, with a round that is not
         written in the digits 0 to 9 alone or was not released, with a name that is empty or
         has characters that cannot be seen, or that repeats another line.
@@ -98,11 +98,11 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> ParticipationRecord:
     try:
         return _from_text(file, num_rounds)
     except OSError as error:
-        raise RecordError(f"{file} cannot be read: {error.strerror}.") from error
+        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path names the ``.npz`` file of a record and not a text file.
+    """Returns whether a path names the ``.npz`` file of a ledger and not a text file.
 
     Args:
       path: The path, which need not be there.
@@ -110,17 +110,17 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
     return pathlib.Path(path).suffix == ".npz"
 
 
-def load_archive(path: str | os.PathLike[str]) -> ParticipationRecord:
-    """Reads the ``.npz`` file of a record; see :func:`load`.
+def load_archive(path: str | os.PathLike[str]) -> Ledger:
+    """Reads the ``.npz`` file of a ledger; see :func:`load`.
 
     Args:
       path: The file.
 
     Returns:
-      The record.
+      The ledger.
 
     Raises:
-      RecordError: If the file is missing or damaged; or its arrays are not of integers, do not
+      LedgerError: If the file is missing or damaged; or its arrays are not of integers, do not
         fit together, have a client's rounds out of order or outside the rounds that were
         released, or name two clients alike.
     """
@@ -138,21 +138,19 @@ def load_archive(path: str | os.PathLike[str]) -> ParticipationRecord:
                 else None
             )
     except OSError as error:
-        raise RecordError(f"{file} cannot be read: {error.strerror or error}.") from error
+        raise LedgerError(f"{file} cannot be read: {error.strerror or error}.") from error
     except Exception as error:
         # NumPy's reader raises many types for a damaged archive.
-        raise RecordError(f"{file} cannot be read as a record of rounds: {error}.") from error
+        raise LedgerError(f"{file} cannot be read as a ledger: {error}.") from error
     if not _fit_together(names, offsets, rounds, num_rounds):
-        raise RecordError(f"{file} is broken: its rounds and clients do not fit together.")
+        raise LedgerError(f"{file} is broken: its rounds and clients do not fit together.")
     client_ids = tuple(str(client) for client in names)
     if len(set(client_ids)) != len(client_ids):
-        raise RecordError(
+        raise LedgerError(
             f"{file} has two clients of the same name, whose rounds would not count as one "
             "client's: give each client one name."
         )
-    return ParticipationRecord(
-        client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling
-    )
+    return Ledger(client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling)
 
 
 def _integers(array: np.ndarray) -> np.ndarray:
@@ -180,20 +178,20 @@ def _fit_together(
     return bool(np.all((np.diff(rounds) > 0) | is_first[1:-1]))
 
 
-def _from_text(file: pathlib.Path, num_rounds: int) -> ParticipationRecord:
+def _from_text(file: pathlib.Path, num_rounds: int) -> Ledger:
     try:
         # Byte order marks of UTF-16 and UTF-32 are not UTF-8 either.
         with file.open(encoding="utf-8-sig", newline="") as lines:
             of_clients = _rounds_in_lines(lines, file, num_rounds)
     except UnicodeDecodeError:
-        raise RecordError(
+        raise LedgerError(
             f"{file} is not text in UTF-8: save it in that encoding, as lines of a client, a "
             "comma and a round from 0."
         ) from None
     if not of_clients:
-        raise RecordError(f"{file} holds no participation.")
+        raise LedgerError(f"{file} holds no participation.")
     rounds = tuple(np.sort(np.fromiter(found, np.int64)) for found in of_clients.values())
-    return ParticipationRecord(tuple(of_clients), rounds, num_rounds)
+    return Ledger(tuple(of_clients), rounds, num_rounds)
 
 
 def _rounds_in_lines(
@@ -213,12 +211,12 @@ def _rounds_in_lines(
             continue
         try:
             client, round_index = _client_and_round(text, fields, num_rounds)
-        except RecordError as error:
-            raise RecordError(f"{file}, line {number}: {error}") from None
+        except LedgerError as error:
+            raise LedgerError(f"{file}, line {number}: {error}") from None
         rounds = of_clients.setdefault(client, {})
         earlier = rounds.setdefault(round_index, number)
         if earlier != number:
-            raise RecordError(
+            raise LedgerError(
                 f"{file}, line {number}: repeats line {earlier}. One client takes part in a "
                 "round once: remove the line if it was written twice, or give two clients two "
                 "names."
@@ -253,28 +251,28 @@ def _client_and_round(
     text: str, fields: tuple[str, str] | None, num_rounds: int
 ) -> tuple[str, int]:
     if fields is None:
-        raise RecordError(
+        raise LedgerError(
             f"expected a client and a round, separated by one comma, found {_shown(text)}."
         )
     client, round_text = fields
     match = _ROUND.fullmatch(round_text)
     if match is None:
-        raise RecordError(
+        raise LedgerError(
             "expected a round as a plain number from 0, in the digits 0 to 9 alone, found "
             f"{_shown(round_text)}. Of headings only {HEADINGS_OF_CLIENTS[0]},"
             f"{HEADINGS_OF_ROUNDS[0]} and its like are known, in the first line."
         )
     round_index = int(match[1])
     if round_index >= num_rounds:
-        raise RecordError(
+        raise LedgerError(
             f"found round {round_index}, and {num_rounds} rounds were released, of which the "
             f"last is round {num_rounds - 1}."
         )
     if not client:
-        raise RecordError("the client has no name, and participations are counted by name.")
+        raise LedgerError("the client has no name, and participations are counted by name.")
     hidden = next((each for each in client if unicodedata.category(each) in _INVISIBLE), None)
     if hidden is not None:
-        raise RecordError(
+        raise LedgerError(
             f"the name {_shown(client)} has the character U+{ord(hidden):04X}, which cannot be "
             "seen, so that two names may look like one: remove it."
         )
