@@ -118,9 +118,8 @@ class _Variables:
 
     def packed(self, log_weights: np.ndarray, entries: np.ndarray) -> np.ndarray:
         """Returns the variables of logarithms of weights, in a row, and (b, pairs) entries."""
-        return np.concatenate(
-            [log_weights * self.scale, entries[self.pair_exists] * self.pair_scale]
-        )
+        scaled_entries = entries[self.pair_exists] * self.pair_scale
+        return np.concatenate([log_weights * self.scale, scaled_entries])
 
     def unpacked(self, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the weights and the (b, pairs) entries, zero where there are none."""
@@ -131,12 +130,8 @@ class _Variables:
 
     def gradient(self, by_log_weights: np.ndarray, by_entries: np.ndarray) -> np.ndarray:
         """Returns the gradient by the variables from that by what they stand for."""
-        return np.concatenate(
-            [
-                by_log_weights[self.weights_mask] / self.scale,
-                by_entries[self.pair_exists] / self.pair_scale,
-            ]
-        )
+        by_scaled_entries = by_entries[self.pair_exists] / self.pair_scale
+        return np.concatenate([by_log_weights[self.weights_mask] / self.scale, by_scaled_entries])
 
 
 class _GoneAstrayError(Exception):
