@@ -7,6 +7,7 @@ Examples:
     --delta=1e-4 --ledger=run/participation.npz
 """
 
+import dataclasses
 import math
 import pathlib
 import sys
@@ -28,7 +29,7 @@ from mf_aggregators import (
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, ledger_report, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import ledgers, printed_guarantees
@@ -78,9 +79,56 @@ def _headings() -> str:
     return f"{', '.join(clients)} or {last} before the comma, and {rounds} after it"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Subject:
+    """What a report is about: a factorization for a workload, under a participation schema.
+
+    Attributes:
+      factorization: What the checkpoint holds.
+      schema: The schema of the flags, or the one that the checkpoint was made for.
+      workload: That of the flags, or the one that the checkpoint was made for.
+      errors: The sensitivity and the errors under the schema.
+    """
+
+    factorization: Factorization
+    schema: participations.Participation
+    workload: workloads.Workload
+    errors: Errors
+
+
 @memory.limited()
 def main(values: flags.FlagValues) -> None:
     """Reads, computes and reports."""
+    _check_flags(values)
+    start = time.monotonic()
+    subject = _read(values)
+    factorization = subject.factorization
+    fields = _errors(subject)
+    multiplier = mechanism_flags.noise_multiplier(values)
+    for name in ("ledger", "clients_per_round"):
+        command_line.check_choice(
+            getattr(values, name) is None or multiplier is not None,
+            f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
+        )
+    fields |= _guarantee(multiplier, values.delta, subject.errors.rmse, values.clients_per_round)
+    if values.model_size is not None:
+        fields |= _costs(factorization.noise_recursion(), values.model_size)
+    realised: dict[str, Any] = {}
+    if values.ledger is not None and multiplier is not None:
+        rounds = values.released_rounds or factorization.num_rounds
+        ledger = ledgers.load(values.ledger, rounds)
+        realised = ledger_report.fields(
+            ledger, factorization, subject.schema, multiplier, values.delta
+        )
+        fields |= realised
+    if values.figure is not None:
+        _draw(subject, pathlib.Path(values.figure))
+        fields["figure"] = values.figure
+    fields["seconds"] = time.monotonic() - start
+    command_line.print_result(values, fields, _text(fields, subject, values.delta, realised))
+
+
+def _check_flags(values: flags.FlagValues) -> None:
     command_line.check_choice(values.checkpoint is not None, "--checkpoint is required.")
     command_line.check_choice(
         values.figure is None or values.figure.endswith(".png"),
@@ -97,72 +145,75 @@ def main(values: flags.FlagValues) -> None:
     )
     if values.figure is not None:
         output_paths.check_file(values.figure, "figure")
-    start = time.monotonic()
+
+
+def _read(values: flags.FlagValues) -> _Subject:
     factorization, description = checkpoints.load_with_description(values.checkpoint)
+    made_for = description["errors"]
     schema = mechanism_flags.participation(values) or participations.from_dict(
-        description["errors"]["participation"]
+        made_for["participation"]
     )
-    workload_description = (
-        mechanism_flags.workload_description(values) or description["errors"]["workload"]
+    workload = workloads.describe(
+        mechanism_flags.workload_description(values) or made_for["workload"],
+        factorization.num_rounds,
     )
-    workload = workloads.describe(workload_description, factorization.num_rounds)
-    errors = factorization.errors(workload, schema)
-    bound = lower_bounds.compute(workload, schema)
-    multiplier = mechanism_flags.noise_multiplier(values)
-    for name in ("ledger", "clients_per_round"):
-        command_line.check_choice(
-            getattr(values, name) is None or multiplier is not None,
-            f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
-        )
+    return _Subject(factorization, schema, workload, factorization.errors(workload, schema))
+
+
+def _errors(subject: _Subject) -> dict[str, Any]:
+    """The errors at noise multiplier 1, how near the best possible they are, and the noise."""
+    factorization, errors = subject.factorization, subject.errors
+    bound = lower_bounds.compute(subject.workload, subject.schema)
     recursion = factorization.noise_recursion()
-    fields: dict[str, Any] = {
+    return {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
-        "workload": workload_description["name"],
-        "participation": str(schema),
+        "workload": subject.workload.name,
+        "participation": str(subject.schema),
         "sensitivity": errors.sensitivity.value,
         "sensitivity_is_exact": errors.sensitivity.is_exact,
         "sensitivity_theorem": errors.sensitivity.theorem,
         **errors.to_dict(),
         "rmse_lower_bound": None if bound is None else bound.rmse,
         "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
-        "optimality_gap": mechanism_flags.gap_for(factorization, workload, schema),
+        "optimality_gap": mechanism_flags.gap_for(factorization, subject.workload, subject.schema),
         "noise_state_floats_per_parameter": recursion.floats_per_parameter,
         "rows_of_z_per_round": recursion.rows_of_z_per_round,
+    }
+
+
+def _guarantee(
+    multiplier: float | None, delta: float, rmse: float, clients_per_round: int | None
+) -> dict[str, Any]:
+    """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
+    if multiplier is None:
+        return dict.fromkeys(("noise_multiplier", "effective_rmse", "zcdp_rho", "epsilon", "delta"))
+    return {
         "noise_multiplier": multiplier,
         "effective_rmse": (
-            None
-            if multiplier is None or values.clients_per_round is None
-            else multiplier * errors.rmse / values.clients_per_round
+            None if clients_per_round is None else multiplier * rmse / clients_per_round
         ),
-        "zcdp_rho": None if multiplier is None else accounting.zcdp_rho(multiplier),
-        "epsilon": None if multiplier is None else accounting.epsilon(multiplier, values.delta),
-        "delta": None if multiplier is None else values.delta,
+        "zcdp_rho": accounting.zcdp_rho(multiplier),
+        "epsilon": accounting.epsilon(multiplier, delta),
+        "delta": delta,
     }
-    if values.model_size is not None:
-        fields |= _costs(recursion, values.model_size)
-    realised: dict[str, Any] = {}
-    if values.ledger is not None and multiplier is not None:
-        ledger = ledgers.load(values.ledger, values.released_rounds or factorization.num_rounds)
-        realised = ledger_report.fields(ledger, factorization, schema, multiplier, values.delta)
-        fields |= realised
-    if values.figure is not None:
-        deviations = np.sqrt(errors.per_round_variance)
-        _draw(factorization, workload, schema, deviations, pathlib.Path(values.figure))
-        fields["figure"] = values.figure
-    fields["seconds"] = time.monotonic() - start
+
+
+def _text(fields: dict[str, Any], subject: _Subject, delta: float, realised: dict[str, Any]) -> str:
+    """All fields, and in words what guarantee they state."""
+    num_rounds = subject.factorization.num_rounds
     text = command_line.table(list(fields.items()))
-    if multiplier is None:
-        text += "\n\n--noise_multiplier or --target_epsilon adds the privacy guarantee."
-    elif math.isfinite(fields["epsilon"]) and not ledger_report.is_sampled(realised):
+    if fields["noise_multiplier"] is None:
+        return f"{text}\n\n--noise_multiplier or --target_epsilon adds the privacy guarantee."
+    if math.isfinite(fields["epsilon"]) and not ledger_report.is_sampled(realised):
         text += (
-            f"\n\nWhoever observes all {factorization.num_rounds} rounds learns about one client "
-            f"at most what {printed_guarantees.pair(fields['epsilon'], values.delta)}-DP allows "
-            f"(zero-out adjacency), if every client keeps to: {schema}."
+            f"\n\nWhoever observes all {num_rounds} rounds learns about one client "
+            f"at most what {printed_guarantees.pair(fields['epsilon'], delta)}-DP allows "
+            f"(zero-out adjacency), if every client keeps to: {subject.schema}."
         )
     if realised:
-        text += f"\n\n{ledger_report.text(realised, factorization.num_rounds, values.delta)}"
-    command_line.print_result(values, fields, text)
+        text += f"\n\n{ledger_report.text(realised, num_rounds, delta)}"
+    return text
 
 
 def run() -> None:
@@ -183,59 +234,55 @@ def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
     }
 
 
-def _draw(
-    factorization: Factorization,
-    workload: workloads.Workload,
-    schema: participations.Participation,
-    deviations: np.ndarray,
-    path: pathlib.Path,
-) -> None:
+def _draw(subject: _Subject, path: pathlib.Path) -> None:
     # matplotlib takes a second to import, which only this flag needs.
     from mf_aggregators import figures
 
+    factorization = subject.factorization
     independent = factorizations.identity(factorization.num_rounds)
     rounds = np.arange(1, factorization.num_rounds + 1)
+    variances = {
+        factorization.mechanism: subject.errors.per_round_variance,
+        "independent noise": independent.per_round_variance(subject.workload, subject.schema),
+    }
     figure, ((error_axes, matrix_axes),) = figures.panels(1, 2, (5.4, 4.2))
     figures.lines(
         error_axes,
-        {
-            factorization.mechanism: (rounds, deviations),
-            "independent noise": (
-                rounds,
-                np.sqrt(independent.per_round_variance(workload, schema)),
-            ),
-        },
+        {name: (rounds, np.sqrt(of_rounds)) for name, of_rounds in variances.items()},
         title="Output at noise multiplier 1",
         x="round",
         y="standard deviation",
     )
-    if factorization.num_rounds <= _MOST_ROUNDS_DRAWN:
-        figures.heat_map(
-            figure,
-            matrix_axes,
-            np.sqrt(np.abs(factorization.strategy_matrix())),
-            title="Strategy matrix C (root of magnitudes)",
-        )
-    else:
-        first = np.zeros(factorization.num_rounds)
-        first[0] = 1.0
-        column = np.abs(factorization.encode(first))[: len(rounds)]
-        figures.lines(
-            matrix_axes,
-            {factorization.mechanism: (rounds, column)},
-            title="First column of C (magnitudes)",
-            x="row",
-            y="magnitude",
-            logarithmic="xy",
-            with_legend=False,
-        )
-    figures.heading(figure, f"{factorization.mechanism}, n = {len(rounds)}: {schema}")
+    _draw_matrix(figure, matrix_axes, factorization)
+    figures.heading(figure, f"{factorization.mechanism}, n = {len(rounds)}: {subject.schema}")
     try:
         figures.save(figure, str(path))
     except OSError as error:
         raise command_line.CommandError(
             f"--figure={path} cannot be written: {error.strerror}."
         ) from error
+
+
+def _draw_matrix(figure: Any, axes: Any, factorization: Factorization) -> None:
+    from mf_aggregators import figures
+
+    num_rounds = factorization.num_rounds
+    if num_rounds <= _MOST_ROUNDS_DRAWN:
+        magnitudes = np.sqrt(np.abs(factorization.strategy_matrix()))
+        figures.heat_map(figure, axes, magnitudes, title="Strategy matrix C (root of magnitudes)")
+        return
+    first = np.zeros(num_rounds)
+    first[0] = 1.0
+    column = np.abs(factorization.encode(first))[:num_rounds]
+    figures.lines(
+        axes,
+        {factorization.mechanism: (np.arange(1, num_rounds + 1), column)},
+        title="First column of C (magnitudes)",
+        x="row",
+        y="magnitude",
+        logarithmic="xy",
+        with_legend=False,
+    )
 
 
 if __name__ == "__main__":
