@@ -236,7 +236,7 @@ class RunOptions(Mapping[str, Any]):
 
 
 _FIELDS = tuple(field for field in dataclasses.fields(RunOptions) if _FLAG in field.metadata)
-NAMES = frozenset(field.name for field in _FIELDS)
+NAMES = tuple(field.name for field in _FIELDS)
 # Flags that change nothing about a run, and may differ when it is resumed.
 NOT_OF_THE_RUN = (
     "format",
