@@ -61,8 +61,6 @@ setuptools.setup(
     ],
     packages=setuptools.find_packages(
         include=[
-            "cifar10_classification*",
-            "digit_classification*",
             "mf_aggregators*",
             "reproduction*",
             "simulations*",
@@ -82,8 +80,8 @@ setuptools.setup(
             "mf-plan=mf_aggregators.commands.plan:run",
             "mf-report=mf_aggregators.commands.report:run",
             "reproduce-paper=reproduction.reproduce_paper:run",
-            "run-cifar10=cifar10_classification.run_cifar10:run",
-            "run-digits=digit_classification.run_digits:run",
+            "run-cifar10=simulations.examples.cifar10_classification.run_cifar10:run",
+            "run-digits=simulations.examples.digit_classification.run_digits:run",
             "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
             "simulate-participation=simulations.simulate_participation:run",
             "start-tff-worker=simulations.start_worker:run",

@@ -29,9 +29,9 @@ from mf_aggregators.privacy import ledgers
 from stackoverflow_nwp import datasets, docstrings, federated_text, vocabulary
 from stackoverflow_nwp.federated_text import Example
 from tests import document_commands, documents
-from tests.cifar10_classification import cifar10_files
 from tests.document_commands import Ran
 from tests.documents import ROOT, Block, Command
+from tests.simulations.examples.cifar10_classification import cifar10_files
 from tests.simulations.worker_processes import WorkerProcess, free_port
 
 # Sizes of what a document does not size itself: its own flags count, and what its markers append.
@@ -174,7 +174,7 @@ def _given_to_readme() -> dict[str, Any]:
 
 
 def _given_to_tasks() -> dict[str, Any]:
-    from digit_classification import data, run_digits, task
+    from simulations.examples.digit_classification import data, run_digits, task
 
     forms = data.load()
     made = task.federated_task(forms, 10, 10, 3, 0)

@@ -203,8 +203,6 @@ def test_all_sources_outside_are_read() -> None:
     folders = {path.relative_to(_ROOT).parts[0] for path in _outside()}
     assert folders >= {
         "benchmarks",
-        "cifar10_classification",
-        "digit_classification",
         "quickstart.py",
         "reproduction",
         "setup.py",

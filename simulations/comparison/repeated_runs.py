@@ -38,8 +38,8 @@ from simulations.workers import quiet
 MODULES: Mapping[str, str] = types.MappingProxyType(
     {
         "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
-        "run-cifar10": "cifar10_classification.run_cifar10",
-        "run-digits": "digit_classification.run_digits",
+        "run-cifar10": "simulations.examples.cifar10_classification.run_cifar10",
+        "run-digits": "simulations.examples.digit_classification.run_digits",
     }
 )
 

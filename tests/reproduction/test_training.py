@@ -19,15 +19,15 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
-from cifar10_classification import run_cifar10
-from digit_classification import data as digits
-from digit_classification import run_digits
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning.band_choice import BandChoice
 from reproduction import arms, drawings, reproduce_paper, training, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
+from simulations.examples.cifar10_classification import run_cifar10
+from simulations.examples.digit_classification import data as digits
+from simulations.examples.digit_classification import run_digits
 from simulations.runs import run_designs, run_flags
 from stackoverflow_nwp import run_stackoverflow
 

@@ -41,7 +41,12 @@ def _metrics(path: pathlib.Path) -> list[dict[str, float]]:
 
 
 def test_the_run_goes_on_to_its_end(run: pathlib.Path) -> None:
-    command = [sys.executable, "-m", "digit_classification.run_digits", f"--output_dir={run}"]
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.examples.digit_classification.run_digits",
+        f"--output_dir={run}",
+    ]
     command += ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
     finished = subprocess.run([*command, "--format=json"], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -366,7 +366,7 @@ def test_no_other_file_lists_mechanisms() -> None:
         "stackoverflow_nwp/datasets.py",
     }
     found = set()
-    for top in ("mf_aggregators", "simulations", "stackoverflow_nwp", "digit_classification"):
+    for top in ("mf_aggregators", "simulations", "stackoverflow_nwp"):
         for file in (_ROOT / top).rglob("*.py"):
             where = file.relative_to(_ROOT)
             if "factorizations" in where.parts or "figures" in where.as_posix():

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from absl import flags
 
-from digit_classification.run_digits import COMMAND, DigitsData
 from mf_aggregators import factorizations
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from simulations.devices.device_populations import DeviceBehaviour
+from simulations.examples.digit_classification.run_digits import COMMAND, DigitsData
 from simulations.runs import federated_training, run_designs, run_flags
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_setting import RunSetting

@@ -16,7 +16,7 @@ import tensorflow_federated as tff
 from absl import flags
 
 import mf_aggregators as mfa
-from digit_classification import run_digits
+from simulations.examples.digit_classification import run_digits
 from simulations.runs import run_designs, run_flags
 from simulations.training import learning_rate_schedules
 from simulations.training.learning_rate_schedules import Schedule

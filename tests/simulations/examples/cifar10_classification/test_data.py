@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from cifar10_classification import data
-from tests.cifar10_classification import cifar10_files
+from simulations.examples.cifar10_classification import data
+from tests.simulations.examples.cifar10_classification import cifar10_files
 
 
 def test_the_binary_version_is_read_image_by_image(tmp_path: pathlib.Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from cifar10_classification import data, task
+from simulations.examples.cifar10_classification import data, task
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.training.labelled_images import Images
-from tests.cifar10_classification import cifar10_files
+from tests.simulations.examples.cifar10_classification import cifar10_files
 
 
 @pytest.fixture(scope="module")

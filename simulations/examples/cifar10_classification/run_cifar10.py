@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from cifar10_classification import data
 from mf_aggregators.commands.flag_groups import FlagGroup
+from simulations.examples.cifar10_classification import data
 from simulations.runs import federated_runs
 from simulations.training.federated_task import FederatedTask, TaskCommand
 from simulations.training.labelled_images import Images, concatenated, outcome_lines
@@ -78,7 +78,7 @@ class Cifar10Data:
         Args:
           seed: Seed for drawing the initial weights.
         """
-        from cifar10_classification import task
+        from simulations.examples.cifar10_classification import task
 
         return task.federated_task(*self._images, seed)
 

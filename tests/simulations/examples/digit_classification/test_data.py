@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import datasets
 
-from digit_classification import data
+from simulations.examples.digit_classification import data
 from simulations.training.labelled_images import Images, concatenated
 
 _FORMS = data.load()

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from digit_classification import data
+from simulations.examples.digit_classification import data
 from simulations.training.client_data import client_datasets
 from simulations.training.federated_task import FederatedTask
 from simulations.training.image_classification import image_task

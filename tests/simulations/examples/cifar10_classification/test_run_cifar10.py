@@ -6,12 +6,12 @@ import pathlib
 import pytest
 from absl import flags
 
-from cifar10_classification import run_cifar10
 from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
+from simulations.examples.cifar10_classification import run_cifar10
 from simulations.runs import federated_runs, run_flags
 from simulations.runs.run_options import RunOptions
-from tests.cifar10_classification import cifar10_files
+from tests.simulations.examples.cifar10_classification import cifar10_files
 
 
 def _options(*arguments: str) -> RunOptions:

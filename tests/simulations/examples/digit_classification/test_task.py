@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from digit_classification import data, task
+from simulations.examples.digit_classification import data, task
 from simulations.runs import training_loop
 from simulations.runs.state_store import StateStore
 from simulations.runs.training_loop import FederatedRun

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from digit_classification import data
 from mf_aggregators import validation
 from mf_aggregators.commands.flag_groups import FlagGroup
+from simulations.examples.digit_classification import data
 from simulations.runs import federated_runs
 from simulations.training.federated_task import FederatedTask, TaskCommand
 from simulations.training.labelled_images import Images, concatenated, outcome_lines
@@ -94,7 +94,7 @@ class DigitsData:
         Args:
           seed: Seed for the order of a client's images in a round.
         """
-        from digit_classification import task
+        from simulations.examples.digit_classification import task
 
         return task.federated_task(
             self.forms, self.examples_per_client, self.batch_size, self.epochs, seed

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from cifar10_classification import data
+from simulations.examples.cifar10_classification import data
 from simulations.training.client_data import batches
 from simulations.training.federated_task import FederatedTask
 from simulations.training.image_classification import image_task

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from absl import flags
 
-from digit_classification import data, run_digits
 from mf_aggregators.commands import command_line
 from simulations.devices.device_populations import DeviceBehaviour
+from simulations.examples.digit_classification import data, run_digits
 from simulations.runs import federated_runs, run_designs, run_flags, run_statements
 from simulations.runs.run_options import RunOptions
 from simulations.training.labelled_images import concatenated
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
-_MODULE = "digit_classification.run_digits"
+_MODULE = "simulations.examples.digit_classification.run_digits"
 _ROUNDS = 12
 
 
