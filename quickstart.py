@@ -50,11 +50,13 @@ CHECKS = (
     ("lint-imports", "--no-logo", "--no-cache"),
 )
 
-# Tests are shared out among the cores, modules as a whole, so that no fixture is made twice;
-# more processes than four would need more memory than they save time.
+# Tests are shared out among processes, modules as a whole, so that no fixture is made twice. There
+# is one more process than there are cores, because tests wait for processes that they start; more
+# than four would need more memory than they save time.
+PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 PYTEST = (
     *("pytest", "-q", "--durations=20"),
-    *("--numprocesses=logical", "--maxprocesses=4", "--dist=loadscope", "--no-loadscope-reorder"),
+    *(f"--numprocesses={PROCESSES}", "--dist=loadscope", "--no-loadscope-reorder"),
 )
 
 

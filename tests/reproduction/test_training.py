@@ -370,7 +370,10 @@ def _plan(variant: Variant, setting: arms.Setting) -> run_designs.RunDesign | No
     return run_designs.make(options, data, setting.separation, None, None)
 
 
-@pytest.mark.parametrize(("definition", "settings"), _DEFINITIONS)
+@pytest.mark.parametrize(
+    ("definition", "settings"),
+    [pytest.param(*_DEFINITIONS[0], marks=pytest.mark.long), *_DEFINITIONS[1:]],
+)
 def test_runs_take_the_flags_of_their_arms(
     definition: Callable[[str], tuple[arms.Arm, ...]],
     settings: Mapping[str, arms.Setting],

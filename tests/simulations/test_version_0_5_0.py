@@ -9,14 +9,13 @@ import csv
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from mf_aggregators import checkpoints
 from mf_aggregators.privacy import ledgers
 from simulations.runs import federated_runs
+from tests import console_commands
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
 
@@ -40,18 +39,16 @@ def _metrics(path: pathlib.Path) -> list[dict[str, float]]:
         ]
 
 
+@pytest.mark.usefixtures("_runs_in_this_process")
 def test_the_run_goes_on_to_its_end(run: pathlib.Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "simulations.examples.digit_classification.run_digits",
-        f"--output_dir={run}",
-    ]
-    command += ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
-    finished = subprocess.run([*command, "--format=json"], capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    assert "resuming the run" in finished.stderr
-    assert json.loads(finished.stdout)["rounds"] == 60
+    ended = console_commands.call(
+        "run-digits",
+        *(f"--output_dir={run}", "--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5"),
+        *("--seed=7", "--format=json"),
+    )
+    assert ended.status == 0, ended.errors
+    assert "resuming the run" in ended.errors
+    assert json.loads(ended.printed)["rounds"] == 60
     found = _metrics(run / "metrics.csv")
     expected = _metrics(_OF_VERSION_0_5_0 / "metrics_of_the_whole_run.csv")
     assert len(found) == len(expected) == 60

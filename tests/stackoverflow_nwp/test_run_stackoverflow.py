@@ -376,6 +376,7 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
             sampled_runs.sampler_of(scheme, directory, None)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
@@ -415,10 +416,11 @@ def test_a_run_without_noise_says_that_it_is_not_private(
     assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        pytest.param(["--noise_storage=disk"], "run/noise", marks=pytest.mark.long),
+        (["--noise_storage=disk"], "run/noise"),
         (
             [
                 *("--noise_storage=disk", "--noise_source=aes", "--noise_directory={}/other"),
@@ -448,7 +450,7 @@ def test_noise_is_kept_where_the_flags_say(
         assert description["parameters"]["num_buffers"] == 2
     noise = tmp_path / place
     assert noise.stat().st_mode & 0o077 == 0
-    # What each round's noise was added to is there, and no requests for words, which end with
+    # What each round's noise was added to is there, and no requests for random bits, which end with
     # the process. A finished run needs its rows no more: those in its own directory are deleted.
     assert len(list(noise.glob("released/stream-*/round-*"))) == 6
     assert any(noise.rglob("panel-*/row-*")) == (place == "other")

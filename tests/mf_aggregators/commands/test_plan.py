@@ -22,6 +22,7 @@ from simulations.runs.run_options import RunOptions
 from simulations.sampling import data_samplers
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
+from tests import console_commands
 
 _SETTING = (
     "--num_rounds=12",
@@ -491,6 +492,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         _arguments(alone)
 
 
+@pytest.mark.usefixtures("_runs_in_this_process")
 def test_printed_commands_train(
     capsys: pytest.CaptureFixture[str],
     cache: str,
@@ -513,15 +515,9 @@ def test_printed_commands_train(
     smaller = ["--vocab_size=6", "--embedding_size=2", "--lstm_size=2", "--format=json"]
     name, *words = shlex.split(train)
     assert name == "run-stackoverflow"
-    program = [sys.executable, "-m", "stackoverflow_nwp.run_stackoverflow"]
-    finished = subprocess.run(
-        [*program, *words, *smaller, f"--cache_dir={tmp_path}"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert finished.returncode == 0, finished.stderr
-    result = json.loads(finished.stdout)
+    ended = console_commands.call(name, *words, *smaller, f"--cache_dir={tmp_path}")
+    assert ended.status == 0, ended.errors
+    result = json.loads(ended.printed)
     assert result["rounds"] == 2
     assert result["privacy"]["planned"]["epsilon"] <= 7.123456789
 

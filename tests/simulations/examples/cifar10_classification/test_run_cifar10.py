@@ -55,6 +55,7 @@ def test_a_directory_without_the_files_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_whole_run_on_files_of_the_same_format(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
