@@ -51,27 +51,6 @@ class Segment:
         """The coordinates of any chunk where all are treated alike: the last one is filled up."""
         return min(self.size, CHUNK)
 
-    @property
-    def chunk_sizes(self) -> tuple[int, ...]:
-        """The number of coordinates of each chunk."""
-        return tuple(self.chunk_size(chunk) for chunk in range(self.num_chunks))
-
-    def chunk_size(self, chunk: int) -> int:
-        """Returns the number of coordinates of a chunk, counted from the segment's first.
-
-        Args:
-          chunk: From 0 to ``num_chunks - 1``.
-
-        Returns:
-          ``CHUNK`` for all but the last.
-
-        Raises:
-          ValueError: If the segment has no such chunk.
-        """
-        if not 0 <= chunk < self.num_chunks:
-            raise ValueError(f"the segment has {self.num_chunks} chunks, and no chunk {chunk}.")
-        return min(CHUNK, self.size - chunk * CHUNK)
-
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:

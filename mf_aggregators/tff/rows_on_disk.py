@@ -16,13 +16,13 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from mf_aggregators import atomic_files
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
@@ -152,7 +152,9 @@ def prepare(
     own = root / f"rows-{identity.hexdigest()[:32]}"
     own.mkdir(mode=0o700, exist_ok=True)
     for block, content in contents.items():
-        _write_whole(own / f"weights-{block}", content)
+        path = own / f"weights-{block}"
+        if not path.exists() or path.read_bytes() != content:
+            atomic_files.write_bytes(path, content)
     checksums = {block: tensor_files.checksum_of(content) for block, content in contents.items()}
     return RowsOnDisk(
         blocks,
@@ -491,17 +493,3 @@ def _described(segments: tuple[Segment, ...], source_name: str) -> str:
     ]
     layout = f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
     return f"({_FORMAT}, {source_name!r}, {layout})"
-
-
-def _write_whole(path: pathlib.Path, contents: bytes) -> None:
-    """Writes a file whole or not at all; one with these contents stays as it is."""
-    if path.exists() and path.read_bytes() == contents:
-        return
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    partial = pathlib.Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(contents)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -26,18 +26,14 @@ def test_float64_tensors_start_at_the_next_chunk() -> None:
         Segment("float64", 2, 1, (2, 3)),
     )
     assert [segment.first_coordinate for segment in found] == [0, 2 * CHUNK]
-    assert [segment.chunk_sizes for segment in found] == [(CHUNK, 5), (1,)]
+    assert [segment.num_chunks for segment in found] == [2, 1]
     assert row_layout.total_size(found) == CHUNK + 6
-    with pytest.raises(ValueError, match="no chunk 2"):
-        found[0].chunk_size(2)
-    with pytest.raises(ValueError, match="no chunk -1"):
-        found[0].chunk_size(-1)
 
 
 def test_full_chunks_leave_no_gap() -> None:
     found = row_layout.segments(((2, CHUNK), (5,)), ("float32", "float64"))
     assert [segment.first_chunk for segment in found] == [0, 2]
-    assert found[0].chunk_sizes == (CHUNK, CHUNK)
+    assert found[0].num_chunks == 2
 
 
 @pytest.mark.parametrize("shapes", [(), ((0,),), ((2, 0), (0,))])
@@ -56,8 +52,6 @@ def test_every_entry_has_a_coordinate_of_its_own(
     flats = []
     end = 0
     for segment in layout.segments:
-        assert sum(segment.chunk_sizes) == segment.size
-        assert len(segment.chunk_sizes) == segment.num_chunks
         assert segment.first_chunk == math.ceil(end / CHUNK)
         end = segment.first_coordinate + segment.size
         flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
