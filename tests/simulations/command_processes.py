@@ -1,8 +1,8 @@
 """Commands in processes of their own that need not import TensorFlow Federated again.
 
 As a program this imports TensorFlow Federated once. For each line on its standard input, a JSON
-list of a directory, a module and the module's arguments, it forks a process that runs the module
-as ``python -m`` would, and prints the process's number.
+list of a directory for its output, a directory to run in, a module and the module's arguments, it
+forks a process that runs the module as ``python -m`` would, and prints the process's number.
 """
 
 import atexit
@@ -63,16 +63,19 @@ class CommandServer:
             start_new_session=True,
         )
 
-    def start(self, module: str, *arguments: str) -> CommandProcess:
-        """Starts a command."""
+    def start(
+        self, module: str, *arguments: str, directory: pathlib.Path = _ROOT
+    ) -> CommandProcess:
+        """Starts a command in a directory."""
         self._count += 1
-        directory = self._directory / str(self._count)
-        directory.mkdir()
-        self._process.stdin.write(json.dumps([str(directory), module, *arguments]) + "\n")
+        output = self._directory / str(self._count)
+        output.mkdir()
+        line = json.dumps([str(output), str(directory), module, *arguments])
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         number = self._process.stdout.readline()
         assert number, (self._directory / "messages").read_text()
-        return CommandProcess(int(number), directory)
+        return CommandProcess(int(number), output)
 
     def end(self) -> None:
         """Ends the server and whatever it started."""
@@ -83,15 +86,16 @@ class CommandServer:
             file.close()
 
 
-def _run_and_exit(directory: pathlib.Path, module: str, arguments: list[str]) -> None:
+def _run_and_exit(directory: pathlib.Path, place: str, module: str, arguments: list[str]) -> None:
     """The life of a forked process."""
     import tensorflow_federated as tff
 
     os.setsid()
+    os.chdir(place)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     places = (pathlib.Path("/dev/null"), directory / "output", directory / "errors")
-    for descriptor, place in enumerate(places):
-        os.dup2(os.open(place, os.O_RDWR | os.O_CREAT), descriptor)
+    for descriptor, path in enumerate(places):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), descriptor)
     status = 1
     try:
         # The thread of the context that TFF makes when it is imported is not in a fork.
@@ -120,10 +124,10 @@ def _serve() -> None:
     # How a forked process ended is in a file.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
-        directory, module, *arguments = json.loads(line)
+        directory, place, module, *arguments = json.loads(line)
         number = os.fork()
         if number == 0:
-            _run_and_exit(pathlib.Path(directory), module, arguments)
+            _run_and_exit(pathlib.Path(directory), place, module, arguments)
         print(number, flush=True)
 
 

@@ -22,7 +22,7 @@ from simulations.runs.run_options import RunOptions
 from simulations.sampling import data_samplers
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
-from tests import console_commands
+from tests.simulations.command_processes import CommandServer
 
 _SETTING = (
     "--num_rounds=12",
@@ -492,8 +492,8 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         _arguments(alone)
 
 
-@pytest.mark.usefixtures("_runs_in_this_process")
 def test_printed_commands_train(
+    commands: CommandServer,
     capsys: pytest.CaptureFixture[str],
     cache: str,
     tmp_path: pathlib.Path,
@@ -515,9 +515,12 @@ def test_printed_commands_train(
     smaller = ["--vocab_size=6", "--embedding_size=2", "--lstm_size=2", "--format=json"]
     name, *words = shlex.split(train)
     assert name == "run-stackoverflow"
-    ended = console_commands.call(name, *words, *smaller, f"--cache_dir={tmp_path}")
-    assert ended.status == 0, ended.errors
-    result = json.loads(ended.printed)
+    arguments = [*words, *smaller, f"--cache_dir={tmp_path}"]
+    status, printed, errors = commands.start(
+        "stackoverflow_nwp.run_stackoverflow", *arguments, directory=tmp_path
+    ).wait()
+    assert status == 0, errors
+    result = json.loads(printed)
     assert result["rounds"] == 2
     assert result["privacy"]["planned"]["epsilon"] <= 7.123456789
 

@@ -74,7 +74,7 @@ def test_facts_as_lines() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--clients_per_round=10", "--mechanism=banded"],
+        pytest.param(["--clients_per_round=10", "--mechanism=banded"], marks=pytest.mark.long),
         [
             "--examples_per_client=1",
             "--clients_per_round=20",
