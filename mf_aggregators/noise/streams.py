@@ -1,7 +1,7 @@
 """Streams of correlated noise for a nest of arrays, in NumPy: any mechanism, any model.
 
-    state = noise_streams.initial_state(factorization.noise_recursion(), weights, seed)
-    row, state = noise_streams.next_row(factorization.noise_recursion(), state)
+    state = streams.initial_state(factorization.noise_recursion(), weights, seed)
+    row, state = streams.next_row(factorization.noise_recursion(), state)
 
 Row i is row i of C^-1 Z at unit variance of Z, in the structure of the weights. Z comes from
 ``rows_of_z``: the seed alone determines the whole stream. States are values: advancing one
