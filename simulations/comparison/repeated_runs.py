@@ -282,7 +282,7 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
     privacy = result["privacy"]
-    kind = "stated" if privacy["keeps_plan"] is False else "planned"
+    kind = "earned" if privacy["keeps_plan"] is False else "planned"
     epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
     multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
     is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)

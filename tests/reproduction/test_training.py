@@ -267,6 +267,7 @@ def test_arms_of_a_single_pass(tmp_path: pathlib.Path) -> None:
         assert "noise_multiplier" not in flags
 
 
+@pytest.mark.long
 def test_sampled_arms_have_the_bands_of_least_error(
     tmp_path: pathlib.Path, workspace: Workspace
 ) -> None:
@@ -372,7 +373,10 @@ def _plan(variant: Variant, setting: arms.Setting) -> run_designs.RunDesign | No
 
 @pytest.mark.parametrize(
     ("definition", "settings"),
-    [pytest.param(*_DEFINITIONS[0], marks=pytest.mark.long), *_DEFINITIONS[1:]],
+    [
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in _DEFINITIONS[:2]),
+        *_DEFINITIONS[2:],
+    ],
 )
 def test_runs_take_the_flags_of_their_arms(
     definition: Callable[[str], tuple[arms.Arm, ...]],

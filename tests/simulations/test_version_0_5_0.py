@@ -13,9 +13,10 @@ import shutil
 import pytest
 
 from mf_aggregators import checkpoints
+from mf_aggregators.commands import command_line
 from mf_aggregators.privacy import ledgers
-from simulations.runs import federated_runs
-from tests import console_commands
+from simulations.examples.digit_classification import run_digits
+from simulations.runs import federated_runs, run_flags
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
 
@@ -40,15 +41,18 @@ def _metrics(path: pathlib.Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.usefixtures("_runs_in_this_process")
-def test_the_run_goes_on_to_its_end(run: pathlib.Path) -> None:
-    ended = console_commands.call(
-        "run-digits",
-        *(f"--output_dir={run}", "--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5"),
-        *("--seed=7", "--format=json"),
+def test_the_run_goes_on_to_its_end(run: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
+    status = command_line.run(
+        "",
+        lambda values: run_flags.define_flags(values, run_digits.COMMAND),
+        lambda values: federated_runs.main(values, run_digits.COMMAND),
+        ["run-digits", f"--output_dir={run}", "--format=json", *arguments],
     )
-    assert ended.status == 0, ended.errors
-    assert "resuming the run" in ended.errors
-    assert json.loads(ended.printed)["rounds"] == 60
+    printed, errors = capfd.readouterr()
+    assert status == 0, errors
+    assert "resuming the run" in errors
+    assert json.loads(printed)["rounds"] == 60
     found = _metrics(run / "metrics.csv")
     expected = _metrics(_OF_VERSION_0_5_0 / "metrics_of_the_whole_run.csv")
     assert len(found) == len(expected) == 60
