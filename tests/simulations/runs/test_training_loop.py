@@ -125,6 +125,21 @@ def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
     assert _cohorts(resumed) == _cohorts(whole)
 
 
+def test_a_round_is_told_after_it_is_saved(process: Any, tmp_path: pathlib.Path) -> None:
+    """Whoever hears of a round can go on after it, whatever ends the process then."""
+    run, store = _run(process), linear_run.store_of(tmp_path)
+    progress = training_loop.start(run, store)
+    for finished in training_loop.rounds(run, store, progress, StopRequest()):
+        saved = linear_run.store_of(tmp_path).load(run.initial_state, run.client_ids)
+        assert saved is not None
+        assert saved.num_rounds == finished.index + 1
+        assert _cohorts(saved.ledger) == _cohorts(finished.ledger)
+        np.testing.assert_array_equal(
+            linear_run.weights_of(process, saved.state),
+            linear_run.weights_of(process, finished.state),
+        )
+
+
 class _FullDisk:
     """A process whose round cannot write: its error is the one of TFF's worker."""
 
