@@ -118,7 +118,7 @@ def train(
     Args:
       setting: What the run is given.
       task: Its clients and model.
-      statements: Written as the run begins, and after a round that broke the design.
+      statements: Written as the run begins, and after a round that broke the plan.
       stop: Checked between rounds.
 
     Returns:
