@@ -26,7 +26,7 @@ _DRAWN_BATCHES = (
 
 
 class RunStatements:
-    """The statements of one run, written as it begins, breaks its design, fails or ends.
+    """The statements of one run, written as it begins, breaks its plan, fails or ends.
 
     ``privacy.json`` never says more than the rounds that were released allow, whatever ends
     the process: a run that goes on begins with the statement of its earlier rounds, and a run

@@ -411,6 +411,28 @@ def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     assert blocks.rows_kept < _NUM_ROUNDS or blocks.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
 
 
+@pytest.mark.parametrize(
+    ("specs", "layout"),
+    [
+        (
+            _SPECS[:2],
+            "Segment(dtype='float32', first_panel=0, size=7, positions=(0, 1)),",
+        ),
+        (
+            _MIXED_SPECS,
+            "Segment(dtype='float32', first_panel=0, size=11, positions=(1, 2, 3, 4)), "
+            "Segment(dtype='float64', first_panel=1, size=4, positions=(0, 5))",
+        ),
+    ],
+)
+def test_directories_are_named_as_in_version_0_5_0(
+    specs: tuple[tf.TensorSpec, ...], layout: str
+) -> None:
+    """Of what they are named after, the layout alone is text: it was Python's of that time."""
+    found = rows_on_disk._described(tensor_noise.segments_of(specs), "philox")
+    assert found == f"(1, 'philox', ({layout}))"
+
+
 def test_streams_in_one_directory_do_not_mix() -> None:
     """With names whose digits run together, of other seeds, in turns."""
     stream = _stream(3, "disk")
