@@ -53,7 +53,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian, noise_tail
+from mf_aggregators.accounting import gaussian, noise_tail, sampled_gaussian
 from mf_aggregators.accounting.noise_tail import DEFAULT_NUM_COORDINATES
 from mf_aggregators.accounting.sampling_schemes import (
     FixedSizeSampling,
@@ -399,11 +399,9 @@ def _poisson_excess(
 def _poisson_loss(
     scheme: PoissonSampling, sigma: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        sigma,
-        value_discretization_interval=max(interval, _finest_interval(sigma)),
-        sampling_prob=scheme.sampling_probability,
-    ).self_compose(scheme.most_participations)
+    grid = max(interval, _finest_interval(sigma))
+    loss = sampled_gaussian.loss_distribution(sigma, scheme.sampling_probability, grid)
+    return loss.self_compose(scheme.most_participations)
 
 
 def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> float:

@@ -1,0 +1,79 @@
+"""The privacy loss of a Gaussian sum over a Poisson sample, on a grid of losses.
+
+dp-accounting inverts the privacy loss one number at a time, in Python, which takes most of the
+time of a sampled run's epsilon. Here the inverse is taken of all numbers at once; the grid, what
+is rounded up and the composition are dp-accounting's.
+"""
+
+import functools
+import math
+
+import numpy as np
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
+
+
+def loss_distribution(
+    sigma: float, sampling_probability: float, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy loss of one Gaussian sum of sensitivity 1 over a Poisson sample.
+
+    Its losses are rounded so that no epsilon is too small (Doroshenko et al. 2022, Alg. 1).
+
+    Args:
+      sigma: The standard deviation of the noise, above zero.
+      sampling_probability: The probability that a client is drawn, in (0, 1].
+      interval: What the losses of the grid are multiples of, above zero.
+    """
+    losses = functools.partial(_losses, sigma, sampling_probability, interval)
+    remove = losses(AdjacencyType.REMOVE)
+    if sampling_probability == 1.0:
+        return privacy_loss_distribution.PrivacyLossDistribution(remove)
+    return privacy_loss_distribution.PrivacyLossDistribution(remove, losses(AdjacencyType.ADD))
+
+
+class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
+    """dp-accounting's Gaussian mechanism on a sample, with deltas of many epsilons at once."""
+
+    def get_delta_for_epsilon(self, epsilon: float | list[float] | np.ndarray) -> np.ndarray:
+        """Returns the deltas of epsilons (the hockey-stick divergences), of their shape.
+
+        Args:
+          epsilon: Epsilons, also negative ones.
+        """
+        epsilons = np.asarray(epsilon, dtype=np.float64)
+        cutoffs = self._largest_outputs(epsilons)
+        deltas = self.mu_upper_cdf(cutoffs) - np.exp(epsilons + self.mu_lower_log_cdf(cutoffs))
+        # An output of any size has at least this loss.
+        is_always = np.isposinf(cutoffs)
+        deltas[is_always] = -np.expm1(epsilons[is_always])
+        deltas[np.isneginf(cutoffs)] = 0.0
+        return np.clip(deltas, 0.0, 1.0)
+
+    def _largest_outputs(self, losses: np.ndarray) -> np.ndarray:
+        """The largest outputs whose privacy loss is at least the given ones."""
+        sign = -1.0 if self.adjacency_type == AdjacencyType.ADD else 1.0
+        if self.sampling_prob == 1.0:
+            unsampled = losses
+        else:
+            # The loss l of a sample is sign log(1 - q + q exp(sign u)) for the loss u without
+            # sampling, so that sign u = sign l - log q + log(1 - (1 - q) exp(-sign l)).
+            rest = -np.expm1(math.log1p(-self.sampling_prob) - sign * losses)
+            with np.errstate(divide="ignore"):
+                logarithm = np.log(np.maximum(rest, 0.0))
+            unsampled = losses + sign * (logarithm - math.log(self.sampling_prob))
+        outputs = self.inverse_privacy_loss_without_subsampling(unsampled)
+        return np.asarray(outputs)
+
+
+def _losses(
+    sigma: float, sampling_probability: float, interval: float, adjacency: AdjacencyType
+) -> pld_pmf.PLDPmf:
+    loss = SampledGaussianLoss(
+        sigma, sensitivity=1.0, sampling_prob=sampling_probability, adjacency_type=adjacency
+    )
+    bounds = loss.connect_dots_bounds()
+    lower = math.floor(bounds.epsilon_lower / interval)
+    upper = math.ceil(bounds.epsilon_upper / interval)
+    deltas = loss.get_delta_for_epsilon(np.arange(lower, upper + 1) * interval)
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
