@@ -51,9 +51,9 @@ CHECKS = (
 )
 
 # Tests are shared out among processes, modules as a whole, so that no fixture is made twice. There
-# is one more process than there are cores, because tests wait for processes that they start; more
+# are two more processes than cores, because tests wait for processes that they start; more
 # than four would need more memory than they save time.
-PROCESSES = min(4, (os.cpu_count() or 1) + 1)
+PROCESSES = min(4, (os.cpu_count() or 1) + 2)
 PYTEST = (
     *("pytest", "-q", "--durations=20"),
     *(f"--numprocesses={PROCESSES}", "--dist=loadscope", "--no-loadscope-reorder"),

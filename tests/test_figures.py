@@ -130,7 +130,9 @@ def _arms(
 
 
 @pytest.mark.parametrize(
-    ("epsilons", "half_width"), [([8.0], None), ([0.001, 2.0, 18.9], 3.0)], ids=["one", "three"]
+    ("epsilons", "half_width"),
+    [pytest.param([8.0], None, marks=pytest.mark.long), ([0.001, 2.0, 18.9], 3.0)],
+    ids=["one", "three"],
 )
 @pytest.mark.parametrize(
     "names",
@@ -241,7 +243,7 @@ def test_figures_of_runs(num_rounds: int, scale: float, is_private: bool) -> Non
     )
 
 
-@pytest.mark.parametrize("num_runs", [1, 3])
+@pytest.mark.parametrize("num_runs", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
     ("names", "factor"),
     [

@@ -65,16 +65,16 @@ _CALLS = (
     ("reproduce-paper", "--output_dir={folder}/report --only=bandmf-production"),
     ("run-digits", "--output_dir={folder}/run --num_rounds=4 --mechanism=identity"),
     (
-        "run-digits",
-        "--output_dir={folder}/run --num_rounds=4 --sampling=poisson --num_bands=2 "
-        "--noise_multiplier=1",
-    ),
-    (
         "run-stackoverflow",
         "--output_dir={folder}/run --dataset={folder}/made.sqlite --cache_dir={folder}/cache "
         "--num_rounds=4 --clients_per_round=3 --vocab_size=9 --mechanism=identity --delta=0.1",
     ),
     ("start-tff-worker", ""),
+)
+_CALL_OF_LONG_TEST = (
+    "run-digits",
+    "--output_dir={folder}/run --num_rounds=4 --sampling=poisson --num_bands=2 "
+    "--noise_multiplier=1",
 )
 
 
@@ -128,7 +128,9 @@ def _bad_values(flag: "flags.Flag[Any]") -> tuple[str, ...]:
     return {"IntegerParser": _INTEGERS, "FloatParser": _NUMBERS}.get(kind, ())
 
 
-@pytest.mark.parametrize(("command", "arguments"), _CALLS)
+@pytest.mark.parametrize(
+    ("command", "arguments"), [*_CALLS, pytest.param(*_CALL_OF_LONG_TEST, marks=pytest.mark.long)]
+)
 def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
     command: str, arguments: str, folder: pathlib.Path
 ) -> None:

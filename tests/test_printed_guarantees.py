@@ -90,7 +90,7 @@ def test_other_formats_are_refused(form: str) -> None:
 @given(st.floats(1e-4, 60.0), st.floats(1e-11, 0.01))
 @example(1e-4, 1.6e-8)  # where rounding makes epsilon grow with the noise
 @example(31.0, 0.0078125)  # where the tail of less noise is more than half of delta
-@settings(deadline=None, max_examples=examples(200))
+@settings(deadline=None, max_examples=examples(100))
 def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
     target: float, delta: float
 ) -> None:
@@ -108,7 +108,7 @@ def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
 @pytest.mark.parametrize(
-    "target", [0.7, *(pytest.param(each, marks=pytest.mark.long) for each in (2.0, 8.0)), 9.37]
+    "target", [*(pytest.param(each, marks=pytest.mark.long) for each in (0.7, 2.0, 8.0)), 9.37]
 )
 def test_the_epsilon_of_calibrated_amplified_noise_is_not_above_its_target(
     sampling: str, target: float

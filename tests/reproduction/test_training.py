@@ -579,14 +579,14 @@ def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
     assert "what they earn is weaker" in report
     # Its other epsilon does not make the comparison of the others unfair.
     assert "not fair" not in report
-    status, _, err = _call(capfd, "--repetitions=1", f"--cache_dir={workspace.cache_directory}")
+    status, _, err = _call(
+        capfd,
+        "--only=bandmf-figure-5a",
+        "--repetitions=1",
+        f"--cache_dir={workspace.cache_directory}",
+    )
     assert status == 0, err
-    (of_5a,) = [
-        section
-        for section in (workplace / "out" / "report.md").read_text().split("## ")
-        if section.startswith("bandmf-figure-5a")
-    ]
-    assert "what they earn is weaker" not in of_5a
+    assert "what they earn is weaker" not in (workplace / "out" / "report.md").read_text()
 
 
 def _panels(

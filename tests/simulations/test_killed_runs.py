@@ -54,7 +54,7 @@ class _Kills:
 
 
 _FEW = _Kills(
-    num_rounds=12,
+    num_rounds=9,
     moments={"disk": ["making noise"], "state": ["saving state"]},
     rounds_before=3,
     damaged_after=(0,),

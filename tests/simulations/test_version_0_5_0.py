@@ -9,6 +9,7 @@ import csv
 import json
 import pathlib
 import shutil
+import signal
 
 import pytest
 
@@ -17,6 +18,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.privacy import ledgers
 from simulations.examples.digit_classification import run_digits
 from simulations.runs import federated_runs, run_flags
+from simulations.runs.state_store import Progress, StateStore
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
 
@@ -41,7 +43,22 @@ def _metrics(path: pathlib.Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.usefixtures("_runs_in_this_process")
-def test_the_run_goes_on_to_its_end(run: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("num_rounds", [22, pytest.param(60, marks=pytest.mark.long)])
+def test_the_run_goes_on(
+    num_rounds: int,
+    run: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To its end, or until a user presses Ctrl-C after an evaluation and two more rounds."""
+    save = StateStore.save
+
+    def save_and_press_ctrl_c(store: StateStore, progress: Progress) -> None:
+        save(store, progress)
+        if progress.num_rounds == num_rounds < 60:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(StateStore, "save", save_and_press_ctrl_c)
     arguments = ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
     status = command_line.run(
         "",
@@ -50,12 +67,12 @@ def test_the_run_goes_on_to_its_end(run: pathlib.Path, capfd: pytest.CaptureFixt
         ["run-digits", f"--output_dir={run}", "--format=json", *arguments],
     )
     printed, errors = capfd.readouterr()
-    assert status == 0, errors
+    assert status == (0 if num_rounds == 60 else command_line.INTERRUPTED), errors
     assert "resuming the run" in errors
-    assert json.loads(printed)["rounds"] == 60
+    assert json.loads(printed)["rounds"] == num_rounds
     found = _metrics(run / "metrics.csv")
-    expected = _metrics(_OF_VERSION_0_5_0 / "metrics_of_the_whole_run.csv")
-    assert len(found) == len(expected) == 60
+    expected = _metrics(_OF_VERSION_0_5_0 / "metrics_of_the_whole_run.csv")[:num_rounds]
+    assert len(found) == len(expected) == num_rounds
     for row, of_version_0_5_0 in zip(found, expected, strict=True):
         # Another processor may add floats in another order; other noise would differ by its size.
         known = {name: row[name] for name in of_version_0_5_0}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting
 from mf_aggregators.accounting import noise_tail
 from mf_aggregators.noise import rows_of_z
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_agreement_with_discretized_privacy_loss(multiplier: float, delta: float
 
 
 @given(st.floats(0.05, 50.0), st.floats(-12.0, -1.0))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_two_directions_are_inverse(epsilon: float, log_delta: float) -> None:
     delta = 10.0**log_delta
     multiplier = accounting.noise_multiplier(epsilon, delta)

@@ -244,7 +244,10 @@ def test_noise_whose_tail_is_no_small_part_of_delta_is_refused(sigma: float, nam
         amplification.epsilon(scheme, sigma, 1e-6)
 
 
-@pytest.mark.parametrize("target", [16.0, 100.0, 1e3, 1e5])
+@pytest.mark.parametrize(
+    "target",
+    [16.0, *(pytest.param(each, marks=pytest.mark.long) for each in (100.0, 1e3)), 1e5],
+)
 @pytest.mark.parametrize("name", sampling_schemes.names())
 def test_large_targets_need_little_noise_and_little_time(target: float, name: str) -> None:
     scheme = sampling_schemes.create(

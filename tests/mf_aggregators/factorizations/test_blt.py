@@ -264,10 +264,10 @@ def test_one_round_is_independent_noise(num_buffers: int) -> None:
     ("num_rounds", "participation"),
     [
         (10, SINGLE),
-        (10, MinSeparation(1)),
-        (80, SINGLE),
+        pytest.param(10, MinSeparation(1), marks=pytest.mark.long),
+        pytest.param(80, SINGLE, marks=pytest.mark.long),
         (80, MinSeparation(20)),
-        (400, MinSeparation(3)),
+        pytest.param(400, MinSeparation(3), marks=pytest.mark.long),
         (400, FixedEpochOrder(4, 100)),
     ],
     ids=str,

@@ -112,7 +112,7 @@ def test_files_of_small_models_take_no_more_than_said(
     assert _files_bytes(recursion, 50, tf.float64, tmp_path) <= cost.disk_bytes
 
 
-@pytest.mark.parametrize("size", [CHUNK, CHUNK + 5000])
+@pytest.mark.parametrize("size", [pytest.param(CHUNK, marks=pytest.mark.long), CHUNK + 5000])
 @pytest.mark.parametrize(
     "recursion",
     [ToeplitzNoise(200, np.ones(3)), blt(200, 6).noise_recursion()],

@@ -58,7 +58,14 @@ def test_all_bands_are_compared_as_by_brute_force(
 
 @pytest.mark.parametrize(
     ("epsilon", "epochs", "printed"),
-    [(0.25, 4, 4), (0.5, 2, 8), (1.0, 4, 8), (2.0, 8, 8), (8.0, 16, 16), (16.0, 8, 128)],
+    [
+        (0.25, 4, 4),
+        pytest.param(0.5, 2, 8, marks=pytest.mark.long),
+        pytest.param(1.0, 4, 8, marks=pytest.mark.long),
+        (2.0, 8, 8),
+        pytest.param(8.0, 16, 16, marks=pytest.mark.long),
+        (16.0, 8, 128),
+    ],
 )
 def test_bands_of_the_paper(epsilon: float, epochs: int, printed: int) -> None:
     """BandMF Table 3: 1024 rounds, delta 1e-6, the best number of bands among powers of two.

@@ -151,7 +151,13 @@ def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> 
 @pytest.mark.parametrize(
     ("mechanism", "storage"),
     [
-        *((mechanism, "state") for mechanism in _MECHANISMS),
+        # Each kind of recursion; tests of the rows have all mechanisms, in the short run too.
+        *(
+            pytest.param(mechanism, "state", marks=pytest.mark.long)
+            if mechanism in ("tree_full", "toeplitz", "toeplitz_of_all_bands", "structured")
+            else (mechanism, "state")
+            for mechanism in _MECHANISMS
+        ),
         # On disk, kinds of recursions that differ: rows before, rows of Z, and states.
         *(
             (mechanism, "disk")
@@ -203,7 +209,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     check_standard_normal(whitened.T)
 
 
-@pytest.mark.parametrize("source", ["philox", "aes"])
+@pytest.mark.parametrize("source", ["philox", pytest.param("aes", marks=pytest.mark.long)])
 def test_storages_give_the_same_rows(source: str, tmp_path: pathlib.Path) -> None:
     factorization = _MECHANISMS["banded"](16)
     results = []
@@ -277,7 +283,7 @@ def test_the_noise_of_a_round_is_not_added_to_other_data(
         pytest.param("state", "aes", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("size_of_cohort", [0, 2])
+@pytest.mark.parametrize("size_of_cohort", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_first_round_of_nothing_is_recorded_like_any_other(
     storage: str, source: str, size_of_cohort: int, tmp_path: pathlib.Path
 ) -> None:

@@ -140,7 +140,9 @@ def test_one_bad_record_moves_the_sum_by_at_most_the_clip_norm(bad: float) -> No
         np.testing.assert_array_equal(with_it, without)
 
 
-@pytest.mark.parametrize("mechanism", ["identity", "banded", "optimal"])
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param("identity", marks=pytest.mark.long), "banded", "optimal"]
+)
 def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> None:
     """Over 300 fresh seeds: C Y / stddev is white, so cov(Y) = stddev^2 (C^T C)^-1.
 

@@ -664,7 +664,16 @@ def _check_drift(rows: np.ndarray, exact: np.ndarray) -> None:
     assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
 
 
-@pytest.mark.parametrize("name", [*_OF_LINEAR_COST, *_OF_QUADRATIC_COST])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Kinds of recursions that differ; the others are mechanisms of the same kinds.
+        name
+        if name in ("banded", "blt", "structured", "dense")
+        else pytest.param(name, marks=pytest.mark.long)
+        for name in (*_OF_LINEAR_COST, *_OF_QUADRATIC_COST)
+    ],
+)
 @_DRIFT_ROUNDS
 def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
     """Thousands of rounds in the blocks of a run, each from files of the one before it."""

@@ -208,7 +208,12 @@ def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"seed": 2}, {"clients_per_round": 2}, {"participation": MinSeparation(5)}]
+    "changes",
+    [
+        {"seed": 2},
+        pytest.param({"clients_per_round": 2}, marks=pytest.mark.long),
+        {"participation": MinSeparation(5)},
+    ],
 )
 def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
     sooner_process: Any, tmp_path: pathlib.Path, changes: dict[str, Any]
@@ -223,7 +228,7 @@ def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
     assert _cohorts(ParticipationLedger.load(tmp_path / "ledger.npz")) == _cohorts(ledger)
 
 
-@pytest.mark.parametrize("num_rounds", [3, 4])
+@pytest.mark.parametrize("num_rounds", [pytest.param(3, marks=pytest.mark.long), 4])
 def test_the_ledger_of_another_run_is_refused(
     process: Any, tmp_path: pathlib.Path, num_rounds: int
 ) -> None:

@@ -126,8 +126,8 @@ def test_measure_false_measures_nothing_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("zeroing_norm", [None, 5.0])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("position", [0, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, pytest.param(-np.inf, marks=pytest.mark.long)])
+@pytest.mark.parametrize("position", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_broken_update_breaks_no_measurement(
     bad: float, position: int, zeroing_norm: float | None
 ) -> None:

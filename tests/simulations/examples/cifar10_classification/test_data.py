@@ -28,6 +28,7 @@ def test_the_binary_version_is_read_image_by_image(tmp_path: pathlib.Path) -> No
                 assert train.pixels[7 * place + image, row, column, channel] == value
 
 
+@pytest.mark.long
 def test_both_versions_are_the_same_images(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
