@@ -14,6 +14,7 @@ tail that ends, which costs a part of delta (``noise_tail``): with little noise 
 then nothing is stated.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 
@@ -156,9 +157,19 @@ def noise_multiplier(
       ValueError: If an argument is out of its range, or no noise multiplier between
         0.001 and 10^8 gives the target.
     """
-    target = validation.positive_number(epsilon, "epsilon")
-    delta = validation.delta(delta)
+    return _noise_multiplier(
+        validation.positive_number(epsilon, "epsilon"),
+        validation.delta(delta),
+        num_coordinates,
+        disjoint_participations,
+    )
 
+
+# Plans and comparisons ask for the same targets again and again.
+@functools.lru_cache(maxsize=256)
+def _noise_multiplier(
+    target: float, delta: float, num_coordinates: int, disjoint_participations: int
+) -> float:
     def exact_excess(log_multiplier: float) -> float:
         return _gaussian(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta
 

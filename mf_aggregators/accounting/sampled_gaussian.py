@@ -1,7 +1,7 @@
 """The privacy loss of a Gaussian sum over a Poisson sample, on a grid of losses.
 
-dp-accounting inverts the privacy loss one number at a time, in Python, which takes most of the
-time of a sampled run's epsilon. Here the inverse is taken of all numbers at once; the grid, what
+dp-accounting inverts the privacy loss, and adds up a delta, one number at a time, in Python, which
+takes most of the time of a sampled run's epsilon. Here all numbers are taken at once; the grid, what
 is rounded up and the composition are dp-accounting's.
 """
 
@@ -66,9 +66,36 @@ class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
         return np.asarray(outputs)
 
 
+class DenseLosses(pld_pmf.DensePLDPmf):
+    """dp-accounting's losses on a grid, with a delta of one sum."""
+
+    @classmethod
+    def of(cls, losses: pld_pmf.PLDPmf) -> "DenseLosses":
+        """Returns the same losses."""
+        dense = losses.to_dense_pmf()
+        return cls(
+            dense._discretization,
+            dense._lower_loss,
+            np.asarray(dense._probs),
+            dense._infinity_mass,
+            dense._pessimistic_estimate,
+        )
+
+    def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
+        """Returns the losses of as many independent outputs."""
+        return self.of(super().self_compose(num_times, tail_mass_truncation))
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """Returns the delta of one epsilon: the hockey-stick divergence."""
+        losses = (np.arange(self.size) + self._lower_loss) * self._discretization
+        first = int(np.searchsorted(losses, epsilon, side="right"))
+        shares = -np.expm1(epsilon - losses[first:])
+        return self._infinity_mass + float(shares @ self._probs[first:])
+
+
 def _losses(
     sigma: float, sampling_probability: float, interval: float, adjacency: AdjacencyType
-) -> pld_pmf.PLDPmf:
+) -> DenseLosses:
     loss = SampledGaussianLoss(
         sigma, sensitivity=1.0, sampling_prob=sampling_probability, adjacency_type=adjacency
     )
@@ -76,4 +103,6 @@ def _losses(
     lower = math.floor(bounds.epsilon_lower / interval)
     upper = math.ceil(bounds.epsilon_upper / interval)
     deltas = loss.get_delta_for_epsilon(np.arange(lower, upper + 1) * interval)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
+    return DenseLosses.of(
+        pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
+    )

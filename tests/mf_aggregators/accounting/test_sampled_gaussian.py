@@ -66,3 +66,7 @@ def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> N
         assert found.get_epsilon_for_delta(delta) == pytest.approx(
             expected.get_epsilon_for_delta(delta), rel=1e-8
         )
+    for epsilon in (0.0, interval, 0.7, 3.0, 100.0):
+        assert found.get_delta_for_epsilon(epsilon) == pytest.approx(
+            expected.get_delta_for_epsilon(epsilon), rel=1e-8, abs=1e-13
+        )

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import figures
@@ -27,6 +27,7 @@ def _value(label: str) -> float:
     st.booleans(),
     st.sampled_from([(2.0, 2.0), (4.0, 3.0), (8.0, 2.5)]),
 )
+@example(0.0078125, 0.0625, False, (2.0, 2.0))  # a single tick, at 1.05
 @settings(deadline=None, max_examples=15)
 def test_ticks_say_where_they_are(
     start: float, decades: float, is_logarithmic: bool, inches: tuple[float, float]
