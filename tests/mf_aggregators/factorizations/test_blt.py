@@ -268,7 +268,7 @@ def test_one_round_is_independent_noise(num_buffers: int) -> None:
         pytest.param(80, SINGLE, marks=pytest.mark.long),
         (80, MinSeparation(20)),
         pytest.param(400, MinSeparation(3), marks=pytest.mark.long),
-        (400, FixedEpochOrder(4, 100)),
+        pytest.param(400, FixedEpochOrder(4, 100), marks=pytest.mark.long),
     ],
     ids=str,
 )
