@@ -20,7 +20,11 @@ class PlainNumbers(matplotlib.ticker.Formatter):
         """Returns the labels of all ticks: on a linear axis with equally many decimals."""
         steps = np.diff(np.unique(np.asarray(values, float)))
         # The label of a single tick has nothing to be told apart from, and is right all the same.
-        error = 0.01 * float(np.min(steps)) if steps.size else 1e-3 * float(np.max(np.abs(values), initial=0.0))
+        error = (
+            0.01 * float(np.min(steps))
+            if steps.size
+            else 1e-3 * float(np.max(np.abs(values), initial=0.0))
+        )
         labels: list[str] = []
         digits = 2
         for digits in range(2, 16):
