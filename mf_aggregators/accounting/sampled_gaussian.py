@@ -1,8 +1,8 @@
 """The privacy loss of a Gaussian sum over a Poisson sample, on a grid of losses.
 
 dp-accounting inverts the privacy loss, and adds up a delta, one number at a time, in Python, which
-takes most of the time of a sampled run's epsilon. Here all numbers are taken at once; the grid, what
-is rounded up and the composition are dp-accounting's.
+takes most of the time of a sampled run's epsilon. Here all numbers are taken at once; the grid,
+what is rounded up and the composition are dp-accounting's.
 """
 
 import functools
