@@ -12,8 +12,9 @@ import tensorflow_privacy as tfp
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.tff import dp_query, noise_making
+from mf_aggregators.tff import dp_query, grid, noise_making
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
+from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions
 
 
@@ -33,6 +34,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         clients_per_round: float,
         seed: int | None,
         noise: NoiseOptions,
+        sums: IntegerSums,
     ) -> None:
         self.factorization = factorization
         self.participation = participation
@@ -41,14 +43,16 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self._clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
         self._seed = seed
         self._noise = noise
+        self._sums = sums
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """Returns the process for updates of a type; see the base class.
 
         Raises:
           TypeError: If the type holds a tensor that is not floating point.
-          ValueError: If the noise state would be too large for TFF's processes, or the noise
-            directory cannot be used or is too small.
+          ValueError: If the noise state would be too large for TFF's processes, the noise
+            directory cannot be used or is too small, or secure sums of updates of this size
+            would have too few bits.
         """
         sensitivity = self.factorization.sensitivity(self.participation).value
         recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
@@ -66,13 +70,27 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 self._noise,
             ),
             participation=self.participation,
+            sums=self._sums,
         )
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
-        process = tff.aggregators.DifferentiallyPrivateFactory(mean).create(value_type)
+        process = tff.aggregators.DifferentiallyPrivateFactory(
+            mean, _record_aggregation(self._sums)
+        ).create(value_type)
         state_type = process.initialize.type_signature.result.member
         return tff.templates.AggregationProcess(
-            _initialize(mean, state_type), _counting(process.next, self._clients_per_round)
+            _initialize(mean, state_type),
+            _counting(process.next, self._clients_per_round, self._sums.is_secure),
         )
+
+
+def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
+    """How the integers of clients are added up: in the open, or modulo a power of two less one.
+
+    A true sum is within the modulus, so that what wraps around on the way wraps back.
+    """
+    if not sums.is_secure:
+        return tff.aggregators.SumFactory()
+    return tff.aggregators.SecureModularSumFactory(1 << (sums.bits - 1), symmetric_range=True)
 
 
 def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
@@ -100,7 +118,7 @@ def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
     return initialize
 
 
-def _counting(next_fn: Any, clients_per_round: float) -> Any:
+def _counting(next_fn: Any, clients_per_round: float, is_secure: bool) -> Any:
     """Returns ``next`` with the number of clients, and the expected one, in its measurements."""
     state_type, value_type = next_fn.type_signature.parameter
 
@@ -120,7 +138,11 @@ def _counting(next_fn: Any, clients_per_round: float) -> Any:
     @tff.federated_computation(state_type, value_type)
     def counting(state: Any, value: Any) -> Any:
         output = next_fn(state, value)
-        num_clients = tff.federated_sum(tff.federated_map(one, value))
+        ones = tff.federated_map(one, value)
+        if is_secure:
+            num_clients = tff.federated_secure_sum_bitwidth(ones, 1)
+        else:
+            num_clients = tff.federated_sum(ones)
         measurements = tff.federated_map(with_numbers, (output.measurements, num_clients))
         return tff.templates.MeasuredProcessOutput(output.state, output.result, measurements)
 
@@ -138,11 +160,16 @@ def mf_dp_aggregator(
     noise_storage: str = "auto",
     noise_directory: str | os.PathLike[str] | None = None,
     noise_source: str = "philox",
+    secure_aggregation_bits: int | None = None,
+    largest_cohort: int | None = None,
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
 
     In round i the aggregate is (sum of the clients' clipped updates + row i of
-    ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. It holds for
+    ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. Updates are clipped
+    and rounded to multiples of clip_norm / 2^30 or, for secure sums, of a larger step, and are
+    added up as integers: whatever the others send, one client moves the sum by at most the
+    clip norm. It holds for
     at most ``factorization.num_rounds`` rounds; a further one fails, with an error of TFF's
     worker in which ``mf_aggregators.tff.processes.refusal_of`` finds the reason.
 
@@ -183,6 +210,12 @@ def mf_dp_aggregator(
       noise_source: What random bits come from: "philox", TensorFlow's counter-based
         generator, or "aes", AES-256 in counter mode by OpenSSL, which is slower and needs
         this process on the machine of TFF's worker.
+      secure_aggregation_bits: The width of the integers of a secure sum, 8 to 62, where the
+        server may see nothing but sums (``tff.aggregators.SecureModularSumFactory``). Updates
+        are rounded to the finest step that ``largest_cohort`` of them cannot overflow. None
+        adds them up in the open, in 64 bits.
+      largest_cohort: The most clients that a round may have; a round with more releases
+        nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``.
@@ -207,4 +240,5 @@ def mf_dp_aggregator(
         clients_per_round,
         seed,
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
+        grid.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
     )

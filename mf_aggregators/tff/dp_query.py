@@ -15,8 +15,9 @@ from mf_aggregators import validation
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import Participation
-from mf_aggregators.tff import declared_participation, noise_making, tensor_noise
+from mf_aggregators.tff import declared_participation, grid, noise_making, tensor_noise
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
+from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions, NoiseParts
 
 
@@ -38,12 +39,25 @@ class GlobalState(NamedTuple):
     participation: DeclaredParticipation
 
 
+class SampleState(NamedTuple):
+    """The sum of a round's records so far, in integers: in any order, it is the same.
+
+    Attributes:
+      steps: The structure of the records, int64: the sum of their entries, in steps.
+      num_records: int64 scalar.
+    """
+
+    steps: Any
+    num_records: Any
+
+
 class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
     """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
 
-    Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors; a
-    record with a NaN or infinite entry counts as zero, so that no single record can
-    move the sum by more than the clip norm (MF-DP-FTRL: BandMF Alg. 1).
+    Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors and rounded to
+    multiples of a step (``grid``); a record with a NaN or infinite entry counts as zero. Sums are
+    of integers, so that no single record can move the sum by more than the clip norm, whatever
+    the others are (MF-DP-FTRL: BandMF Alg. 1).
 
     The query is pure: its state says which round is next, and a round that is run again
     from the same state adds the same noise. It therefore must not be run again on other
@@ -61,6 +75,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         seed: int | None = None,
         noise: NoiseParts | None = None,
         participation: Participation | None = None,
+        sums: IntegerSums | None = None,
     ) -> None:
         """Creates the query.
 
@@ -79,12 +94,14 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             writes no file.
           participation: The schema that the recursion is scaled to, for the state to tell; None
             declares none.
+          sums: The grid that records are rounded to, and the most records of a sum; None for
+            multiples of the clip norm over 2^30, of which 2^22 are added up.
 
         Raises:
           TypeError: If a tensor is not floating point.
           ValueError: If a shape is not known, a number is out of its range, the noise state
-            would be too large to be passed between TFF's processes, or ``noise`` is for another
-            recursion or other tensors.
+            would be too large to be passed between TFF's processes, ``noise`` is for another
+            recursion or other tensors, or the grid is too coarse for records of this size.
         """
         self._l2_norm_clip = _of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
@@ -104,6 +121,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                 stacklevel=2,
             )
         self._participation = declared_participation.declare(participation)
+        self._sums = IntegerSums() if sums is None else sums
+        self._sums.check_rounding(sum(spec.shape.num_elements() for spec in self._specs))
         self._fixed_seed = seed
         self._entropy = os.urandom(16) if seed is None else _digest(seed)
         self._name = os.urandom(16)
@@ -132,34 +151,32 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         """Returns the clip norm, which clients need."""
         return global_state.l2_norm_clip
 
-    def initial_sample_state(self, template: Any = None) -> Any:
-        """Returns zeros to sum records from, of the dtypes that records are summed in."""
-        return tf.nest.map_structure(
-            lambda tensor: tf.zeros(tensor.shape, tensor_noise.noise_dtype(tensor.dtype)), template
-        )
+    def initial_sample_state(self, template: Any = None) -> SampleState:
+        """Returns the sum of no records, for records like the template."""
+        zeros = tf.nest.map_structure(lambda tensor: tf.zeros(tensor.shape, tf.int64), template)
+        return SampleState(zeros, tf.zeros([], tf.int64))
 
-    def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
-        """Clips one client's record; a record that is not finite becomes zero.
-
-        Half-precision tensors leave as float32: rounded to 8 bits, a clipped record
-        would exceed the clip norm, and sums would lose small records.
-        """
-        wider = tf.nest.map_structure(
-            lambda tensor: tf.cast(tensor, tensor_noise.noise_dtype(tensor.dtype)), record
-        )
-        return clip_by_global_norm(wider, params)
+    def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
+        """Clips one client's record, in steps; a record that is not finite becomes zero."""
+        steps = grid.clip_to_grid(record, params, self._sums.steps_per_clip_norm)
+        return SampleState(steps, tf.ones([], tf.int64))
 
     def get_noised_result(
-        self, sample_state: Any, global_state: GlobalState
+        self, sample_state: SampleState, global_state: GlobalState
     ) -> tuple[Any, GlobalState, dp_accounting.DpEvent]:
         """Returns the sum plus the round's noise, the next state and a DpEvent.
 
         The guarantee is one of all rounds together, so a single round's event is not
-        supported for composition; see ``mf_aggregators.privacy.guarantees``.
+        supported for composition; see ``mf_aggregators.privacy.guarantees``. Running the graph
+        fails with InvalidArgumentError for more records than a sum may have.
         """
         noise_state = global_state.noise
         noise, next_noise_state = self._noise.next_row(noise_state)
-        flat = tf.nest.flatten(sample_state)
+        per_clip_norm = self._sums.steps_per_clip_norm
+        flat = [
+            tf.cast(grid.to_floats(steps, global_state.l2_norm_clip, per_clip_norm), row.dtype)
+            for steps, row in zip(self._checked_sums(sample_state), noise, strict=True)
+        ]
         if self._record is not None and self._noise_stddev > 0.0:
             flat = self._record.check(
                 noise_state.stream, noise_state.round_index, flat, self._l2_norm_clip
@@ -177,48 +194,26 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         noised = [
             tf.cast(value, spec.dtype) for value, spec in zip(noised, self._specs, strict=True)
         ]
-        result = tf.nest.pack_sequence_as(sample_state, noised)
+        result = tf.nest.pack_sequence_as(sample_state.steps, noised)
         next_state = global_state._replace(noise=next_noise_state)
         return result, next_state, dp_accounting.UnsupportedDpEvent()
+
+    def _checked_sums(self, sample_state: SampleState) -> list[tf.Tensor]:
+        """The sums in steps, of no more records than cannot overflow."""
+        are_few = tf.debugging.assert_less_equal(
+            sample_state.num_records,
+            tf.constant(self._sums.largest_cohort, tf.int64),
+            message=(
+                f"More than {self._sums.largest_cohort} clients reported, and the integers that "
+                "their updates are summed in could overflow: nothing is released of this round."
+            ),
+        )
+        with tf.control_dependencies([are_few] if are_few is not None else []):
+            return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
 
     def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
         """Returns the number of rounds that have been released; never the seed or noise."""
         return collections.OrderedDict(rounds_released=global_state.noise.round_index)
-
-
-def clip_by_global_norm(record: Any, clip_norm: tf.Tensor) -> Any:
-    """Scales a structure of tensors to an L2 norm of at most ``clip_norm``, over all of them.
-
-    The norm is taken after division by the largest magnitude, so that it neither
-    overflows nor underflows; a record within the norm passes unchanged, bit for bit.
-
-    Args:
-      record: A structure of floating-point tensors.
-      clip_norm: A scalar.
-
-    Returns:
-      The structure; all zeros if any entry is NaN or infinite.
-    """
-    flat = tf.nest.flatten(record)
-    wide = [tf.cast(tensor, tf.float64) for tensor in flat if tensor.shape.num_elements() != 0]
-    if not wide:
-        return record
-    largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(tensor)) for tensor in wide]))
-    is_finite = tf.reduce_all(
-        tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in wide])
-    )
-    unit = tf.where(is_finite & (largest > 0.0), largest, 1.0)
-    squares = tf.add_n([tf.reduce_sum(tf.square(tensor / unit)) for tensor in wide])
-    norm_in_units = tf.sqrt(squares)
-    limit = tf.cast(clip_norm, tf.float64)
-    within = unit * norm_in_units <= limit
-
-    def clip(tensor: tf.Tensor) -> tf.Tensor:
-        scaled = tf.cast(tensor, tf.float64) / unit * (limit / tf.maximum(norm_in_units, 1.0))
-        clipped = tf.where(within, tensor, tf.cast(scaled, tensor.dtype))
-        return tf.where(is_finite, clipped, tf.zeros_like(tensor))
-
-    return tf.nest.pack_sequence_as(record, [clip(tensor) for tensor in flat])
 
 
 def _of_float32(value: float, name: str) -> float:

@@ -28,7 +28,7 @@ from mf_aggregators.tff import noise_directory
 from simulations.devices import device_flags, device_populations
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.runs import run_designs, run_directory, run_flags, sampled_runs
+from simulations.runs import run_designs, run_directory, run_flags, run_options, sampled_runs
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_options import RunOptions
@@ -148,11 +148,13 @@ def _train(
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
-    from simulations.workers import remote_workers
+    from simulations.workers import remote_workers, secure_sums
 
     quiet.end_workers_at_exit()
     if workers is not None:
         remote_workers.use(workers)
+    elif design.options.secure_aggregation:
+        secure_sums.simulate()
     statements = RunStatements(design, setting.behaviour, directory, setting.sampler)
     with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
@@ -210,7 +212,8 @@ def _check_same_run(
             f"{directory.path} holds a run of other versions of its packages (see "
             f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
         )
-    run_directory.check_same_flags(old.get("flags", {}), options.of_the_run(), directory.path)
+    old_flags = {**run_options.NEW_SINCE_VERSION_0_5_0, **old.get("flags", {})}
+    run_directory.check_same_flags(old_flags, options.of_the_run(), directory.path)
 
 
 def _fix_factorization(

@@ -1,5 +1,6 @@
 """The training of a federated run of any task: process, rounds, metrics and evaluations."""
 
+import collections
 import csv
 import dataclasses
 import math
@@ -31,6 +32,7 @@ from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
 from simulations.workers.worker_addresses import WorkerLostError
 
+_SECURE_AGGREGATION_BITS = 32
 _MEASURED = (
     "update_norm",
     "max_update_norm",
@@ -188,7 +190,8 @@ def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
     design = setting.design
     storage = noise_storage_of(design, setting.directory, task.initial_weights)
     process = learning_process(design, task, setting.noise_directory, storage)
-    _check_metrics(process, task.accuracy)
+    if not design.options.secure_aggregation:
+        _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
     return FederatedRun(
         process=process,
@@ -295,11 +298,14 @@ def learning_process(
         clip_norm=options.clip_norm,
         clients_per_round=design.simulated_clients,
         zeroing_norm=options.zeroing_norm,
+        measure=not options.secure_aggregation,
         seed=options.seed,
         noise_storage=storage,
         noise_directory=noise_directory,
         noise_source=options.noise_source,
+        **_secure_sums(design),
     )
+    measured = {"metrics_aggregator": _no_metrics} if options.secure_aggregation else {}
     rate, momentum = options.server_learning_rate, options.server_momentum
     rates = run_designs.server_schedule(options).rates(options.num_rounds, rate)
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
@@ -318,7 +324,31 @@ def learning_process(
             # client of every round: several times the seconds per round for a small model
             # (benchmarks/client_loop.py).
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+            **measured,
         )
+
+
+def _secure_sums(design: RunDesign) -> dict[str, int]:
+    """The aggregator's arguments for a secure sum of any cohort that the run may draw."""
+    if not design.options.secure_aggregation:
+        return {}
+    if design.sampling is None:
+        return {"secure_aggregation_bits": _SECURE_AGGREGATION_BITS}
+    # A data sampler draws as many as chance will have it.
+    largest = design.data.num_clients
+    return {"secure_aggregation_bits": _SECURE_AGGREGATION_BITS, "largest_cohort": largest}
+
+
+def _no_metrics(finalizers: Any) -> Any:
+    """What ``tff.learning`` takes for the metrics of training, of none: no sum in the open."""
+    del finalizers
+
+    @tff.federated_computation
+    def nothing(unfinalized: Any) -> Any:
+        del unfinalized
+        return tff.federated_value(collections.OrderedDict(is_measured=False), tff.SERVER)
+
+    return nothing
 
 
 def draw_figure(design: RunDesign, directory: RunDirectory, planned_epsilon: float) -> None:
@@ -388,12 +418,14 @@ class _Rows:
         }
         if finished.devices is not None:
             row["available_clients"] = finished.devices.num_available
-        row["released_norm"] = float(measured["released_norm"])
-        # What was summed, beside what the sum was divided by.
-        row["num_updates"] = int(measured["num_updates"])
         row["clients_per_round"] = self._design.simulated_clients
+        is_measured = not self._design.options.secure_aggregation
+        if is_measured:
+            row["released_norm"] = float(measured["released_norm"])
+            # What was summed, beside what the sum was divided by.
+            row["num_updates"] = int(measured["num_updates"])
         # In a round without clients TFF's metrics are 0, and mean nothing.
-        if len(finished.ledger.cohorts[finished.index]):
+        if is_measured and len(finished.ledger.cohorts[finished.index]):
             trained = finished.metrics["client_work"]["train"]
             row["train_loss"] = float(trained["loss"])
             row["train_accuracy"] = float(trained[self._task.accuracy])

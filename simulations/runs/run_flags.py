@@ -65,6 +65,11 @@ def options_of(values: flags.FlagValues, command: TaskCommand) -> RunOptions:
     command.check_flags(options)
     _check_mechanism(options)
     _check_simulated_clients(options)
+    check_choice(
+        not options.secure_aggregation or options.workers is None,
+        "--secure_aggregation and --workers exclude each other: a secure sum is one of all "
+        "clients, and no worker may see that of its own.",
+    )
     sampled_runs.check_flags(options)
     return _with_noise_multiplier(options, defaults["target_epsilon"])
 

@@ -213,6 +213,12 @@ class RunOptions(Mapping[str, Any]):
         default="philox",
         choices=lambda: [source.value for source in NoiseSource],
     )
+    secure_aggregation: bool = _flag(
+        "Privacy",
+        "Adds updates up by a secure sum, whose server sees nothing but the sum: in TFF's "
+        "simulation of one, in integers of 32 bits. Nothing else of the clients is measured then.",
+        default=False,
+    )
     output_dir: str | None = _flag(
         "Output", "The run's directory. Default: runs/<time>.", default=None, is_of_the_run=False
     )
@@ -242,6 +248,8 @@ NOT_OF_THE_RUN = (
     "format",
     *(field.name for field in _FIELDS if not field.metadata[_FLAG].is_of_the_run),
 )
+# Flags that no run of version 0.5.0 has written, with what it did.
+NEW_SINCE_VERSION_0_5_0: Mapping[str, Any] = {"secure_aggregation": False}
 _INTEGERS, _NUMBERS = (int, int | None), (float, float | None)
 POSITIVE_INTEGERS = tuple(
     field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _INTEGERS
@@ -271,6 +279,8 @@ def define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[str
         default = None if field.default is dataclasses.MISSING else field.default
         if flag.choices is not None:
             group.choice(field.name, flag.choices(), meaning, default)
+        elif field.type is bool:
+            group.boolean(field.name, meaning, default)
         elif field.type in _INTEGERS:
             group.integer(field.name, meaning, default)
         elif field.type in _NUMBERS:

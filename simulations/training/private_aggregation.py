@@ -40,7 +40,7 @@ def aggregator(
     clients_per_round: float,
     zeroing_norm: float | None = None,
     measure: bool = True,
-    **noise: Any,
+    **others: Any,
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """Returns ``mf_aggregators.mf_dp_aggregator`` with zeroing and measurements.
 
@@ -71,8 +71,7 @@ def aggregator(
         with a larger one is replaced by zeros before clipping (its l-infinity norm; BandMF
         App. I). None for no zeroing.
       measure: Whether to measure.
-      **noise: ``seed``, ``noise_storage``, ``noise_directory`` and ``noise_source`` of
-        ``mf_dp_aggregator``.
+      **others: Further arguments of ``mf_dp_aggregator``: of its noise, and of its sums.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``, to be passed as
@@ -92,7 +91,7 @@ def aggregator(
         noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
         clients_per_round=clients_per_round,
-        **noise,
+        **others,
     )
     if zeroing_norm is not None:
         process = tff.aggregators.zeroing_factory(zeroing_norm, process, norm_order=math.inf)

@@ -134,6 +134,14 @@ def _rows(output: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def _values_of_state(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every value of a saved state, past the store."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(path / "variables"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
 def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, object]:
     """What must hold of any run directory, finished or not; returns privacy.json."""
     config = json.loads((output / "config.json").read_text())
@@ -189,6 +197,51 @@ def test_a_private_run_from_start_to_statement(
     assert "seed" not in json.dumps(privacy).replace("noise_seed_is_fixed", "")
     assert workers
     assert not any(psutil.pid_exists(pid) for pid in workers)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_runs_in_this_process")
+def test_a_secure_run_has_the_bits_of_an_open_one_with_the_same_step(
+    dataset: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And it measures nothing of its clients."""
+    import tensorflow_federated as tff
+
+    from mf_aggregators.tff import grid
+
+    before = tff.framework.get_context_stack().current
+    outputs = {"secure": tmp_path / "secure", "open": tmp_path / "open"}
+    whole = grid.integer_sums
+    for name, output in outputs.items():
+        if name == "open":
+            monkeypatch.setattr(
+                grid,
+                "integer_sums",
+                lambda bits, *others: dataclasses.replace(whole(32, *others), is_secure=False),
+            )
+        arguments = _arguments(dataset, output, "--seed=7", "--clients_per_round=5")
+        arguments += ["--secure_aggregation"] if name == "secure" else []
+        status, out, err = _finished(capfd, arguments)
+        assert status == 0, err
+        assert json.loads(out)["rounds"] == 6
+    tff.framework.set_default_context(before)
+    secure, in_the_open = (_rows(output) for output in outputs.values())
+    for name in ("heldout_loss", "heldout_accuracy"):
+        assert [row[name] for row in secure] == [row[name] for row in in_the_open]
+    measured = {"num_updates", "update_norm", "train_loss", "released_norm", "clipped_fraction"}
+    for row in secure:
+        assert not any(row[name] for name in measured)
+    assert all(row["update_norm"] for row in in_the_open)
+    states = [output / "checkpoints" / "round_6" / "variables" for output in outputs.values()]
+    values = [_values_of_state(state) for state in states]
+    assert values[0].keys() == values[1].keys()
+    # All but the names of the streams.
+    different = [key for key in values[0] if not np.array_equal(values[0][key], values[1][key])]
+    print(different)
+    assert len(different) <= 1
 
 
 @pytest.mark.long
@@ -477,6 +530,7 @@ def test_noise_is_kept_where_the_flags_say(
         (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
         (["--mechanism=none", "--target_epsilon=1"], "adds no noise"),
         (["--clip_norm=0"], "--clip_norm"),
+        (["--secure_aggregation", "--workers=localhost:8000"], "exclude each other: a secure sum"),
         (["--server_momentum=1"], "--server_momentum"),
         (["--num_bands=7"], "num_bands"),
         (["--sampling=by_hand"], "--sampling=by_hand"),

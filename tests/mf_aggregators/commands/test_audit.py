@@ -91,9 +91,10 @@ def test_a_script_gets_one_json_object_and_status_0() -> None:
 def test_a_violated_claim_fails_a_script(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mf_aggregators.tff import dp_query
+    from mf_aggregators.tff import grid
+    from tests.mf_aggregators.broken_clipping import clip_nothing
 
-    monkeypatch.setattr(dp_query, "clip_by_global_norm", lambda record, clip_norm: record)
+    monkeypatch.setattr(grid, "clip_to_grid", clip_nothing)
     arguments = ["--mechanism=tree", "--num_rounds=3", "--decoder=full", "--canaries=500"]
     status, out, err = _call(capfd, *arguments)
     assert status == 1, err

@@ -2,10 +2,12 @@
 
 import asyncio
 import collections
+import dataclasses
 import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import recursions
-from mf_aggregators.tff import processes
+from mf_aggregators.tff import grid, processes
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from simulations.workers import quiet
+from simulations.workers import quiet, secure_sums
+from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
 _NUM_ROUNDS = 6
@@ -115,6 +118,82 @@ def test_a_bad_update_moves_the_result_by_at_most_its_share(bad: float) -> None:
     assert np.all(np.isfinite(spoilt))
     # bfloat16 has 8 bits of mantissa, so sums of it are that rough.
     assert np.linalg.norm(spoilt - without) <= 1.0 / 4 + 5e-3
+
+
+def test_one_client_never_moves_the_average_too_far() -> None:
+    """Magnitudes and orders that floats add up wrongly, in exact arithmetic.
+
+    Without noise the released float64 numbers are whole steps over four, without rounding.
+    """
+    process = _process(tff.TensorType(np.float64, [3]), clip_norm=0.7)
+    state = process.initialize()
+    generator = np.random.default_rng(3)
+    for _ in range(examples(200)):
+        size = int(generator.integers(2, 9))
+        updates = generator.choice([-1.0, 1.0], size=(size, 3))
+        updates *= 2.0 ** generator.integers(-45, 5, size=(size, 1)).astype(np.float64)
+        updates *= 1.0 + 2.0 ** -generator.integers(1, 50, size=(size, 3)).astype(np.float64)
+        with_it = process.next(state, list(updates)).result
+        updates[generator.integers(size)] = 0.0
+        without = process.next(state, list(generator.permutation(updates))).result
+        differences = zip(with_it.tolist(), without.tolist(), strict=True)
+        moved = sum((Fraction(one) - Fraction(other)) ** 2 for one, other in differences)
+        assert moved <= (Fraction(0.7) / 4) ** 2
+
+
+@pytest.fixture
+def _simulated_secure_sums() -> Iterator[None]:
+    before = tff.framework.get_context_stack().current
+    secure_sums.simulate()
+    yield
+    tff.framework.set_default_context(before)
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With negative sums, with several rounds of correlated noise, and with the same step."""
+    chosen: dict[str, Any] = {
+        "noise_multiplier": 0.3,
+        "seed": 5,
+        "clients_per_round": 3,
+        "secure_aggregation_bits": 32,
+    }
+    secure = _process(_NEST, **chosen)
+    whole = grid.integer_sums
+    monkeypatch.setattr(
+        grid, "integer_sums", lambda *args: dataclasses.replace(whole(*args), is_secure=False)
+    )
+    in_the_open = _process(_NEST, **chosen)
+    states = [secure.initialize(), in_the_open.initialize()]
+    for updates in ([_value(-0.4)] * 3, [_value(0.01), _value(-7.0)], []):
+        outputs = [
+            process.next(state, updates)
+            for process, state in zip((secure, in_the_open), states, strict=True)
+        ]
+        one, other = (_flat(output.result) for output in outputs)
+        np.testing.assert_array_equal(one, other)
+        assert outputs[0].measurements["num_clients"] == len(updates)
+        states = [output.state for output in outputs]
+
+
+def test_the_computation_of_a_secure_sum_has_no_other_sum_of_clients() -> None:
+    secure = _process(_NEST, noise_multiplier=1.0, secure_aggregation_bits=32).next
+    tff.test.assert_contains_secure_aggregation(secure)
+    tff.test.assert_not_contains_unsecure_aggregation(secure)
+    in_the_open = _process(_NEST, noise_multiplier=1.0).next
+    with pytest.raises(AssertionError):
+        tff.test.assert_not_contains_unsecure_aggregation(in_the_open)
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+def test_a_round_of_more_clients_than_a_secure_sum_holds_is_refused() -> None:
+    process = _process(tff.TensorType(np.float32, [3]), secure_aggregation_bits=32)
+    state = process.initialize()
+    updates = [np.ones(3, np.float32)] * 4
+    process.next(state, updates)
+    with pytest.raises(Exception, match="assertion failed") as raised:
+        process.next(state, [*updates, updates[0]])
+    assert "More than 4 clients reported" in (processes.refusal_of(raised.value) or "")
 
 
 _Maker = Callable[[int], mfa.factorizations.Factorization]
@@ -452,7 +531,7 @@ def _data(size: int) -> tf.data.Dataset:
 @pytest.mark.parametrize("builder", ["unweighted", "weighted"])
 def test_federated_averaging_takes_it(builder: str) -> None:
     optimizer = tff.learning.optimizers.build_sgdm(0.1)
-    aggregator = _aggregator(clip_norm=1e6, clients_per_round=2)
+    aggregator = _aggregator(clip_norm=100.0, clients_per_round=2)
     if builder == "unweighted":
         process = tff.learning.algorithms.build_unweighted_fed_avg(
             _model_fn, optimizer, model_aggregator=aggregator

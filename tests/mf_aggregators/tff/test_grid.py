@@ -1,0 +1,255 @@
+"""Clipping to a grid, against exact integers, and sums of whatever clients may send."""
+
+import math
+import os
+import pathlib
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hypothesis_numpy
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+from mf_aggregators.tff import grid
+from mf_aggregators.tff.grid import STEPS_PER_CLIP_NORM, IntegerSums
+from tests.examples import examples
+
+_STEPS = [STEPS_PER_CLIP_NORM, 2**21, 1000, 3, 1]
+
+
+def _clipped(
+    tensors: list[np.ndarray], clip_norm: float = 1.0, steps: int = STEPS_PER_CLIP_NORM
+) -> np.ndarray:
+    record = [tf.constant(tensor) for tensor in tensors]
+    limit = tf.constant(clip_norm, tf.float64)
+    found = grid.clip_to_grid(record, limit, steps)
+    assert all(tensor.dtype == tf.int64 for tensor in found)
+    return np.concatenate([tensor.numpy().ravel() for tensor in found])
+
+
+def _norm_squared(integers: np.ndarray) -> int:
+    """In integers without a bound."""
+    return sum(int(integer) ** 2 for integer in integers)
+
+
+_any_floats = hypothesis_numpy.arrays(
+    st.sampled_from([np.float32, np.float64]), st.integers(1, 40), elements={"allow_nan": True}
+)
+
+
+@given(
+    st.lists(_any_floats, min_size=1, max_size=3), st.floats(1e-30, 1e30), st.sampled_from(_STEPS)
+)
+@settings(deadline=None, max_examples=examples(400))
+def test_no_record_is_longer_than_the_clip_norm(
+    tensors: list[np.ndarray], clip_norm: float, steps: int
+) -> None:
+    """Whatever the record is, NaN, infinite or the largest float: in exact arithmetic."""
+    found = _clipped(tensors, clip_norm, steps)
+    assert _norm_squared(found) <= steps**2
+    if not all(np.all(np.isfinite(tensor)) for tensor in tensors):
+        assert not np.any(found)
+
+
+@given(
+    hypothesis_numpy.arrays(np.float64, st.integers(1, 60), elements=st.floats(-1.0, 1.0)),
+    st.floats(0.01, 10.0),
+    st.sampled_from([STEPS_PER_CLIP_NORM, 2**21, 1000]),
+)
+@settings(deadline=None, max_examples=examples(400))
+def test_records_keep_their_direction_and_what_length_they_may(
+    record: np.ndarray, clip_norm: float, steps: int
+) -> None:
+    found = _clipped([record], clip_norm, steps)
+    norm = math.hypot(*record)
+    expected = record * min(1.0, clip_norm / norm if norm else 1.0) * steps / clip_norm
+    # Rounded to the nearest step, or towards zero by less than one, after a margin of 1e-9.
+    np.testing.assert_allclose(found, expected, rtol=2e-9, atol=1.0)
+    if norm < clip_norm * (1.0 - len(record) / steps):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=0.5 + 1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 100, 30_000])
+def test_half_of_the_clipped_records_are_rounded_to_nearest(size: int) -> None:
+    """Both ways to round are taken: a bound that is never met would show nothing."""
+    generator = np.random.default_rng(size)
+    to_nearest = 0
+    for _ in range(40):
+        record = generator.normal(size=size)
+        exact = record / np.linalg.norm(record) * STEPS_PER_CLIP_NORM
+        found = _clipped([record * 5.0])
+        assert _norm_squared(found) <= STEPS_PER_CLIP_NORM**2
+        nearest = np.abs(found - exact) <= 0.5 + 1e-4
+        to_nearest += bool(np.all(nearest))
+        # Nothing is lost but the rounding.
+        assert np.linalg.norm(found - exact) <= 2.0 * math.sqrt(size)
+    # Of 40 fair coins, 3 or fewer or 37 or more: once in 50 million runs.
+    assert 3 < to_nearest < 37
+
+
+def test_a_record_that_is_as_long_as_the_clip_norm_keeps_its_length() -> None:
+    np.testing.assert_array_equal(_clipped([np.array([0.0, -1.0])]), [0, -STEPS_PER_CLIP_NORM])
+    np.testing.assert_array_equal(
+        _clipped([np.array([3.0]), np.array([4.0])], 5.0, 1000), [600, 800]
+    )
+
+
+@pytest.mark.parametrize("excess", [1e-15, 1e-12, 1e-9, 1e-6, 5e-5, 1e-3])
+def test_a_record_hardly_above_the_clip_norm_is_hardly_shortened(excess: float) -> None:
+    for size in (1, 7, 1000):
+        record = np.random.default_rng(size).normal(size=size)
+        record *= (1.0 + excess) / np.linalg.norm(record)
+        length = math.sqrt(_norm_squared(_clipped([record])))
+        assert (1.0 - 1e-6) * STEPS_PER_CLIP_NORM <= length <= STEPS_PER_CLIP_NORM
+
+
+@pytest.mark.parametrize("dtype", [np.float16, tf.bfloat16.as_numpy_dtype])
+def test_half_precision_is_clipped_without_loss(dtype: Any) -> None:
+    record = np.random.default_rng(0).normal(size=300).astype(dtype)
+    found = _clipped([record], 1e3)
+    exact = record.astype(np.float64) * STEPS_PER_CLIP_NORM / 1e3
+    np.testing.assert_allclose(found, exact, atol=0.5 + 1e-6)
+
+
+def test_a_record_without_entries_is_none() -> None:
+    assert grid.clip_to_grid([], tf.constant(1.0), 10) == []
+    assert _clipped([np.zeros((0, 3), np.float32)]).size == 0
+
+
+# Sums
+
+
+def _adversarial_cohort(generator: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Updates of magnitudes that floats add up wrongly, and the client that is taken out."""
+    size, dimension = int(generator.integers(2, 12)), int(generator.integers(1, 4))
+    exponents = generator.integers(-40, 40, size=(size, 1)).astype(np.float64)
+    updates = generator.choice([-1.0, 1.0], size=(size, dimension)) * 2.0**exponents
+    updates *= 1.0 + 2.0 ** -generator.integers(1, 50, size=(size, dimension)).astype(np.float64)
+    if generator.random() < 0.1:
+        updates[generator.integers(size), generator.integers(dimension)] = generator.choice(
+            [np.nan, np.inf, 1e308, 5e-324]
+        )
+    return updates, int(generator.integers(size))
+
+
+def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() -> None:
+    generator = np.random.default_rng(7)
+    clip = tf.function(
+        lambda record: grid.clip_to_grid([record], tf.constant(0.7, tf.float64), 2**30)[0],
+        input_signature=[tf.TensorSpec([None], tf.float64)],
+    )
+    clipped_to = Fraction(0.7)
+    step = clipped_to / 2**30
+    for _ in range(examples(10_000)):
+        updates, target = _adversarial_cohort(generator)
+        steps = [clip(tf.constant(update)).numpy() for update in updates]
+        with_it = np.sum(steps, axis=0)
+        steps[target] = np.zeros_like(steps[target])
+        order = generator.permutation(len(steps))
+        without = np.zeros_like(with_it)
+        for client in order:
+            without += steps[client]
+        moved = sum((int(entry) * step) ** 2 for entry in with_it - without)
+        assert moved <= clipped_to**2
+
+
+def test_a_sum_of_floats_that_breaks_the_clip_norm_does_not_any_more() -> None:
+    """8,191 ones, a one and 2,048 times a little more than 2^-11, at a clip norm of 1."""
+    little = np.float32(2.0**-11 * (1.0 + 2.0**-8))
+    values = [np.float32(1.0)] * 8192 + [little] * 2048
+    target = 8191
+    of_floats = []
+    of_steps = []
+    for zeroed in (False, True):
+        total, steps = np.float32(0.0), 0
+        for place, value in enumerate(values):
+            sent = np.float32(0.0) if zeroed and place == target else value
+            total = np.float32(total + sent)
+            steps += round(float(sent) * STEPS_PER_CLIP_NORM)
+        of_floats.append(float(total))
+        of_steps.append(steps)
+    assert of_floats[0] - of_floats[1] == 2.0
+    assert of_steps[0] - of_steps[1] == STEPS_PER_CLIP_NORM
+    (found,) = (_clipped([np.array([value])])[0] for value in (little,))
+    assert found == round(float(little) * STEPS_PER_CLIP_NORM)
+
+
+# How many bits they take
+
+
+@pytest.mark.parametrize("bits", [None, 8, 16, 32, 62])
+@pytest.mark.parametrize("clients", [1, 7, 127])
+def test_the_largest_cohort_fits_and_no_finer_grid_does(bits: int | None, clients: int) -> None:
+    sums = grid.integer_sums(bits, clients, clients)
+    largest_sum = sums.largest_cohort * sums.steps_per_clip_norm
+    assert largest_sum <= 2 ** (sums.bits - 1) - 1
+    finer = sums.largest_cohort * (sums.steps_per_clip_norm + 1)
+    assert finer > 2 ** (sums.bits - 1) - 1 or sums.steps_per_clip_norm == STEPS_PER_CLIP_NORM
+
+
+def test_what_a_cohort_may_be_is_what_was_said_of_it() -> None:
+    assert grid.integer_sums(None, None, 12.5) == IntegerSums(2**22, 64, False)
+    assert grid.integer_sums(32, None, 12.5) == IntegerSums(13, 32, True)
+    assert grid.integer_sums(32, 1000, 12.5) == IntegerSums(1000, 32, True)
+
+
+def test_the_rounding_of_the_papers_model() -> None:
+    """32 bits, 1,000 clients and 4,050,748 parameters: below a thousandth of the clip norm."""
+    sums = grid.integer_sums(32, 1000, 1000)
+    sums.check_rounding(4_050_748)
+    assert sums.steps_per_clip_norm == (2**31 - 1) // 1000
+    assert sums.rounding(4_050_748) == pytest.approx(4.69e-4, rel=1e-2)
+    # The worst update for it: every entry is half a step from the grid.
+    steps, size = 200, 100
+    record = np.full(size, 0.5) + np.arange(size) % 9
+    coarse = IntegerSums((2**31 - 1) // steps, 32, True)
+    assert coarse.steps_per_clip_norm == steps
+    found = _clipped([record / steps], 1.0, steps)
+    assert np.linalg.norm(found - record) / steps == pytest.approx(coarse.rounding(size), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bits", "largest", "clients", "message"),
+    [
+        (7, None, 2, "secure_aggregation_bits must be between 8 and 62"),
+        (63, None, 2, "secure_aggregation_bits must be between 8 and 62"),
+        (0, None, 2, "secure_aggregation_bits"),
+        (8, None, 128, "cannot be added up in integers of 8 bits"),
+        (None, 9, 9.5, "largest_cohort must be at least clients_per_round, 10"),
+        (32, 0, 1, "largest_cohort"),
+        (None, 2**64, 1, "cannot be added up in integers of 64 bits"),
+    ],
+)
+def test_sums_that_could_overflow_are_refused(
+    bits: int | None, largest: int | None, clients: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        grid.integer_sums(bits, largest, clients)
+
+
+def test_a_grid_that_is_too_coarse_for_a_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rounding could change an update of 4000000 .*use more"):
+        grid.integer_sums(24, 1000, 1000).check_rounding(4_000_000)
+
+
+def test_the_table_of_the_documents() -> None:
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "noise.md").read_text()
+    header, rule, *rows = text.split("| bits | ")[1].split("\n\n")[0].splitlines()
+    sizes = [int(cell.split()[0].replace(",", "")) for cell in header.split("|")[1:3]]
+    assert rule.startswith("| ---")
+    assert len(rows) == 8
+    for row in rows:
+        bits, clients, *printed = (cell.strip() for cell in row.strip("|").split("|"))
+        sums = grid.integer_sums(int(bits), None, int(clients.replace(",", "")))
+        for size, number in zip(sizes, printed, strict=True):
+            if number == "refused":
+                with pytest.raises(ValueError, match="use more"):
+                    sums.check_rounding(size)
+            else:
+                sums.check_rounding(size)
+                assert number == f"{sums.rounding(size):.1e}".replace("e-0", "e-")
