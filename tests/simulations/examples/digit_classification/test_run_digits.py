@@ -70,11 +70,12 @@ def test_facts_as_lines() -> None:
     assert list(lines) == [("training images", "1,415"), ("always 3", "10.32 %")]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--clients_per_round=10", "--mechanism=banded"], marks=pytest.mark.long),
+        ["--clients_per_round=10", "--mechanism=banded"],
         [
             "--examples_per_client=1",
             "--clients_per_round=20",

@@ -72,6 +72,7 @@ def test_facts(digits: FederatedTask) -> None:
     assert digits.facts["num_examples"] == len(train)
 
 
+@pytest.mark.long
 def test_the_training_loop_runs_it(digits: FederatedTask, tmp_path: pathlib.Path) -> None:
     num_rounds = 4
     participation = mfa.participation.MinSeparation(2)
