@@ -210,7 +210,7 @@ def mf_dp_aggregator(
       noise_source: What random bits come from: "philox", TensorFlow's counter-based
         generator, or "aes", AES-256 in counter mode by OpenSSL, which is slower and needs
         this process on the machine of TFF's worker.
-      secure_aggregation_bits: The width of the integers of a secure sum, 8 to 62, where the
+      secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62, where the
         server may see nothing but sums (``tff.aggregators.SecureModularSumFactory``). Updates
         are rounded to the finest step that ``largest_cohort`` of them cannot overflow. None
         adds them up in the open, in 64 bits.

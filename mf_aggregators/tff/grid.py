@@ -19,7 +19,9 @@ from mf_aggregators import validation
 STEPS_PER_CLIP_NORM = 1 << 30
 # Integers that are added up in the open.
 _OPEN_BITS = 64
-_FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 8, 62
+# The number of updates is one of the integers of a secure sum. In fewer bits, it could wrap around
+# to a number that is allowed.
+_FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
 # Of the clip norm, the most that rounding may change an update by.
 _LARGEST_ROUNDING = 0.05
 # Float64 squares and norms err by less, for any model that fits into a machine.
