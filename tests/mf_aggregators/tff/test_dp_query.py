@@ -155,7 +155,7 @@ def test_half_precision_is_summed_without_loss(dtype: tf.DType) -> None:
 
 
 def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
-    query = _query(identity(3), 1.0, sums=grid.integer_sums(8, 2, 2), specs=_FOUR)
+    query = _query(identity(3), 1.0, sums=grid.integer_sums(24, 2, 2), specs=_FOUR)
     record = [tf.ones([4])]
     state = query.initial_global_state()
     params = query.derive_sample_params(state)
@@ -170,7 +170,7 @@ def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
 
 def test_a_grid_that_is_too_coarse_is_refused() -> None:
     with pytest.raises(ValueError, match="use more secure_aggregation_bits"):
-        _query(identity(3), 1.0, sums=grid.integer_sums(8, 100, 100), specs=_FOUR)
+        _query(identity(3), 1.0, sums=grid.integer_sums(24, 2**19, 2**19), specs=_FOUR)
 
 
 @pytest.mark.parametrize("stddev", [1e-46, 1e39])
