@@ -259,8 +259,8 @@ def test_public_names_are_let_pass(source: str) -> None:
             "mf_aggregators.accounting.gaussian is not public",
         ),
         (
-            "from mf_aggregators import accounting as a; print(a.noise_tail)",
-            "mf_aggregators.accounting.noise_tail is not public",
+            "from mf_aggregators import accounting as a; print(a.noise_failure)",
+            "mf_aggregators.accounting.noise_failure is not public",
         ),
         (
             "import mf_aggregators as mfa; mfa.privacy_statement._bits",

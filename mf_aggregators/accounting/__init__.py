@@ -27,7 +27,7 @@ from mf_aggregators.accounting.gaussian import (
     noise_multiplier_of_zcdp,
     zcdp_rho,
 )
-from mf_aggregators.accounting.noise_tail import TailError
+from mf_aggregators.accounting.noise_failure import TailError
 
 __all__ = [
     "TailError",

@@ -28,15 +28,8 @@ None is ever more than the guarantee without amplification: that of a Gaussian m
 with as many participations as the scheme allows. The batches must stay secret: who knows
 them sees a run that was not sampled.
 
-The tail of the noise that is drawn ends, which costs a part of delta (``noise_tail``). Each
-participation changes rows of Z of its own, by at most the largest column norm:
-
-* Poisson sampling: where a client took part, releases can be impossible without it; without
-  it, releases are impossible only for who would have taken part. Both are bounded for every
-  round that the client may be in, the first one by its chance to be in it.
-* Fixed-size subsets: who is in a batch in place of the client moves the sum by up to twice the
-  norm, and what either adds may leave what the other can, in each round.
-* Shuffling: a part of the local delta of each batch, from which the theorem goes on.
+That noise is drawn from tables costs a small part of delta (``noise_failure``). In a pass of
+shuffling, the local delta of each batch pays for it, from which the theorem goes on.
 """
 
 import dataclasses
@@ -53,8 +46,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian, noise_tail, sampled_gaussian
-from mf_aggregators.accounting.noise_tail import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import gaussian, noise_failure, sampled_gaussian
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.accounting.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -90,9 +83,6 @@ _RELATIVE_STEP = 1e-6
 # dp-accounting's Renyi bound for subsets cancels where there is more noise than this.
 _LARGEST_NOISE_OF_SUBSETS = 1e6
 
-# What is left of delta if the tail is not worth a second accounting.
-_HARDLY_LESS = 0.999
-
 # The excess, in a search, of a noise multiplier that cannot be accounted for.
 _REFUSED = 1e6
 
@@ -120,7 +110,7 @@ def epsilon(
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
 
     Raises:
-      TailError: If the tail may cost more than half of delta: a ValueError.
+      TailError: As in ``gaussian.epsilon``.
       ValueError: If an argument is out of its range.
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
@@ -137,34 +127,24 @@ def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates
             num_coordinates=num_coordinates,
             disjoint_participations=_participations(scheme),
         )
-    except noise_tail.TailError as error:
+    except TailError as error:
         # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
         refused = error
     if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
         found = unamplified
     else:
-        found = min(unamplified, _amplified(scheme, sigma, less, unamplified, num_coordinates))
+        found = min(unamplified, _amplified(scheme, sigma, less, num_coordinates))
     if refused is not None and math.isinf(found):
         raise refused
     return found
 
 
-def _amplified(
-    scheme: SamplingScheme, sigma: float, delta: float, unamplified: float, num_coordinates: int
-) -> float:
-    """The amplified epsilon; infinity if the tail is too large a part of delta."""
+def _amplified(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates: int) -> float:
+    """The amplified epsilon; infinity if too little of delta is left."""
     accounting = _Accounting(scheme, sigma, num_coordinates)
-    # The tail costs more at a larger epsilon: what is left at one is left for all up to it.
     try:
-        left = accounting.delta_left(delta, unamplified)
-        if left > _HARDLY_LESS * delta:
-            return accounting.epsilon(left)
-    except noise_tail.TailError:
-        pass
-    largest = min(unamplified, accounting.epsilon(noise_tail.SMALL_SHARE * delta))
-    try:
-        return accounting.epsilon(accounting.delta_left(delta, largest))
-    except noise_tail.TailError:
+        return accounting.epsilon(accounting.delta_left(delta))
+    except TailError:
         return math.inf
 
 
@@ -245,7 +225,7 @@ def _is_met(
 ) -> bool:
     try:
         return _epsilon(scheme, sigma, delta, num_coordinates) <= target
-    except noise_tail.TailError:
+    except TailError:
         return False
 
 
@@ -266,8 +246,8 @@ def _searched(
     def excess(log_sigma: float) -> float:
         accounting = _Accounting(scheme, math.exp(log_sigma), num_coordinates)
         try:
-            left = accounting.delta_left(delta, target)
-        except noise_tail.TailError:
+            left = accounting.delta_left(delta)
+        except TailError:
             return _REFUSED
         # Infinite values have no place in a search for a root.
         return min(accounting.epsilon(left), _REFUSED) - target
@@ -308,38 +288,21 @@ class _Accounting:
     num_coordinates: int
 
     def epsilon(self, delta: float) -> float:
-        """The amplified epsilon at what is left of delta after the tail."""
+        """The amplified epsilon of real normal numbers."""
         if isinstance(self.scheme, PoissonSampling):
             return _poisson_epsilon(self.scheme, self.sigma, delta)
         if isinstance(self.scheme, FixedSizeSampling):
             return _fixed_size_epsilon(self.scheme, self.sigma, delta)
         return _shuffling_epsilon(self.scheme, self.sigma, delta, self.num_coordinates)
 
-    def delta_left(self, delta: float, epsilon: float) -> float:
-        """What is left of delta after the tail; raises TailError if it is too little."""
+    def delta_left(self, delta: float) -> float:
+        """What is left of delta for real normal numbers; raises TailError if it is too little."""
         if isinstance(self.scheme, Shuffling):
             # The local deltas have paid for it.
             return delta
-        tail = _tail(self.scheme, self.sigma, epsilon, self.num_coordinates)
-        return noise_tail.delta_left(delta, tail, self.num_coordinates)
-
-
-def _tail(
-    scheme: PoissonSampling | FixedSizeSampling, sigma: float, epsilon: float, num_coordinates: int
-) -> float:
-    """A bound on what the end of the noise's tail adds to delta."""
-    most = scheme.most_participations
-    if isinstance(scheme, PoissonSampling):
-        return noise_tail.probability(
-            sigma,
-            epsilon,
-            num_coordinates=num_coordinates,
-            participations=most,
-            chance=scheme.sampling_probability,
-        )
-    return 2.0 * noise_tail.probability(
-        sigma / 2.0, epsilon, num_coordinates=num_coordinates, participations=most
-    )
+        # Replacing a client, as subsets of a fixed size do, moves a sum by up to twice the norm.
+        each = self.sigma if isinstance(self.scheme, PoissonSampling) else self.sigma / 2.0
+        return noise_failure.delta_left(delta, each, self.num_coordinates)
 
 
 def _smallest(excess: Callable[[float], float], enough: float, factor: float) -> float:
@@ -387,8 +350,8 @@ def _poisson_excess(
     def excess(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
         try:
-            left = _Accounting(scheme, sigma, num_coordinates).delta_left(delta, target)
-        except noise_tail.TailError:
+            left = _Accounting(scheme, sigma, num_coordinates).delta_left(delta)
+        except TailError:
             return _REFUSED
         loss = _poisson_loss(scheme, sigma, interval)
         return math.log(max(float(loss.get_delta_for_epsilon(target)), 1e-30) / left)
@@ -437,7 +400,7 @@ def _shuffling_epsilon(
         try:
             # Replacing one client changes a batch by twice what zeroing it does.
             local_epsilon = gaussian.epsilon(sigma / 2.0, local_delta, num_coordinates=coordinates)
-        except noise_tail.TailError:
+        except TailError:
             continue
         bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
         if bound is not None and bound[1] <= pass_delta:

@@ -5,13 +5,14 @@ is the sensitivity under one participation (BandMF Cor. F.1). Devices that decid
 to take part are never amplified.
 """
 
+import math
 from collections.abc import Iterable
 
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 
-from mf_aggregators.accounting import amplification, noise_tail, sampling_schemes
-from mf_aggregators.accounting.noise_tail import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import amplification, noise_failure, sampling_schemes
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 
 
 def amplified_epsilon(
@@ -43,7 +44,7 @@ def amplified_epsilon(
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
 
     Raises:
-      TailError: If the tail of the noise may cost more than half of delta: a ValueError.
+      TailError: As in ``gaussian.epsilon``.
       ValueError: If an argument is out of its range, the bands do not fit the rounds, or
         the population is too small for the batches.
     """
@@ -151,7 +152,7 @@ def composed_epsilon(
       The epsilon of the composition; infinity if one event has no noise.
 
     Raises:
-      TailError: If the tail of the noise may cost more than half of delta: a ValueError.
+      TailError: As in ``gaussian.epsilon``.
       ValueError: If delta is out of its range, or an event cannot be composed so.
     """
     composed = dp_events.ComposedDpEvent(list(events))
@@ -161,38 +162,33 @@ def composed_epsilon(
             f"{composed} cannot be composed by privacy loss distributions; compose such events "
             "with dp_accounting.rdp.RdpAccountant."
         )
+    # Before losses are composed, which takes long for little noise.
+    smallest = _smallest_noise_multiplier(composed)
+    if smallest < math.inf:
+        delta = noise_failure.delta_left(delta, smallest, _runs(composed) * num_coordinates)
     accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
-    # The tail costs more at a larger epsilon, so that this is for all up to it.
-    largest = float(accountant.get_epsilon(noise_tail.SMALL_SHARE * delta))
-    tail = min(1.0, _tail(composed, largest, num_coordinates))
-    return float(accountant.get_epsilon(noise_tail.delta_left(delta, tail, num_coordinates)))
+    return float(accountant.get_epsilon(delta))
 
 
-def _tail(
-    event: dp_events.DpEvent,
-    epsilon: float,
-    num_coordinates: int,
-    count: int = 1,
-    chance: float = 1.0,
-) -> float:
-    """What the end of the noise's tail adds to delta in a number of runs of an event."""
+def _smallest_noise_multiplier(event: dp_events.DpEvent) -> float:
+    """Of the Gaussian events that have noise; infinity if there are none."""
     if isinstance(event, dp_events.ComposedDpEvent):
-        return sum(_tail(each, epsilon, num_coordinates, count, chance) for each in event.events)
+        return min(map(_smallest_noise_multiplier, event.events), default=math.inf)
+    if isinstance(event, dp_events.SelfComposedDpEvent | dp_events.PoissonSampledDpEvent):
+        return _smallest_noise_multiplier(event.event)
+    if isinstance(event, dp_events.GaussianDpEvent) and event.noise_multiplier > 0.0:
+        return float(event.noise_multiplier)
+    return math.inf
+
+
+def _runs(event: dp_events.DpEvent) -> int:
+    """How many runs an event is of; the rounds of a sampled one are composed in a run."""
+    if isinstance(event, dp_events.ComposedDpEvent):
+        return sum(map(_runs, event.events))
     if isinstance(event, dp_events.SelfComposedDpEvent):
-        count *= int(event.count)
-        return _tail(event.event, epsilon, num_coordinates, count, chance)
-    if isinstance(event, dp_events.PoissonSampledDpEvent):
-        chance *= event.sampling_probability
-        return _tail(event.event, epsilon, num_coordinates, count, chance)
-    if not isinstance(event, dp_events.GaussianDpEvent) or event.noise_multiplier == 0.0:
-        return 0.0
-    return noise_tail.probability(
-        event.noise_multiplier,
-        epsilon,
-        num_coordinates=num_coordinates,
-        participations=count,
-        chance=chance,
-    )
+        is_sampled = isinstance(event.event, dp_events.PoissonSampledDpEvent)
+        return 1 if is_sampled else int(event.count) * _runs(event.event)
+    return 1
 
 
 def _compositions(event: dp_events.DpEvent) -> int:

@@ -9,9 +9,8 @@ updates depend on the rounds before it.
 Adjacency is zero-out: neighbouring data sets differ in one client, whose contributions
 are replaced by zero vectors in every round that it takes part in.
 
-The privacy loss of the Gaussian mechanism is dp-accounting's. The noise that is drawn has a
-tail that ends, which costs a part of delta (``noise_tail``): with little noise a large one, and
-then nothing is stated.
+The privacy loss of the Gaussian mechanism is dp-accounting's. That noise is drawn from tables
+costs a small part of delta (``noise_failure``).
 """
 
 import functools
@@ -23,8 +22,8 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_mechanism
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import noise_tail
-from mf_aggregators.accounting.noise_tail import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 
 # Noise multipliers that epsilon and noise_multiplier deal with; outside, epsilon is
 # far from any use and the privacy loss over- or underflows.
@@ -44,16 +43,13 @@ def epsilon(
 ) -> float:
     """Returns the epsilon of an unamplified run at a delta.
 
-    It is that of the exact Gaussian curve at what is left of delta after the end of the
-    noise's tail (``noise_tail``).
+    It is that of the exact Gaussian curve at what is left of delta (``noise_failure``).
 
     Args:
       noise_multiplier: Relative to the sensitivity of C under its participation
         schema; zero means no noise.
       delta: Above 0 and below 1.
-      num_coordinates: Parameters times rounds, about which the bound on the tail needs to
-        know: a contribution that is spread over N of them costs a delta of about
-        2.2e-16 sqrt(N) / noise_multiplier.
+      num_coordinates: Parameters times rounds: each costs a delta of about 9e-21.
       disjoint_participations: 1, or the largest number of participations of a client if
         each changes rows of C x of its own, all of them by the same norm.
 
@@ -61,7 +57,8 @@ def epsilon(
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
 
     Raises:
-      TailError: If the tail may cost more than half of delta: a ValueError.
+      TailError: If the noise that is drawn costs more than a thousandth of delta, or the noise
+        multiplier is below 0.1: a ValueError.
       ValueError: If an argument is out of its range.
     """
     noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
@@ -91,7 +88,7 @@ def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) 
     """Returns the epsilon of several unamplified runs together, for clients who may be in all.
 
     Together they are one Gaussian mechanism of noise multiplier 1 / sqrt(sum of 1 / sigma^2)
-    (Dong, Roth and Su, 2022, Cor. 3.3), at what the tails of their noise leave of delta.
+    (Dong, Roth and Su, 2022, Cor. 3.3), at what is left of delta.
 
     Args:
       noise_multipliers: Of the runs, at least one, each as in :func:`epsilon`.
@@ -101,7 +98,7 @@ def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) 
       The epsilon of the composition; infinity if one of the runs has no noise.
 
     Raises:
-      TailError: If the tails may cost more than half of delta: a ValueError.
+      TailError: As in :func:`epsilon`.
       ValueError: If an argument is out of its range.
     """
     sigmas = [
@@ -113,24 +110,17 @@ def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) 
     delta = validation.delta(delta)
     if min(sigmas) == 0.0:
         return math.inf
-    tail = min(1.0, math.fsum(map(noise_tail.probability, sigmas)))
-    left = noise_tail.delta_left(delta, tail, len(sigmas) * DEFAULT_NUM_COORDINATES)
+    coordinates = len(sigmas) * DEFAULT_NUM_COORDINATES
+    left = noise_failure.delta_left(delta, min(sigmas), coordinates)
     # Squares of floats may be too large or too small for one, which hypot takes care of.
     return exact_epsilon(1.0 / math.hypot(*(1.0 / sigma for sigma in sigmas)), left)
 
 
-def _left(
-    sigma: float, delta: float, epsilon: float, num_coordinates: int, participations: int
-) -> float:
+def _left(sigma: float, delta: float, num_coordinates: int, participations: int) -> float:
     """What of delta is left for real normal numbers; raises TailError if it is too little."""
-    tail = noise_tail.probability(
-        # The squared norms of disjoint participations add up.
-        sigma * math.sqrt(participations),
-        epsilon,
-        num_coordinates=num_coordinates,
-        participations=participations,
-    )
-    return noise_tail.delta_left(delta, tail, num_coordinates)
+    # The squared norms of disjoint participations add up.
+    each = sigma * math.sqrt(participations)
+    return noise_failure.delta_left(delta, each, num_coordinates)
 
 
 def noise_multiplier(
@@ -176,8 +166,8 @@ def _noise_multiplier(
     def excess(log_multiplier: float) -> float:
         sigma = math.exp(log_multiplier)
         try:
-            left = _left(sigma, delta, target, num_coordinates, disjoint_participations)
-        except noise_tail.TailError:
+            left = _left(sigma, delta, num_coordinates, disjoint_participations)
+        except TailError:
             return 1.0
         return _gaussian(sigma).get_delta_for_epsilon(target) - left
 
@@ -190,7 +180,7 @@ def _noise_multiplier(
                 _epsilon(each, delta, num_coordinates, disjoint_participations)
                 for each in (sigma, sigma * (1.0 - _ROUNDING))
             )
-        except noise_tail.TailError:
+        except TailError:
             return math.inf
 
     low, high = math.log(_SMALLEST_NOISE_MULTIPLIER), math.log(_LARGEST_NOISE_MULTIPLIER)
@@ -203,8 +193,7 @@ def _noise_multiplier(
     # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
     if target * (1.0 - 1e-6) <= found(root + 1e-10) <= target:
         return math.exp(root + 1e-10)
-    # Where it is large, what little noise allows is a smaller epsilon, or none: the tail costs
-    # less of delta at a smaller one.
+    # Where it is large, nothing is stated of what little noise it would take.
     below = scipy.optimize.brentq(exact_excess, low, high, xtol=1e-13, rtol=1e-13)
     root, step = below, 1e-9
     while found(root) > target:
@@ -301,18 +290,7 @@ def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
 def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: int) -> float:
     if sigma < _SMALLEST_NOISE_MULTIPLIER:
         return math.inf
-    loss = _gaussian(sigma)
-
-    def left(candidate: float) -> float:
-        return _left(sigma, delta, candidate, num_coordinates, participations)
-
-    largest = _exact_epsilon(sigma, noise_tail.SMALL_SHARE * delta)
-    left(largest)
-
-    def excess(candidate: float) -> float:
-        return loss.get_delta_for_epsilon(candidate) - left(candidate)
-
-    return _first_root(excess, largest)
+    return _exact_epsilon(sigma, _left(sigma, delta, num_coordinates, participations))
 
 
 def _exact_epsilon(sigma: float, delta: float) -> float:

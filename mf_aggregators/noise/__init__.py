@@ -2,8 +2,10 @@
 
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise.rows_of_z import NOISE_FORMAT
 
 __all__ = [
+    "NOISE_FORMAT",
     "NoiseSource",
     "NoiseStorage",
     "blocks",

@@ -130,34 +130,6 @@ def choose(
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
 
 
-def choose_of_version_0_5(
-    recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int = 4
-) -> NoiseStorage:
-    """Returns what :func:`choose` chose in version 0.5.0, for runs that were begun under it.
-
-    It kept a cheap state unless files saved a quarter of a second and a third of the time,
-    and did not count what files cost a round however small the model.
-
-    Args:
-      recursion: The mechanism's recursion.
-      num_parameters: d, the entries of a row.
-      bytes_of_float: 4, or 8 for float64 parameters.
-
-    Returns:
-      STATE or DISK.
-
-    Raises:
-      ValueError: If there is no parameter.
-    """
-    of_state = cost(recursion, num_parameters, NoiseStorage.STATE, bytes_of_float)
-    of_disk = cost(recursion, num_parameters, NoiseStorage.DISK, bytes_of_float)
-    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not recursion.fits_in_graph:
-        return NoiseStorage.DISK
-    seconds_on_disk = of_disk.seconds_per_round - _SECONDS_PER_ROUND_WITH_FILES
-    is_kept = of_state.seconds_per_round < max(0.25, 1.5 * seconds_on_disk)
-    return NoiseStorage.STATE if is_kept else NoiseStorage.DISK
-
-
 def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int) -> NoiseCost:
     blocks = Blocks.of(recursion)
     row = num_parameters * bytes_of_float

@@ -17,7 +17,7 @@ import tqdm
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
-from mf_aggregators.accounting import amplification, gaussian, noise_tail, sampling_schemes
+from mf_aggregators.accounting import amplification, gaussian, noise_failure, sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
@@ -221,6 +221,6 @@ def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
 
 def _accounting_fingerprint() -> str:
     """Tells versions of the accounting apart, so that no mended one serves old numbers."""
-    sources = (amplification, gaussian, noise_tail, sampling_schemes)
+    sources = (amplification, gaussian, noise_failure, sampling_schemes)
     contents = "".join(inspect.getsource(module) for module in sources)
     return hashlib.sha256(contents.encode()).hexdigest()[:16]

@@ -50,7 +50,7 @@ class Guarantee:
       zcdp_rho: rho of zero-concentrated DP, never amplified; infinity without noise.
       epsilon: The epsilon of (epsilon, delta)-DP; infinity without noise, and where
         participations that broke the plan leave so little that no epsilon can be stated
-        (``noise_tail``).
+        (``accounting.noise_failure``).
       delta: The delta that epsilon is for.
       sampling: How the batches are drawn, if the guarantee is amplified by that.
     """
@@ -203,7 +203,7 @@ def planned(
 
     Returns:
       The guarantee for all rounds of the factorization; its epsilon is infinite for so little
-      noise that its tail takes more than half of delta.
+      noise that none is stated.
 
     Raises:
       ValueError: If the noise multiplier or delta is out of its range.

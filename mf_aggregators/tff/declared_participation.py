@@ -7,7 +7,6 @@ stands there as numbers, so that whoever draws cohorts can compare, before the f
 run and whenever it is resumed.
 """
 
-import collections
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -65,59 +64,6 @@ def in_state(state: Any) -> tuple[Participation, ...]:
     """
     found = (_schema(declared) for declared in _declared_in(state))
     return tuple(schema for schema in found if schema is not None)
-
-
-def without(state: Any) -> Any:
-    """Returns a state as version 0.5.0 had it, which declared no schema.
-
-    Args:
-      state: As :func:`in_state` takes it.
-
-    Returns:
-      The state with named tuples of the same names that lack the fields of schemas.
-    """
-    if isinstance(state, tuple) and hasattr(state, "_fields"):
-        kept = {
-            name: without(each)
-            for name, each in zip(state._fields, state, strict=True)
-            if not isinstance(each, DeclaredParticipation)
-        }
-        if len(kept) == len(state):
-            return type(state)(**kept)
-        return collections.namedtuple(type(state).__name__, kept)(**kept)
-    if isinstance(state, Mapping):
-        return type(state)((name, without(each)) for name, each in state.items())  # type: ignore[call-arg]
-    if isinstance(state, (tuple, list)):
-        return type(state)(without(each) for each in state)
-    return state
-
-
-def restored(state: Any, like: Any) -> Any:
-    """Returns a state of version 0.5.0 with the schemas of another state, the inverse of without.
-
-    Args:
-      state: What declares no schema.
-      like: A state of the same process, whose schemas are taken.
-
-    Returns:
-      The values of ``state`` in the structure of ``like``.
-    """
-    if isinstance(like, DeclaredParticipation):
-        return like
-    if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return type(like)(
-            *(
-                each
-                if isinstance(each, DeclaredParticipation)
-                else restored(getattr(state, name), each)
-                for name, each in zip(like._fields, like, strict=True)
-            )
-        )
-    if isinstance(like, Mapping):
-        return type(like)((name, restored(state[name], each)) for name, each in like.items())  # type: ignore[call-arg]
-    if isinstance(like, (tuple, list)):
-        return type(like)(restored(one, other) for one, other in zip(state, like, strict=True))
-    return state
 
 
 def _declared_in(state: Any) -> Iterator[DeclaredParticipation]:

@@ -23,6 +23,7 @@ from mf_aggregators.noise.recursions import (
 )
 from mf_aggregators.noise.recursions.substitution import SubstitutionNoise
 from mf_aggregators.noise.row_layout import Segment
+from mf_aggregators.tff import tensor_discrete_gaussian
 from mf_aggregators.tff.tensor_rows_of_z import BitSource, PhiloxBits, chunk_rows
 
 _PARALLEL_CHUNKS = 4
@@ -70,12 +71,13 @@ class RowsInState:
         """
         del stream
         dtype, width, chunks = tf.as_dtype(segment.dtype), segment.width, segment.num_chunks
+        table = tensor_discrete_gaussian.graph_table()
         kept_rows = self.recursion.floats_per_parameter
 
         def step(chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(row: tf.Tensor) -> tf.Tensor:
                 number = segment.first_chunk + chunk
-                return chunk_rows(self.source, seed, row, 1, number, width, dtype)[0]
+                return chunk_rows(self.source, seed, row, 1, number, width, dtype, table)[0]
 
             of_chunk = tf.zeros([0, width], dtype) if history is None else history[chunk]
             return _step(self.recursion, i, draw, of_chunk)

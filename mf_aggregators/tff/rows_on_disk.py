@@ -23,14 +23,16 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import atomic_files
+from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff import tensor_files
+from mf_aggregators.tff import tensor_discrete_gaussian, tensor_files
+from mf_aggregators.tff.tensor_discrete_gaussian import GraphTable
 from mf_aggregators.tff.tensor_rows_of_z import BitSource, chunk_rows
 
 # Files of this format are never mistaken for those of another.
-_FORMAT = 1
+_FORMAT = 2
 # State vectors are kept for the block in use, the next one and two before them.
 _STATES_KEPT = 4
 # Rows of Z that are combined at once.
@@ -90,6 +92,7 @@ class RowsOnDisk:
           (segment.size,) of the segment's dtype, and None.
         """
         del history
+        table = tensor_discrete_gaussian.graph_table()
 
         # Inside functions, operations with effects run in order and are never left out. A
         # function of its own for what is used in several places makes the graph smaller.
@@ -97,11 +100,11 @@ class RowsOnDisk:
         def make(
             block: tf.Tensor, chunk: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
         ) -> tf.Tensor:
-            return _StreamFiles(self, segment, seed, stream).make(block, chunk)
+            return _StreamFiles(self, segment, seed, stream, table).make(block, chunk)
 
         @tf.function(autograph=False)
         def row_and_share(i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
-            files = _StreamFiles(self, segment, seed, stream)
+            files = _StreamFiles(self, segment, seed, stream, table)
             block = files.block_of(i)
 
             def make_chunk(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
@@ -144,7 +147,7 @@ def prepare(
     root = pathlib.Path(directory)
     distinct = blocks.distinct_weights()
     contents = {int(block): blocks.weights(int(block)).tobytes() for block in np.unique(distinct)}
-    identity = hashlib.sha256(_described(segments, source_name).encode())
+    identity = hashlib.sha256(repr((_FORMAT, NOISE_FORMAT, source_name, segments)).encode())
     for part in (blocks.starts, distinct, blocks.recursion.scales_on_use):
         identity.update(b"none" if part is None else part.tobytes())
     for block, content in contents.items():
@@ -169,11 +172,17 @@ class _StreamFiles:
     """The files of one segment of one stream, while a graph is traced."""
 
     def __init__(
-        self, files: RowsOnDisk, segment: Segment, seed: tf.Tensor, stream: tf.Tensor
+        self,
+        files: RowsOnDisk,
+        segment: Segment,
+        seed: tf.Tensor,
+        stream: tf.Tensor,
+        table: GraphTable,
     ) -> None:
         self._blocks = files.blocks
         self._recursion = files.recursion
         self._source = files.source
+        self._table = table
         self._segment = segment
         self._seed = seed
         self._dtype = tf.as_dtype(segment.dtype)
@@ -327,6 +336,7 @@ class _StreamFiles:
                 self._segment.first_chunk + chunk,
                 self._segment.width,
                 self._dtype,
+                self._table,
             )
             # In one product: what is added to the state vectors once need not be float64.
             return tf.cast(weights[:, done : done + count], self._dtype) @ z
@@ -479,17 +489,3 @@ class _StreamFiles:
 
 def _number(value: tf.Tensor) -> tf.Tensor:
     return tf.strings.join(["-", tf.strings.as_string(value)])
-
-
-def _described(segments: tuple[Segment, ...], source_name: str) -> str:
-    """What the name of a directory follows from, besides the weights.
-
-    In the words of version 0.5.0, as the names of files below it: what it wrote is found.
-    """
-    parts = [
-        f"Segment(dtype={segment.dtype!r}, first_panel={segment.first_chunk}, "
-        f"size={segment.size}, positions={segment.positions})"
-        for segment in segments
-    ]
-    layout = f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
-    return f"({_FORMAT}, {source_name!r}, {layout})"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from mf_aggregators.noise import row_layout
+from mf_aggregators.noise import NOISE_FORMAT, row_layout
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff.tensor_rows_of_z import BitSource
@@ -22,6 +22,7 @@ class NoiseState(NamedTuple):
     """Where a stream of noise rows stands, as tensors.
 
     Attributes:
+      noise_format: int64 scalar: ``noise.NOISE_FORMAT`` of the version that made the state.
       round_index: int64 scalar: the round that the next row is for, from 0.
       seed: (2,) int64: the stream's secret.
       stream: (2,) int64: the stream's name, which is not secret.
@@ -30,6 +31,7 @@ class NoiseState(NamedTuple):
         tuple if nothing is needed or it is kept in files.
     """
 
+    noise_format: Any
     round_index: Any
     seed: Any
     stream: Any
@@ -92,7 +94,8 @@ class TensorNoise:
         """
         histories = (self.store.initial_history(segment) for segment in self.segments)
         kept = tuple(history for history in histories if history is not None)
-        return NoiseState(tf.zeros([], tf.int64), seed, stream, kept)
+        noise_format = tf.constant(NOISE_FORMAT, tf.int64)
+        return NoiseState(noise_format, tf.zeros([], tf.int64), seed, stream, kept)
 
     def next_row(self, state: NoiseState) -> tuple[list[tf.Tensor], NoiseState]:
         """Returns the state's row of C^-1 Z, at unit variance of Z, and the next state.
@@ -105,7 +108,7 @@ class TensorNoise:
           the state for the next round. Running the graph fails with InvalidArgumentError if
           the mechanism has no more rounds.
         """
-        i = self._checked_round(state.round_index)
+        i = self._checked_round(_of_this_noise(state))
         row = [tf.zeros(spec.shape, noise_dtype(spec.dtype)) for spec in self.specs]
         histories = []
         for number, segment in enumerate(self.segments):
@@ -115,7 +118,7 @@ class TensorNoise:
             for position, tensor in _split(segment, flat, self.specs):
                 row[position] = tensor
         kept = tuple(histories) if state.history else state.history
-        return row, NoiseState(i + 1, state.seed, state.stream, kept)
+        return row, state._replace(round_index=i + 1, history=kept)
 
     def _checked_round(self, round_index: tf.Tensor) -> tf.Tensor:
         num_rounds = self.recursion.num_rounds
@@ -130,6 +133,20 @@ class TensorNoise:
         )
         with tf.control_dependencies([has_round] if has_round is not None else []):
             return tf.identity(round_index)
+
+
+def _of_this_noise(state: NoiseState) -> tf.Tensor:
+    """The state's round, of a state whose earlier rows this version would have made."""
+    is_same = tf.debugging.assert_equal(
+        state.noise_format,
+        tf.constant(NOISE_FORMAT, tf.int64),
+        message=(
+            "This state was made by a version whose noise is another one of the same seed: go on "
+            "with that version, or start anew."
+        ),
+    )
+    with tf.control_dependencies([is_same] if is_same is not None else []):
+        return tf.identity(state.round_index)
 
 
 def segments_of(specs: tuple[tf.TensorSpec, ...]) -> tuple[Segment, ...]:

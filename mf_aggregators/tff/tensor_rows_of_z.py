@@ -1,23 +1,16 @@
-"""Rows of Z as TensorFlow graphs: what ``random_bits`` and ``rows_of_z`` define, for TFF.
+"""Rows of Z as TensorFlow graphs: what ``random_bits`` and ``rows_of_z`` define, for TFF."""
 
-TensorFlow supplies the random bits, and not the normal samples: its Box-Muller transform
-replaces uniforms below 1e-7, which cuts the tails at 5.68 standard deviations, and draws
-float32 samples from 2^23 radii. A cut tail is a chance of no deniability at all, and few
-radii are recognised in the output. Here the transform runs in float64 on uniforms of 53
-bits, which reaches 8.57 standard deviations (``rows_of_z.LARGEST_NORMAL``).
-"""
-
-import math
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from mf_aggregators.noise.row_layout import CHUNK
-from mf_aggregators.noise.rows_of_z import UNIFORM_BITS, UNIFORM_UNIT
+from mf_aggregators.noise.rows_of_z import STEP, WORDS_PER_COORDINATE, WORDS_PER_LEVEL
+from mf_aggregators.tff import tensor_discrete_gaussian
+from mf_aggregators.tff.tensor_discrete_gaussian import GraphTable
 
 # TensorFlow's number for the Philox generator.
 _PHILOX = 1
-_HALF = CHUNK // 2
 # Rows that are drawn at the same time, each with some megabytes of temporary memory.
 _PARALLEL_ROWS = 4
 
@@ -94,6 +87,7 @@ def chunk_rows(
     chunk: tf.Tensor,
     width: int,
     dtype: tf.DType,
+    table: GraphTable,
 ) -> tf.Tensor:
     """Returns the entries of consecutive rows of Z in one chunk of coordinates.
 
@@ -105,20 +99,27 @@ def chunk_rows(
       chunk: int64 scalar: the chunk's number in the row.
       width: How many coordinates, at most CHUNK.
       dtype: float32 or float64.
+      table: The sampler's table, which the graph should hold once.
 
     Returns:
       (num_rows, width) of the dtype.
     """
-    pairs = min(width, _HALF)
-    first_index = chunk * CHUNK
-    prepared = source.prepare(seed, first_row, num_rows, first_index, _HALF + pairs)
+    first_index = WORDS_PER_COORDINATE * CHUNK * chunk
+    count = WORDS_PER_COORDINATE * width
+    prepared = source.prepare(seed, first_row, num_rows, first_index, count)
 
     def one_row(row: tf.Tensor | int) -> tf.Tensor:
-        radii, angles = (
-            source.integers(prepared, seed, first_row, row, first_index, offset, pairs)
-            for offset in (0, _HALF)
-        )
-        return _normals(radii, angles, width, dtype)
+        def tie_words(level: tf.Tensor) -> tf.Tensor:
+            # Needed about once in a billion chunks, so that nothing is prepared for it.
+            index = first_index + WORDS_PER_LEVEL * (tf.cast(level, tf.int64) + 1)
+            i = first_row + tf.cast(row, tf.int64)
+            found = source.prepare(seed, i, 1, index, count)
+            return _by_word(source.integers(found, seed, i, 0, index, 0, count))
+
+        words = _by_word(source.integers(prepared, seed, first_row, row, first_index, 0, count))
+        integers = tensor_discrete_gaussian.from_words(table, words, tie_words)
+        entries = tf.cast(integers, tf.float64) * STEP
+        return tf.ensure_shape(tf.cast(entries, dtype), [width])
 
     if isinstance(num_rows, int) and num_rows == 1:
         return one_row(0)[tf.newaxis]
@@ -132,20 +133,6 @@ def chunk_rows(
     return rows.stack()
 
 
-def _normals(radii: tf.Tensor, angles: tf.Tensor, width: int, dtype: tf.DType) -> tf.Tensor:
-    """Box-Muller: the cosines of all pairs of integers, then the sines."""
-    # Uniforms in (0, 1] keep the logarithm finite.
-    radius = tf.sqrt(-2.0 * tf.math.log((_bits(radii) + 1.0) * UNIFORM_UNIT))
-    angle = _bits(angles) * (2.0 * math.pi * UNIFORM_UNIT)
-    normals = tf.cast(radius * tf.cos(angle), dtype)
-    sines = width - min(width, _HALF)
-    if sines:
-        normals = tf.concat([normals, tf.cast((radius * tf.sin(angle))[:sines], dtype)], axis=0)
-    return normals
-
-
-def _bits(integers: tf.Tensor) -> tf.Tensor:
-    """The upper 53 bits of each integer as a float64, which holds them exactly."""
-    return tf.cast(
-        tf.bitwise.right_shift(integers, tf.constant(64 - UNIFORM_BITS, tf.uint64)), tf.float64
-    )
+def _by_word(integers: tf.Tensor) -> tf.Tensor:
+    """The first words of all coordinates, the second ones and the third ones."""
+    return tf.transpose(tf.reshape(integers, [-1, WORDS_PER_COORDINATE]))

@@ -21,6 +21,7 @@ from absl import flags
 from mf_aggregators import __version__, checkpoints
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.privacy import printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
@@ -212,6 +213,11 @@ def _check_same_run(
             f"{directory.path} holds a run of other versions of its packages (see "
             f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
         )
+    if old.get("noise_format", 1) != NOISE_FORMAT:
+        raise CommandError(
+            f"{directory.path} holds a run that was begun with the noise of version 0.5.0, which "
+            "this version does not make: go on with that version, or start a new run."
+        )
     old_flags = {**run_options.NEW_SINCE_VERSION_0_5_0, **old.get("flags", {})}
     run_directory.check_same_flags(old_flags, options.of_the_run(), directory.path)
 
@@ -263,7 +269,7 @@ def _check_ledger(directory: RunDirectory) -> None:
 
 def _config(command: TaskCommand, design: RunDesign, cohort_seed: int) -> dict[str, Any]:
     kept = design.options.of_the_run()
-    noise = (
+    noise_seed = (
         "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
         "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
     )
@@ -282,8 +288,13 @@ def _config(command: TaskCommand, design: RunDesign, cohort_seed: int) -> dict[s
             "weights: cohort_seed"
         )
     if kept["seed"] is not None:
-        noise, clients = "", "everything, noise included, follows from --seed: for tests only"
-    return {**config, "seeds_policy": noise + clients, "versions": versions()}
+        noise_seed, clients = "", "everything, noise included, follows from --seed: for tests only"
+    return {
+        **config,
+        "seeds_policy": noise_seed + clients,
+        "noise_format": NOISE_FORMAT,
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:

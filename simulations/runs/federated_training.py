@@ -244,12 +244,7 @@ def noise_storage_of(
         size = sum(int(weight.size) for weight in initial_weights)
         bytes_of_floats = sum(weight.size * max(4, weight.itemsize) for weight in initial_weights)
         row = (size, math.ceil(bytes_of_floats / size))
-        # Version 0.5.0 did not write it down.
-        if any(directory.states.glob("round_*")):
-            storage = costs.choose_of_version_0_5(recursion, *row)
-        else:
-            storage = costs.choose(recursion, *row).storage
-        chosen = storage.value
+        chosen = costs.choose(recursion, *row).storage.value
         directory.write_json(run_directory.CONFIG_FILE, {**config, "noise_storage": chosen})
     return chosen
 

@@ -22,7 +22,6 @@ import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
 from mf_aggregators.privacy.ledgers import LedgerError
-from mf_aggregators.tff import declared_participation
 from simulations.runs import sealed_directories
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
@@ -216,16 +215,7 @@ class StateStore:
         except Exception as error:
             # TFF and TensorFlow raise many types, and some messages hold the state with its seed.
             reason = type(error).__name__
-        try:
-            # States of version 0.5.0 do not tell the participation schema.
-            older = asyncio.run(
-                manager.load(version, declared_participation.without(initial_state))
-            )
-        except Exception:
-            raise DamagedDirectoryError(
-                f"{self._path(version)} cannot be loaded: {reason}"
-            ) from None
-        return declared_participation.restored(older, initial_state)
+        raise DamagedDirectoryError(f"{self._path(version)} cannot be loaded: {reason}")
 
     def _ledger_digest(self, version: int) -> str | None:
         """The ledger digest of a state whose checksums were found right; None if it has none."""

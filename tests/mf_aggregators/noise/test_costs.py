@@ -33,7 +33,7 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.row_layout import CHUNK
-from mf_aggregators.tff import rows_on_disk, tensor_noise
+from mf_aggregators.tff import rows_on_disk, tensor_discrete_gaussian, tensor_noise
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.tensor_noise import TensorNoise
 from mf_aggregators.tff.tensor_rows_of_z import PhiloxBits
@@ -91,8 +91,8 @@ def _files_bytes(
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
-        nothing = tf.zeros([2], tf.int64)
-        return rows_on_disk._StreamFiles(files, segment, nothing, nothing).make(block, chunk)
+        nothing, table = tf.zeros([2], tf.int64), tensor_discrete_gaussian.graph_table()
+        return rows_on_disk._StreamFiles(files, segment, nothing, nothing, table).make(block, chunk)
 
     for block in range(blocks.num_blocks):
         for chunk in range(segment.num_chunks):

@@ -46,17 +46,3 @@ def test_a_schema_is_found_wherever_it_stands_in_a_state(participation: Particip
 def test_a_state_may_declare_nothing() -> None:
     assert declared_participation.in_state(_State([np.ones(3)], {"a": (1, 2, 3)})) == ()
     assert declared_participation.in_state((declared_participation.declare(None),)) == ()
-
-
-def test_a_state_without_schemas_gets_them_back() -> None:
-    declared = declared_participation.declare(MinSeparation(3, 2))
-    nested = collections.OrderedDict(norm=1.0, inner=([_State("model", declared)], _State(1, 2)))
-    older = declared_participation.without(nested)
-    assert older["inner"][0][0] == ("model",)
-    assert type(older["inner"][0][0]).__name__ == "_State"
-    assert older["inner"][0][0]._fields == ("model",)
-    assert older["inner"][1] == _State(1, 2)
-    assert declared_participation.in_state(older) == ()
-    assert declared_participation.restored(older, nested) == nested
-    other = collections.OrderedDict(norm=7.0, inner=([_State("other", declared)], _State(3, 4)))
-    assert declared_participation.restored(older, other) == nested

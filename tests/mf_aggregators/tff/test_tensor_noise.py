@@ -34,7 +34,7 @@ from mf_aggregators.noise import recursions, row_layout, rows_of_z, streams
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.tff import rows_on_disk, tensor_noise
+from mf_aggregators.tff import rows_on_disk, tensor_discrete_gaussian, tensor_noise
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
@@ -411,28 +411,6 @@ def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     assert blocks.rows_kept < _NUM_ROUNDS or blocks.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
 
 
-@pytest.mark.parametrize(
-    ("specs", "layout"),
-    [
-        (
-            _SPECS[:2],
-            "Segment(dtype='float32', first_panel=0, size=7, positions=(0, 1)),",
-        ),
-        (
-            _MIXED_SPECS,
-            "Segment(dtype='float32', first_panel=0, size=11, positions=(1, 2, 3, 4)), "
-            "Segment(dtype='float64', first_panel=1, size=4, positions=(0, 5))",
-        ),
-    ],
-)
-def test_directories_are_named_as_in_version_0_5_0(
-    specs: tuple[tf.TensorSpec, ...], layout: str
-) -> None:
-    """Of what they are named after, the layout alone is text: it was Python's of that time."""
-    found = rows_on_disk._described(tensor_noise.segments_of(specs), "philox")
-    assert found == f"(1, 'philox', ({layout}))"
-
-
 def test_streams_in_one_directory_do_not_mix() -> None:
     """With names whose digits run together, of other seeds, in turns."""
     stream = _stream(3, "disk")
@@ -644,6 +622,7 @@ def _drift_z(num_rounds: int) -> np.ndarray:
             tf.zeros([], tf.int64),
             _DRIFT_WIDTH,
             tf.float32,
+            tensor_discrete_gaussian.graph_table(),
         )
     )(tf.constant(_SEED))
     return np.asarray(rows.numpy())
@@ -687,7 +666,11 @@ def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_r
     @tf.function(autograph=False)
     def make(block: tf.Tensor) -> tf.Tensor:
         made = rows_on_disk._StreamFiles(
-            files, segment, tf.constant(_SEED), tf.zeros([2], tf.int64)
+            files,
+            segment,
+            tf.constant(_SEED),
+            tf.zeros([2], tf.int64),
+            tensor_discrete_gaussian.graph_table(),
         )
         return made.make(block, tf.zeros([], tf.int64))
 

@@ -54,7 +54,6 @@ def test_gaussian_mechanisms_compose_to_one(multipliers: list[float]) -> None:
     runs = [_run(each, accounting.epsilon(each, 1e-4)) for each in multipliers]
     found = run_compositions.composition(runs)
     one = 1.0 / math.sqrt(sum(each**-2 for each in multipliers))
-    # The exact curve, but for the end of the noise's tail.
     exact = gaussian.exact_epsilon(one, 1e-4)
     assert found.epsilon is not None
     assert exact - 1e-9 <= found.epsilon <= exact * (1.0 + 1e-5) + 1e-9
@@ -62,7 +61,7 @@ def test_gaussian_mechanisms_compose_to_one(multipliers: list[float]) -> None:
 
 
 def test_runs_that_cannot_be_composed_are_said_to_be() -> None:
-    # The end of the noise's tail is more likely than that.
+    # What drawing the noise costs is no small part of that.
     run = dataclasses.replace(_run(0.9, 9.0), delta=1e-15)
     found = run_compositions.composition([run] * 4 + [_run(None, None)])
     assert found.epsilon is None

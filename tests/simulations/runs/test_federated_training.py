@@ -98,29 +98,20 @@ def test_the_task_as_it_is_trains(
     assert (tmp_path / "privacy.json").exists()
 
 
-@pytest.mark.parametrize("begun_under_version_0_5", [False, True])
 def test_a_run_goes_on_with_the_storage_that_it_began_with(
-    plan: run_designs.RunDesign,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    begun_under_version_0_5: bool,
+    plan: run_designs.RunDesign, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 0.5.0 kept a state of 10 MB that files would have been quicker than."""
     banded = dataclasses.replace(plan, factorization=factorizations.toeplitz(50, num_bands=25))
     weights = [np.zeros((1000, 100), np.float32)]
     directory = RunDirectory(tmp_path)
     directory.write_json("config.json", {"flags": {}})
-    if begun_under_version_0_5:
-        (directory.states / "round_0").mkdir(parents=True)
-    expected = "state" if begun_under_version_0_5 else "disk"
-    assert federated_training.noise_storage_of(banded, directory, weights) == expected
+    assert federated_training.noise_storage_of(banded, directory, weights) == "disk"
     # Whatever a later version finds cheaper.
-    other = NoiseStorage.DISK if begun_under_version_0_5 else NoiseStorage.STATE
+    other = NoiseStorage.STATE
     cost = costs.cost(banded.factorization.noise_recursion(), 100_000, other)
     monkeypatch.setattr(costs, "choose", lambda *_: cost)
-    (directory.states / "round_1").mkdir(parents=True, exist_ok=True)
-    assert federated_training.noise_storage_of(banded, directory, weights) == expected
-    assert directory.read_config() == {"flags": {}, "noise_storage": expected}
+    assert federated_training.noise_storage_of(banded, directory, weights) == "disk"
+    assert directory.read_config() == {"flags": {}, "noise_storage": "disk"}
     asked = dataclasses.replace(
         banded, options=dataclasses.replace(plan.options, noise_storage=other.value)
     )

@@ -1,0 +1,346 @@
+"""Discrete Gaussian noise: tables and their sums in exact arithmetic, and what the bound says."""
+
+import dataclasses
+import decimal
+import functools
+import itertools
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+
+from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.noise.discrete_gaussian import AliasTable
+from tests.mf_aggregators.forced_ties import words_that_tie
+
+_END = 2**15
+_STEP = 2**10
+# A statistical test fails with at most this probability if the noise is what it should be; its
+# seeds are fixed, so that it fails always or never.
+_FALSE_ALARM = 1e-6
+_SMALL = [
+    (Fraction(1), 3, 4, 2),
+    (Fraction(5, 2), 3, 5, 1),
+    (Fraction(1, 3), 2, 3, 3),
+    (Fraction(7, 3), 4, 2, 3),
+    # Equal weights, as nearly as they can be: many columns are full.
+    (Fraction(10**6), 3, 4, 2),
+]
+
+
+def _thresholds(table: AliasTable) -> list[int]:
+    """All words of each threshold as one number."""
+    thresholds = [int(entry) >> table.column_bits for entry in table.packed]
+    for further in table.further:
+        pairs = zip(thresholds, further.tolist(), strict=True)
+        thresholds = [threshold << table.fraction_bits | word for threshold, word in pairs]
+    return thresholds
+
+
+def _law(table: AliasTable) -> list[int]:
+    """What is drawn with which probability, in the table's units."""
+    room = 2 ** (table.fraction_bits * (1 + len(table.further)))
+    aliases = (table.packed & np.uint64(2**table.column_bits - 1)).tolist()
+    law = [0] * len(aliases)
+    for column, (threshold, alias) in enumerate(zip(_thresholds(table), aliases, strict=True)):
+        law[column] += threshold
+        law[alias] += room - threshold
+    return law
+
+
+def _units(sigma: Fraction, column_bits: int, total_bits: int) -> list[Decimal]:
+    """The numbers that weights should be within one of, each by an exponential of its own."""
+    half = 2 ** (column_bits - 1)
+    with decimal.localcontext() as context:
+        context.prec = math.ceil(total_bits * math.log10(2.0)) + 15
+        scale = -Decimal(sigma.denominator**2) / Decimal(2 * sigma.numerator**2)
+        powers = [(k * k * scale).exp() for k in range(half + 1)]
+        exact = powers[:0:-1] + powers[:half]
+        factor = Decimal(2**total_bits) / sum(exact)
+        return [factor * power for power in exact]
+
+
+@functools.cache
+def _real() -> tuple[AliasTable, list[int]]:
+    """The table that is used, and its law."""
+    table = discrete_gaussian.table()
+    return table, _law(table)
+
+
+def _check_within_one_unit(law: list[int], units: list[Decimal], total_bits: int) -> None:
+    assert sum(law) == 2**total_bits
+    with decimal.localcontext() as context:
+        context.prec = 250
+        assert max(abs(found - exact) for found, exact in zip(law, units, strict=True)) <= 1
+
+
+@pytest.mark.parametrize(("sigma", "column_bits", "fraction_bits", "num_words"), _SMALL)
+def test_all_words_of_small_tables_draw_the_weights(
+    sigma: Fraction, column_bits: int, fraction_bits: int, num_words: int
+) -> None:
+    table = discrete_gaussian.alias_table(sigma, column_bits, fraction_bits, num_words)
+    total_bits = column_bits + num_words * fraction_bits
+    # All numbers of these many bits: a column, and the fractions of all words.
+    numbers = np.arange(2**total_bits, dtype=np.uint64)
+    fraction_mask = np.uint64(2**fraction_bits - 1)
+
+    def fractions(word: int) -> np.ndarray:
+        shift = np.uint64(column_bits + word * fraction_bits)
+        return (numbers >> shift & fraction_mask) << np.uint64(column_bits)
+
+    column_mask = np.uint64(2**column_bits - 1)
+    drawn = table.draw(fractions(0) | (numbers & column_mask), lambda level: fractions(level + 1))
+    counts = np.bincount(drawn + 2 ** (column_bits - 1), minlength=2**column_bits).tolist()
+    assert counts == discrete_gaussian.integer_weights(sigma, column_bits, total_bits)
+    assert counts == _law(table)
+    _check_within_one_unit(counts, _units(sigma, column_bits, total_bits), total_bits)
+
+
+def test_the_table_that_is_used_has_the_exact_law() -> None:
+    table, law = _real()
+    sigma = discrete_gaussian.SIGMA_OF_TABLE
+    total_bits = 16 + 48 * (1 + len(table.further))
+    units = _units(sigma, 16, total_bits)
+    assert law == discrete_gaussian.integer_weights(sigma, 16, total_bits)
+    _check_within_one_unit(law, units, total_bits)
+    # Relative errors matter where the law is smallest.
+    claimed = discrete_gaussian._unit_share(sigma, 1 + len(table.further))
+    assert claimed < 2.0**-100
+    with decimal.localcontext() as context:
+        context.prec = 60
+        assert max(1 - found / exact for found, exact in zip(law, units, strict=True)) <= claimed
+    assert float(1 / min(units)) > 0.9 * claimed
+
+
+def test_one_wrong_entry_changes_the_law() -> None:
+    table, law = _real()
+    random = np.random.default_rng(5)
+    column = int(random.integers(2**16))
+    for name, index, change in (
+        ("packed", column, 1),
+        ("packed", column, 2**16),
+        ("further", (0, column), 1),
+        ("further", (1, column), 1),
+    ):
+        array = getattr(table, name).copy()
+        array[index] ^= np.uint64(change)
+        assert _law(dataclasses.replace(table, **{name: array})) != law
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "step"), [(1.0, 1.0, 2), (2.0, 3.0, 2), (2.5, 2.0, 3), (4.0, 1.2, 8)]
+)
+def test_sums_of_discrete_gaussians_are_within_the_bound(
+    first: float, second: float, step: int
+) -> None:
+    variance = first**2 + step**2 * second**2
+    largest = int(6 * math.sqrt(variance))
+    table_end = 4 * int(first)
+    ripple, outside = discrete_gaussian._convolution(
+        Fraction(first) ** 2, Fraction(second) ** 2, step, table_end, Fraction(largest)
+    )
+    sums = np.arange(-largest, largest + 1)
+    # Terms beyond vanish in float64.
+    summands = np.arange(-60 * largest, 60 * largest + 1)
+    weights_b = np.exp(-(summands**2) / (2 * second**2))
+    rest = sums[:, np.newaxis] - step * summands
+    terms = np.exp(-(rest**2) / (2 * first**2)) * weights_b
+    weights_a = np.exp(-(summands**2) / (2 * first**2))
+    law = terms.sum(axis=1) / (weights_a.sum() * weights_b.sum())
+    gaussian = np.exp(-(summands**2) / (2 * variance))
+    ratio = law / (np.exp(-(sums**2) / (2 * variance)) / gaussian.sum())
+    assert np.all(ratio >= (1 - ripple) / (1 + ripple) - 1e-12)
+    assert np.all(ratio <= (1 + ripple) / (1 - ripple) + 1e-12)
+    # The bound says no more than is needed.
+    assert np.ptp(ratio) > ripple or ripple < 1e-10
+    share = (terms * (np.abs(rest) >= table_end)).sum(axis=1) / terms.sum(axis=1)
+    assert np.all(share <= outside)
+    assert np.max(share) > outside / 8
+
+
+@pytest.mark.parametrize("sigma", [0.8, 1.0, 1.5, 2.0, 3.0])
+def test_rounded_normals_are_below_the_claimed_multiple(sigma: float) -> None:
+    variance = sigma**2 - 1 / 12
+    integers = np.arange(-30 * math.ceil(sigma), 30 * math.ceil(sigma) + 1)
+    gaussian = np.exp(-(integers**2) / (2 * sigma**2))
+    near = np.abs(integers) <= 8 * sigma
+    gaussian = (gaussian / gaussian.sum())[near]
+    integers = integers[near]
+
+    def density(x: np.ndarray) -> np.ndarray:
+        return np.exp(-(x**2) / (2 * variance)) / math.sqrt(2 * math.pi * variance)
+
+    rounded = np.array(
+        [scipy.integrate.fixed_quad(density, k - 0.5, k + 0.5, n=40)[0] for k in integers]
+    )
+    ripple = 3 * math.exp(-2 * math.pi**2 * sigma**2)
+    claimed = (1 + ripple) * np.exp(integers**2 / (288 * variance**2 * sigma**2))
+    assert np.all(rounded <= claimed * gaussian * (1 + 1e-12))
+    # The factor is needed.
+    assert np.any(rounded > gaussian * (1 + 1e-6))
+
+
+def _probability(z: int) -> Fraction:
+    """The probability of Z = z from the law of the table: at most 65^2 ways."""
+    law = _real()[1]
+    ways = 0
+    for x1 in range(-_END + (z + _END) % _STEP, _END, _STEP):
+        w = (z - x1) // _STEP
+        assert w * _STEP + x1 == z
+        for x2 in range(-_END + (w + _END) % _STEP, _END, _STEP):
+            x3 = (w - x2) // _STEP
+            if -_END <= x3 < _END:
+                ways += law[x1 + _END] * law[x2 + _END] * law[x3 + _END]
+    return Fraction(ways, sum(law) ** 3)
+
+
+def _rounded_normal(z: int) -> Fraction:
+    """The probability of z, by Simpson's rule on eight panels, which is exact to 2^-110."""
+    with decimal.localcontext() as context:
+        context.prec = 80
+        variance = discrete_gaussian.VARIANCE - Fraction(1, 12)
+        exact = Decimal(variance.numerator) / Decimal(variance.denominator)
+        values = [
+            (-((Decimal(z) + Decimal(t) / 16) ** 2) / (2 * exact)).exp() for t in range(-8, 9)
+        ]
+        weights = [1, *[4, 2] * 7, 4, 1]
+        products = (weight * value for weight, value in zip(weights, values, strict=True))
+        mean = sum(products, Decimal(0)) / 48
+        # Digits of pi suffice for relative errors far below 2^-105.
+        pi = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+        return Fraction(mean / (2 * pi * exact).sqrt())
+
+
+def test_probabilities_of_z_are_at_least_what_the_bound_says() -> None:
+    """From the entries of the tables, in exact arithmetic, over the whole range."""
+    eta = discrete_gaussian._relative_deficit()
+    covered = discrete_gaussian.COVERED
+    random = np.random.default_rng(11)
+    spread = [int(z) for z in random.integers(-covered, covered + 1, 40)]
+    likely = [int(z) for z in discrete_gaussian.STANDARD_DEVIATION * random.standard_normal(40)]
+    steps = [sign * number * _STEP**2 for sign in (-1, 1) for number in (0, 1, 3000, 32000)]
+    points = [*spread, *likely, *steps, -covered, covered, covered - 1, 5, -77, _STEP, -_STEP]
+    deficits = [1 - _probability(z) / _rounded_normal(z) for z in points]
+    assert max(deficits) <= eta
+    # Nor are they larger by much more than that: it is the law of a rounded normal number.
+    assert min(deficits) >= -4 * eta
+    assert discrete_gaussian.failure_probability(1) >= 2 * max(deficits)
+
+
+def test_what_is_covered_needs_no_x3_outside_its_table() -> None:
+    covered, others = discrete_gaussian.COVERED, _END * (1 + _STEP)
+    assert (covered + others) // _STEP**2 == _END - 1
+    assert (covered + 1 + others) // _STEP**2 == _END
+    assert 15.9 < covered / discrete_gaussian.STANDARD_DEVIATION < 16.0
+
+
+def test_standard_deviation_is_rounded_down() -> None:
+    variance = discrete_gaussian.SIGMA_OF_TABLE**2 * (1 + 2**20 + 2**40)
+    assert variance == discrete_gaussian.VARIANCE
+    deviation = discrete_gaussian.STANDARD_DEVIATION
+    assert Fraction(deviation) ** 2 < variance - Fraction(1, 12)
+    assert Fraction(deviation * (1 + 2**-51)) ** 2 > variance - Fraction(1, 12)
+
+
+def test_failure_probability_is_small_and_grows_with_coordinates() -> None:
+    one = discrete_gaussian.failure_probability(1)
+    assert 2 * discrete_gaussian._relative_deficit() <= one < 2.0**-89
+    assert discrete_gaussian.failure_probability(2**40) == pytest.approx(2.0**40 * one)
+    assert discrete_gaussian.failure_probability(2**100) == 1.0
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="num_coordinates"):
+            discrete_gaussian.failure_probability(wrong)  # type: ignore[arg-type]
+
+
+def _no_words(level: int) -> np.ndarray:
+    raise AssertionError("no tie was expected")
+
+
+def test_drawn_integers_have_the_exact_frequencies() -> None:
+    table, law = _real()
+    count = 2**20
+    words = np.random.default_rng(3).integers(0, 2**64, count, dtype=np.uint64)
+    found = np.bincount(table.draw(words, _no_words) + _END, minlength=2 * _END)
+    total = sum(law)
+    expected = np.array([weight * count / total for weight in law])
+    # Neighbouring values together, until twenty or more are expected.
+    bins = np.floor(np.cumsum(expected) / 20.0).astype(int)
+    bins = np.minimum(bins, bins[-1] - 1)
+    found, expected = np.bincount(bins, found), np.bincount(bins, expected)
+    found, expected = found[expected > 0], expected[expected > 0]
+    assert len(expected) > 1000
+    assert np.min(expected) > 5
+    assert scipy.stats.chisquare(found, expected * count / expected.sum()).pvalue > _FALSE_ALARM
+
+
+def test_noise_has_the_moments_and_tails_of_normal_numbers() -> None:
+    count = 2**18
+    words = np.random.default_rng(4).integers(0, 2**64, (3, count), dtype=np.uint64)
+    drawn = discrete_gaussian.from_words(words, _no_words)
+    assert drawn.dtype == np.int64
+    assert drawn.shape == (count,)
+    normals = drawn / discrete_gaussian.STANDARD_DEVIATION
+    quantile = scipy.stats.norm.isf(_FALSE_ALARM / 2)
+    assert abs(normals.mean()) * math.sqrt(count) < quantile
+    assert abs((normals**2).mean() - 1) * math.sqrt(count / 2) < quantile
+    assert scipy.stats.kstest(normals, "norm").pvalue > _FALSE_ALARM
+    for bound in (3.0, 4.0):
+        beyond = int(np.sum(np.abs(normals) > bound))
+        chance = 2 * scipy.stats.norm.sf(bound)
+        assert scipy.stats.binomtest(beyond, count, chance).pvalue > _FALSE_ALARM
+    # The lower bits are uniform.
+    lower = np.bincount(drawn & 63, minlength=64)
+    assert scipy.stats.chisquare(lower).pvalue > _FALSE_ALARM
+
+
+def test_ties_are_decided_by_further_words() -> None:
+    count = 3000
+    words, further = words_that_tie(7, count)
+    found = discrete_gaussian.from_words(words, lambda level: further[level])
+    table = discrete_gaussian.table()
+    thresholds = _thresholds(table)
+    chosen = np.zeros(count, np.int64)
+    kept = 0
+    for index in range(3):
+        for draw, word in enumerate(words[index].tolist()):
+            column, fraction = word & 0xFFFF, word >> 16
+            for level in range(len(table.further)):
+                fraction = fraction << 48 | int(further[level, index, draw]) >> 16
+            keeps = fraction < thresholds[column]
+            kept += keeps
+            choice = column if keeps else int(table.packed[column]) & 0xFFFF
+            chosen[draw] += (choice - _END) * _STEP**index
+    np.testing.assert_array_equal(found, chosen)
+    assert 0.1 < kept / (3 * count) < 0.9
+
+
+def test_largest_noise_is_drawn_from_zeros() -> None:
+    """The last columns' thresholds begin with many zeros: ties, up to the last words."""
+    zeros = np.zeros((3, 2), np.uint64)
+    levels = []
+
+    def tie_words(level: int) -> np.ndarray:
+        levels.append(level)
+        return zeros
+
+    found = discrete_gaussian.from_words(zeros, tie_words)
+    assert found.tolist() == [-discrete_gaussian.LARGEST] * 2
+    assert max(levels) >= 2
+
+
+def test_large_noise_fits() -> None:
+    assert -discrete_gaussian.LARGEST == -_END - _END * _STEP - _END * _STEP**2
+    assert discrete_gaussian.LARGEST < 2**36
+
+
+def test_bad_words_are_refused() -> None:
+    for words in itertools.chain(
+        (np.zeros(shape, np.uint64) for shape in ((3,), (2, 5), (3, 5, 1))),
+        [np.zeros((3, 5), np.int64)],
+    ):
+        with pytest.raises(ValueError, match="uint64 array of shape"):
+            discrete_gaussian.from_words(words, _no_words)
