@@ -49,7 +49,7 @@ def epsilon(
       noise_multiplier: Relative to the sensitivity of C under its participation
         schema; zero means no noise.
       delta: Above 0 and below 1.
-      num_coordinates: Parameters times rounds: each costs a delta of about 9e-21.
+      num_coordinates: Parameters times rounds: each costs a delta of about 1e-27.
       disjoint_participations: 1, or the largest number of participations of a client if
         each changes rows of C x of its own, all of them by the same norm.
 
@@ -58,7 +58,7 @@ def epsilon(
 
     Raises:
       TailError: If the noise that is drawn costs more than a thousandth of delta, or the noise
-        multiplier is below 0.1: a ValueError.
+        multiplier is below 0.2: a ValueError.
       ValueError: If an argument is out of its range.
     """
     noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
