@@ -20,6 +20,7 @@ import mf_aggregators as mfa
 from mf_aggregators.accounting.sampling_schemes import PoissonSampling, Shuffling
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
@@ -590,6 +591,7 @@ def test_a_directory_of_another_run_is_not_touched(
     config = {
         "flags": {"num_rounds": 99},
         "cohort_seed": 1,
+        "noise_format": NOISE_FORMAT,
         "versions": federated_runs.versions(),
     }
     (output / "config.json").write_text(json.dumps(config))
@@ -610,6 +612,7 @@ def test_a_run_does_not_go_on_with_other_data(
     config = {
         "flags": kept,
         "cohort_seed": 1,
+        "noise_format": NOISE_FORMAT,
         "versions": federated_runs.versions(),
     }
     (output / "config.json").write_text(json.dumps(config))
