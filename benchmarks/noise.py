@@ -3,13 +3,15 @@ r"""Milliseconds, memory and disk of a row of noise, beside one normal vector an
   python benchmarks/noise.py
   python benchmarks/noise.py --only=blt-disk,banded_342-disk --plot=noise.png
   python benchmarks/noise.py --only=identity-state,blt-disk --tff
+  python benchmarks/noise.py --against=../version-0.5.0
 
 Each mechanism and storage runs in a process of its own. "Alone" times a row of noise, and in
 the same process, between the rows, one standard normal vector of that size from the same
 generator: the ratio of the medians is what counts, clocks being noisy. With --tff, whole
 rounds of the aggregator with 10 clients are timed in TensorFlow Federated, in turn with
 rounds of tff.learning.dp_aggregator. Memory is the peak of all processes, clients' updates
-and TensorFlow itself included.
+and TensorFlow itself included. --against=DIR measures each mechanism in another checkout of this
+repository as well, right after this one.
 
 Rows on disk are timed for a whole block in a steady state, so that all of a round is in it:
 reading the row, and the share of the next block. The dense matrix's rows cost more from block
@@ -108,6 +110,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("source", "philox", ["philox", "aes"], "Of random bits.", flag_values=values)
     string("noise_directory", None, "Where files go; default temporary.", flag_values=values)
     string("plot", None, "A PNG file to write.", flag_values=values)
+    string("against", None, "A checkout to time beside this one.", flag_values=values)
     string("measure", None, "One mechanism, in this process; prints JSON.", flag_values=values)
 
 
@@ -124,7 +127,13 @@ def main(values: flags.FlagValues) -> None:
         measured = _measure_in_tff(values) if values.tff else _measure_alone(values)
         print(json.dumps(measured), flush=True)
         return
-    rows = [_in_own_process(name, values) for name in values.only]
+    rows = []
+    for name in values.only:
+        rows.append(_in_own_process(name, values, pathlib.Path(__file__).resolve().parent.parent))
+        if values.against:
+            other = _in_own_process(name, values, pathlib.Path(values.against).resolve())
+            rows[-1]["against_milliseconds"] = other["milliseconds"]
+            rows[-1]["against_memory_gb"] = other["memory_gb"]
     baseline = "dp_aggregator" if values.tff else "one normal vector"
     lines = [
         (
@@ -132,7 +141,8 @@ def main(values: flags.FlagValues) -> None:
             f"{row['milliseconds']:8.1f} ms   {row['ratio']:5.2f} of {baseline} "
             f"({row['baseline_milliseconds']:.1f} ms), mean {row['mean_ratio']:5.2f}   "
             f"memory {row['memory_gb']:.2f} GB   disk {row['disk_gb']:.2f} GB   "
-            f"start {row['start_seconds']:.1f} s, first round {row['first_seconds']:.1f} s",
+            f"start {row['start_seconds']:.1f} s, first round {row['first_seconds']:.1f} s"
+            + _beside(row),
         )
         for row in rows
     ]
@@ -143,18 +153,32 @@ def main(values: flags.FlagValues) -> None:
     )
 
 
-def _in_own_process(name: str, values: flags.FlagValues) -> dict[str, Any]:
+def _beside(row: dict[str, Any]) -> str:
+    """What the other version took, if there is one."""
+    if "against_milliseconds" not in row:
+        return ""
+    ratio = row["milliseconds"] / row["against_milliseconds"]
+    return (
+        f"   {ratio:5.2f} of the other version ({row['against_milliseconds']:.1f} ms, "
+        f"{row['against_memory_gb']:.2f} GB)"
+    )
+
+
+def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path) -> dict[str, Any]:
     kept = ("num_parameters", "num_rounds", "rounds", "clients", "source")
     with tempfile.TemporaryDirectory(dir=values.noise_directory) as directory:
         command = [
             sys.executable,
-            __file__,
+            os.fspath(checkout / "benchmarks" / "noise.py"),
             f"--measure={name}",
             f"--noise_directory={directory}",
             f"--tff={values.tff}",
             *(f"--{flag}={values[flag].value}" for flag in kept),
         ]
-        finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        environment = {**os.environ, "PYTHONPATH": os.fspath(checkout)}
+        finished = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env=environment
+        )
     print(f"{name}: done", file=sys.stderr, flush=True)
     return {"name": name, **json.loads(finished.stdout.splitlines()[-1])}
 
@@ -163,6 +187,7 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
     quiet.prepare_environment()
     import tensorflow as tf
 
+    from mf_aggregators.noise.integer_rows import IntegerRows
     from mf_aggregators.noise.recursions import IndependentNoise
     from mf_aggregators.tff import noise_making, tensor_noise
     from mf_aggregators.tff.rows_in_state import RowsInState
@@ -178,7 +203,8 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
     start_seconds = time.perf_counter() - begin
     # Row i of a stream of independent noise is one standard normal vector.
     plain = tensor_noise.TensorNoise(
-        RowsInState(IndependentNoise(values.num_rounds), noise.store.source), specs
+        RowsInState(IntegerRows.of(IndependentNoise(values.num_rounds)), noise.store.source),
+        specs,
     )
     draw = tf.function(lambda state: plain.next_row(state)[0], autograph=False)
     plain_state = plain.initial_state(seed, seed)
@@ -186,7 +212,7 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
 
     def advance(state: Any) -> tuple[float, float, Any]:
         begin = time.perf_counter()
-        _, state = step(state)
+        state = step(state)[-1]
         between = time.perf_counter()
         draw(plain_state)
         return between - begin, time.perf_counter() - between, state

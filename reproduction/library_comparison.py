@@ -13,7 +13,6 @@ from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace
 
 # The papers' language model.
 _NUM_PARAMETERS = 4_050_748
-_BYTES_OF_FLOAT = 4
 _QUANTITIES = (
     "RMSE",
     "max error",
@@ -47,14 +46,14 @@ def table(
     found = {}
     for label, factorization in _mechanisms(num_rounds, schema, workspace):
         recursion = factorization.noise_recursion()
-        kept = recursion.floats_per_parameter
+        kept = recursion.bytes_per_parameter
         errors = factorization.errors(workload, schema)
         cost = costs.choose(recursion, num_parameters)
         found[label] = (
             errors.rmse,
             errors.max_error,
             errors.rmse / floor.rmse,
-            kept * num_parameters * _BYTES_OF_FLOAT / 1e9,
+            kept * num_parameters / 1e9,
             cost.seconds_per_round,
             cost.memory_bytes / 1e9,
             cost.disk_bytes / 1e9,

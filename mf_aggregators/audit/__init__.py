@@ -8,12 +8,15 @@ from mf_aggregators.audit.auditing import (
     Claim,
     audit,
 )
+from mf_aggregators.audit.bits import BitsResult, audit_bits
 
 __all__ = [
     "LARGE_DELTA",
     "MOST_ROUNDS",
     "AnyMechanismBound",
     "AuditResult",
+    "BitsResult",
     "Claim",
     "audit",
+    "audit_bits",
 ]

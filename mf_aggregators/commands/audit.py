@@ -108,9 +108,13 @@ def main(values: flags.FlagValues) -> int:
         claim,
         delta=values.delta,
         canaries=values.canaries,
-        false_alarm_rate=values.false_alarm_rate,
+        false_alarm_rate=values.false_alarm_rate / 2.0,
         show_progress=True,
     )
+    bits = audit.audit_bits(
+        build_aggregator, claim, false_alarm_rate=values.false_alarm_rate / 2.0, show_progress=True
+    )
+    exceeded = result.exceeded or bits.exceeded
     rates = result.rates[0]
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
@@ -121,7 +125,7 @@ def main(values: flags.FlagValues) -> int:
         "epsilon": result.epsilon,
         "epsilon_lower_bound": result.epsilon_lower_bound,
         "ratio": result.ratio,
-        "exceeded": result.exceeded,
+        "exceeded": exceeded,
         "mu": claim.mu,
         "mu_lower_bound": result.mu_lower_bound,
     }
@@ -136,12 +140,15 @@ def main(values: flags.FlagValues) -> int:
         "false_negatives": rates.false_negatives,
         "absences": rates.absences,
         "false_positives": rates.false_positives,
-        "false_alarm_rate": result.false_alarm_rate,
+        "guesses_from_bits": bits.trials,
+        "right_guesses_from_bits": bits.right,
+        "right_guesses_allowed": bits.largest_right,
+        "false_alarm_rate": values.false_alarm_rate,
         "seconds": time.monotonic() - start,
     }
-    text = f"{command_line.table(list(fields.items()))}\n\n{_verdict(result)}"
+    text = f"{command_line.table(list(fields.items()))}\n\n{_verdict(result, bits)}"
     command_line.print_result(values, fields, text)
-    return VIOLATED if result.exceeded else command_line.DONE
+    return VIOLATED if exceeded else command_line.DONE
 
 
 def run() -> None:
@@ -149,14 +156,22 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
-def _verdict(result: audit.AuditResult) -> str:
+def _verdict(result: audit.AuditResult, bits: audit.BitsResult) -> str:
+    false_alarm_rate = result.false_alarm_rate + bits.false_alarm_rate
+    if bits.exceeded:
+        return (
+            f"VIOLATED: the bits of what is released tell whether a client took part: "
+            f"{bits.right} of {bits.trials} guesses were right, and noise multiplier "
+            f"{bits.claim.noise_multiplier!r} allows {bits.largest_right} (an intact mechanism is "
+            f"said to be violated with probability {rounded_up(false_alarm_rate, '.6g')} at most)."
+        )
     if result.exceeded:
         # In full: what is rounded up might not be exceeded.
         claim = f"({result.epsilon!r}, {result.delta!r})-DP"
         return (
             f"VIOLATED: an observer learns more than {claim} of noise multiplier "
             f"{result.claim.noise_multiplier!r} allows (an intact mechanism is said to with "
-            f"probability {rounded_up(result.false_alarm_rate, '.6g')} at most)."
+            f"probability {rounded_up(false_alarm_rate, '.6g')} at most)."
         )
     claim = f"{pair(result.epsilon, result.delta)}-DP"
     share = f"{math.floor(100.0 * result.ratio)} %"

@@ -174,16 +174,15 @@ class BltFactorization(ToeplitzStructure):
         return _coefficients(self._inverse_decays, self.inverse_output_scales, self._num_rounds)
 
     def noise_recursion(self) -> StateSpaceNoise:
-        """Returns the recursion over ``num_buffers`` vectors, by the closed form of C^-1."""
+        """Returns the recursion over ``num_buffers`` vectors, the buffers of C: C Y = Z."""
         count = self.num_buffers
         return StateSpaceNoise(
             phases=np.zeros(self._num_rounds, np.int64),
             gains=np.ones(1),
-            outputs=self.inverse_output_scales[np.newaxis],
+            outputs=-self._weights[np.newaxis],
             sources=np.arange(count)[np.newaxis],
-            decays=self._inverse_decays[np.newaxis].copy(),
-            inputs=np.ones((1, count)),
-            feedbacks=np.zeros((1, count)),
+            decays=self._decays[np.newaxis].copy(),
+            feedbacks=np.ones((1, count)),
         )
 
     def _encode(self, x: np.ndarray) -> np.ndarray:

@@ -98,7 +98,6 @@ def online_recursion(num_rounds: int) -> StateSpaceNoise:
         outputs=outputs,
         sources=np.tile(np.arange(num_slots), (num_slots + 1, 1)),
         decays=kept,
-        inputs=np.zeros_like(kept),
         feedbacks=kept.copy(),
     )
 
@@ -167,7 +166,6 @@ def full_recursion(tree: Tree) -> StateSpaceNoise:
         outputs=outputs,
         sources=sources,
         decays=decays,
-        inputs=np.zeros((num_rounds, height)),
         feedbacks=-decays,
     )
 

@@ -79,7 +79,7 @@ class Blocks:
 
     def weights(self, block: int) -> np.ndarray:
         """Returns the weights of a block, see ``NoiseRecursion.block_weights``."""
-        return self.recursion.block_weights(*self.rounds(block))
+        return self.recursion.unit.block_weights(*self.rounds(block))
 
     def distinct_weights(self) -> np.ndarray:
         """Returns, for each block, the first block that is known to have the same weights.
@@ -91,7 +91,8 @@ class Blocks:
         """
         first_of: dict[object, int] = {}
         signatures = (
-            self.recursion.block_signature(*self.rounds(block)) for block in range(self.num_blocks)
+            self.recursion.unit.block_signature(*self.rounds(block))
+            for block in range(self.num_blocks)
         )
         return np.array(
             [first_of.setdefault(signature, block) for block, signature in enumerate(signatures)]

@@ -34,6 +34,9 @@ _SECONDS_PER_FILE_OPERATION = 5e-5
 # What a round with files takes longer than one without, however small the model.
 _SECONDS_PER_ROUND_WITH_FILES = 4e-3
 
+# Of a number of a row as it is kept, and of one while rows are made.
+_BYTES_OF_ROW = 4
+_BYTES_OF_FLOAT = 8
 # What a file of noise has besides its numbers, at most.
 _BYTES_OF_HEADERS = 128
 
@@ -65,16 +68,13 @@ class NoiseCost:
     seconds_per_round: float
 
 
-def cost(
-    recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage, bytes_of_float: int = 4
-) -> NoiseCost:
+def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) -> NoiseCost:
     """Returns what the noise of a run costs with one storage.
 
     Args:
       recursion: The mechanism's recursion.
       num_parameters: d, the entries of a row.
       storage: STATE or DISK.
-      bytes_of_float: 4, or 8 for float64 parameters.
 
     Returns:
       The cost.
@@ -83,11 +83,11 @@ def cost(
       ValueError: If the storage is AUTO or there is no parameter.
     """
     validation.positive_integer(num_parameters, "num_parameters")
-    row = num_parameters * bytes_of_float
+    row = num_parameters * _BYTES_OF_ROW
     kept = recursion.floats_per_parameter
     if storage is NoiseStorage.STATE:
         drawn = recursion.mean_rows_of_z_per_round
-        state = kept * _filled_up(num_parameters) * bytes_of_float
+        state = recursion.bytes_per_parameter * _filled_up(num_parameters)
         seconds = drawn * num_parameters * _SECONDS_PER_NORMAL
         seconds += (kept + drawn) * num_parameters * _SECONDS_PER_PRODUCT
         is_cheap = state <= CHEAP_STATE_IN_BYTES
@@ -96,14 +96,13 @@ def cost(
         )
         return NoiseCost(storage, state, 0, 3 * (state + row), seconds)
     if storage is NoiseStorage.DISK:
-        return _disk_cost(recursion, num_parameters, bytes_of_float)
+        return _disk_cost(recursion, num_parameters)
     raise ValueError("the cost of a storage needs one: state or disk.")
 
 
 def choose(
     recursion: NoiseRecursion,
     num_parameters: int,
-    bytes_of_float: int = 4,
     disk_limit: float | None = None,
 ) -> NoiseCost:
     """Returns the storage that takes less time, of those that fit, with its cost.
@@ -111,7 +110,6 @@ def choose(
     Args:
       recursion: The mechanism's recursion.
       num_parameters: d, the entries of a row.
-      bytes_of_float: 4, or 8 for float64 parameters.
       disk_limit: Bytes that files may take; None for no limit.
 
     Returns:
@@ -121,8 +119,8 @@ def choose(
     Raises:
       ValueError: If there is no parameter.
     """
-    of_state = cost(recursion, num_parameters, NoiseStorage.STATE, bytes_of_float)
-    of_disk = cost(recursion, num_parameters, NoiseStorage.DISK, bytes_of_float)
+    of_state = cost(recursion, num_parameters, NoiseStorage.STATE)
+    of_disk = cost(recursion, num_parameters, NoiseStorage.DISK)
     if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not recursion.fits_in_graph:
         return of_disk
     if disk_limit is not None and of_disk.disk_bytes > disk_limit:
@@ -130,9 +128,9 @@ def choose(
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
 
 
-def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: int) -> NoiseCost:
+def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     blocks = Blocks.of(recursion)
-    row = num_parameters * bytes_of_float
+    row = num_parameters * _BYTES_OF_ROW
     numbers = range(blocks.num_blocks)
     sizes = [end - start for start, end in map(blocks.rounds, numbers)]
     rows_of_z = [blocks.rounds(k)[1] - blocks.first_row_of_z(k) for k in numbers]
@@ -159,14 +157,14 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int, bytes_of_float: i
     chunk_rows = 2 * recursion.num_earlier_rows + 3 * blocks.largest_block + 4 * vectors
     width = min(num_parameters, CHUNK)
     filled_up = _filled_up(num_parameters)
-    rows = blocks.rows_kept * (filled_up * bytes_of_float + chunks * _BYTES_OF_HEADERS)
+    rows = blocks.rows_kept * (filled_up * _BYTES_OF_ROW + chunks * _BYTES_OF_HEADERS)
     # State vectors are float64, and kept for as many blocks as tff.rows_on_disk says.
     states = 4 * (8 * vectors * filled_up + chunks * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
         state_bytes=0,
         disk_bytes=rows + states + _weights_bytes(blocks),
-        memory_bytes=4 * row + chunk_rows * width * bytes_of_float,
+        memory_bytes=8 * row + chunk_rows * width * _BYTES_OF_FLOAT,
         seconds_per_round=seconds,
     )
 

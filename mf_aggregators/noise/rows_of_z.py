@@ -1,6 +1,6 @@
 """Rows of Z from random bits: a function of (seed, row, coordinate) alone.
 
-An entry is a discrete Gaussian (``discrete_gaussian``) over its standard deviation. Its law is
+An entry is a discrete Gaussian (``discrete_gaussian``): an integer number of steps. Its law is
 that of rounded normal numbers up to a proven failure probability, which
 ``accounting.noise_failure`` charges to delta.
 
@@ -10,7 +10,6 @@ one range for each level.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +17,11 @@ from mf_aggregators import validation
 from mf_aggregators.noise import discrete_gaussian, random_bits, row_layout
 from mf_aggregators.noise.random_bits import NoiseSource
 
-# Which rows a seed gives: a run must not go on with rows of another format. Version 0.5.0 had 1.
-NOISE_FORMAT = 2
+# Which rows of noise a seed gives: a run must not go on with rows of another format. Version 0.5.0
+# had 1.
+NOISE_FORMAT = 3
 
-# What entries are multiples of: rounded up, so that no noise is less than one.
+# Of an entry, where the standard deviation is one: rounded up, so that no noise is less.
 STEP = math.nextafter(1.0 / discrete_gaussian.STANDARD_DEVIATION, 1.0)
 WORDS_PER_COORDINATE = 3
 # Ranges of words that are needed only where the first ones do not decide.
@@ -31,10 +31,10 @@ _COORDINATE_LIMIT = 2**56
 _PIECE = 2**13
 
 
-def standard_normal(
-    source: NoiseSource, seed: np.ndarray, row: int, first_coordinate: int, count: int, dtype: Any
+def integers(
+    source: NoiseSource, seed: np.ndarray, row: int, first_coordinate: int, count: int
 ) -> np.ndarray:
-    """Returns ``count`` coordinates of a row of Z.
+    """Returns ``count`` coordinates of a row of Z, in steps.
 
     Args:
       source: Where random bits come from.
@@ -42,13 +42,12 @@ def standard_normal(
       row: The row of Z, from 0.
       first_coordinate: The first coordinate, from 0.
       count: How many.
-      dtype: float32 or float64; float32 entries are the float64 ones, rounded.
 
     Returns:
-      (count,) of the dtype.
+      (count,) int64: multiplied by ``STEP``, numbers of standard deviation one.
 
     Raises:
-      ValueError: If the dtype is another one, or a number is out of its range.
+      ValueError: If a number is out of its range.
       ImportError: If the source needs a package that is not installed.
     """
     first_coordinate = validation.integer_at_least(first_coordinate, 0, "first_coordinate")
@@ -57,21 +56,18 @@ def standard_normal(
         raise ValueError(
             f"coordinates must be below 2^56, found {count} from coordinate {first_coordinate}."
         )
-    if np.dtype(dtype).name not in row_layout.NOISE_DTYPES:
-        raise ValueError(f"noise is computed in float32 or float64, found {np.dtype(dtype).name}.")
-    entries = np.empty(count, dtype)
+    entries = np.empty(count, np.int64)
     for start in range(0, count, _PIECE):
         part = entries[start : start + _PIECE]
-        integers = _integers(source, seed, row, first_coordinate + start, len(part))
-        part[:] = integers * STEP
+        part[:] = _integers(source, seed, row, first_coordinate + start, len(part))
     return entries
 
 
 def segment_of_row(
     source: NoiseSource, seed: np.ndarray, row: int, segment: row_layout.Segment
 ) -> np.ndarray:
-    """Returns the (size,) entries of a segment of a row of Z, see :func:`standard_normal`."""
-    return standard_normal(source, seed, row, segment.first_coordinate, segment.size, segment.dtype)
+    """Returns the (size,) entries of a segment of a row of Z, see :func:`integers`."""
+    return integers(source, seed, row, segment.first_coordinate, segment.size)
 
 
 def _integers(

@@ -6,6 +6,10 @@
 Row i is row i of C^-1 Z at unit variance of Z, in the structure of the weights. Z comes from
 ``rows_of_z``: the seed alone determines the whole stream. States are values: advancing one
 leaves it as it was, so a round that is repeated from a stored state gets the same noise.
+
+Rows are the integers of ``integer_rows``, converted to floats. What is released has a guarantee
+bit for bit only where these integers are added to integers, and floats are made of their sum, as
+``tff.dp_query`` does: a float of the data plus a float of noise tells more than their sum.
 """
 
 import collections
@@ -16,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.noise import random_bits, row_layout, rows_of_z
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 
@@ -38,6 +43,7 @@ class NoiseStreamState:
       source: Where its random bits come from.
       structure: The nest that rows have, with the position of each array in its place.
       layout: The shapes and noise dtypes of the arrays, by position.
+      rows: The recursion's rows as integers.
       histories: The recursion's state of each of the layout's segments, flat vectors.
     """
 
@@ -46,6 +52,7 @@ class NoiseStreamState:
     source: NoiseSource
     structure: Any
     layout: row_layout.RowLayout
+    rows: IntegerRows
     histories: tuple[NoiseState, ...]
 
 
@@ -73,12 +80,11 @@ def initial_state(
       ValueError: If the seed is not (2,) int64.
     """
     structure, layout = _described(template)
-    histories = tuple(
-        recursion.initial_state((segment.size,), segment.dtype) for segment in layout.segments
-    )
+    rows = IntegerRows.of(recursion)
+    histories = tuple(rows.initial_state(segment.size) for segment in layout.segments)
     # A copy, because the caller's array may be filled with another seed.
     seed = random_bits.checked_seed(seed).copy()
-    return NoiseStreamState(0, seed, NoiseSource(source), structure, layout, histories)
+    return NoiseStreamState(0, seed, NoiseSource(source), structure, layout, rows, histories)
 
 
 def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, NoiseStreamState]:
@@ -102,10 +108,11 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
     # Not left to the segments: a template without entries has none.
     recursion.check_has_round(state.round_index)
     flats, histories = [], []
+    i = state.round_index
     for segment, history in zip(state.layout.segments, state.histories, strict=True):
-        z = rows_of_z.segment_of_row(state.source, state.seed, state.round_index, segment)
-        flat, following = recursion.next_row(history, z)
-        flats.append(flat)
+        z = rows_of_z.segment_of_row(state.source, state.seed, i, segment)
+        row, following = state.rows.next_row(history, z)
+        flats.append((row * state.rows.steps[i]).astype(segment.dtype))
         histories.append(following)
     next_state = dataclasses.replace(
         state, round_index=state.round_index + 1, histories=tuple(histories)
@@ -139,10 +146,15 @@ def rows(
     seed = random_bits.checked_seed(seed).copy()
     source = NoiseSource(source)
 
+    integer_rows = IntegerRows.of(recursion)
+
     def flat_rows(segment: row_layout.Segment) -> Iterator[np.ndarray]:
-        rounds = range(recursion.num_rounds)
-        z = (rows_of_z.segment_of_row(source, seed, i, segment) for i in rounds)
-        return recursion.stream(z, (segment.size,), segment.dtype)
+        # Nobody else ever sees this state, so its history can be updated in place.
+        history = integer_rows.initial_state(segment.size)
+        for i, step in enumerate(integer_rows.steps):
+            z = rows_of_z.segment_of_row(source, seed, i, segment)
+            row, history = integer_rows.next_row_in_place(history, z)
+            yield (row * step).astype(segment.dtype)
 
     streams = [flat_rows(segment) for segment in layout.segments]
     return (

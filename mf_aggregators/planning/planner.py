@@ -28,7 +28,7 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.planning import band_choice, proposals
 from mf_aggregators.planning.proposals import Proposal
 
-_BYTES_OF_FLOAT = 4
+_BYTES_OF_ROW = 4
 # Noise that takes longer than this a round, and so many times as long as independent noise, is
 # of no use to a run.
 _MOST_SECONDS_PER_ROUND = 60.0
@@ -350,7 +350,7 @@ def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
     affordable, budget = most, "noise"
     if setting.noise_memory is not None:
         # b bands keep b - 1 rows.
-        rows = int(setting.noise_memory // (_BYTES_OF_FLOAT * setting.model_size))
+        rows = int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size))
         affordable = min(most, rows + 1)
     if setting.noise_disk is None or _fits_on_disk(setting, affordable):
         return affordable, budget
@@ -424,7 +424,7 @@ def _candidate(
         effective_rmse=errors.rmse * multiplier / setting.clients_per_round,
         max_effective_error=errors.max_error * multiplier / setting.clients_per_round,
         over_lower_bound=None if bound is None else errors.rmse / bound.rmse,
-        kept_bytes=(_BYTES_OF_FLOAT * setting.model_size * recursion.floats_per_parameter),
+        kept_bytes=setting.model_size * recursion.bytes_per_parameter,
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
     )

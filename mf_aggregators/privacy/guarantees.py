@@ -245,6 +245,9 @@ def sampled(
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
     """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
 
+    The noise must follow from rows of the noise as well: where it follows from earlier rows of Z,
+    roundings of a participation stay in all later rows (``noise.rounding``), and not in b.
+
     Args:
       factorization: C.
       scheme: How batches are drawn.
@@ -256,6 +259,12 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
             f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
             f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
             "data have parts (BandMF Thm 4)."
+        )
+    if factorization.noise_recursion().draws_earlier_rows_of_z and bands < factorization.num_rounds:
+        raise ValueError(
+            f"the noise of {factorization.mechanism} is made from earlier rows of Z, and its "
+            "roundings would reach further than its bands: for amplification by sampling, use a "
+            "banded mechanism with bands for at most half of the rounds."
         )
 
 

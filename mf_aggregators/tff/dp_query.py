@@ -85,7 +85,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             known shapes.
           l2_norm_clip: The clip norm, above zero.
           noise_stddev: The standard deviation of Z: noise multiplier x clip norm x
-            sensitivity of C. Zero adds no noise.
+            sensitivity of C. Zero adds no noise. Z has a little more, by which the roundings
+            of integers take nothing of the noise multiplier (``noise.rounding``).
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
           noise: The rows of noise and the record of what they were added to, as
@@ -101,7 +102,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
           TypeError: If a tensor is not floating point.
           ValueError: If a shape is not known, a number is out of its range, the noise state
             would be too large to be passed between TFF's processes, ``noise`` is for another
-            recursion or other tensors, or the grid is too coarse for records of this size.
+            recursion or other tensors, the grid is too coarse for records of this size, or
+            roundings would take a tenth of the noise.
         """
         self._l2_norm_clip = _of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
@@ -122,7 +124,15 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             )
         self._participation = declared_participation.declare(participation)
         self._sums = IntegerSums() if sums is None else sums
-        self._sums.check_rounding(sum(spec.shape.num_elements() for spec in self._specs))
+        num_parameters = sum(spec.shape.num_elements() for spec in self._specs)
+        self._sums.check_rounding(num_parameters)
+        if self._noise_stddev > 0.0:
+            self._noise_stddev = self._noise.store.rounding.enlarged(
+                self._noise_stddev,
+                clip_norm=self._l2_norm_clip,
+                num_parameters=num_parameters,
+                largest_cohort=self._sums.largest_cohort,
+            )
         self._fixed_seed = seed
         self._entropy = os.urandom(16) if seed is None else _digest(seed)
         self._name = os.urandom(16)
@@ -171,26 +181,28 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         fails with InvalidArgumentError for more records than a sum may have.
         """
         noise_state = global_state.noise
-        noise, next_noise_state = self._noise.next_row(noise_state)
-        per_clip_norm = self._sums.steps_per_clip_norm
-        flat = [
-            tf.cast(grid.to_floats(steps, global_state.l2_norm_clip, per_clip_norm), row.dtype)
-            for steps, row in zip(self._checked_sums(sample_state), noise, strict=True)
+        noise, step, next_noise_state = self._noise.next_row(noise_state)
+        clip_norm, per_clip_norm = global_state.l2_norm_clip, self._sums.steps_per_clip_norm
+        sums = [
+            grid.to_floats(steps, clip_norm, per_clip_norm)
+            for steps in self._checked_sums(sample_state)
         ]
-        if self._record is not None and self._noise_stddev > 0.0:
-            flat = self._record.check(
-                noise_state.stream, noise_state.round_index, flat, self._l2_norm_clip
-            )
         if self._noise_stddev == 0.0:
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
-                noised = [tf.identity(value) for value in flat]
+                noised = [tf.identity(value) for value in sums]
         else:
-            noised = [
-                value + tf.constant(self._noise_stddev, row.dtype) * row
-                for value, row in zip(flat, noise, strict=True)
+            if self._record is not None:
+                sums = self._record.check(
+                    noise_state.stream, noise_state.round_index, sums, self._l2_norm_clip
+                )
+            step *= self._noise_stddev
+            # All that follows is a function of these integers, whatever it rounds.
+            released = [
+                tf.cast(tf.round(value / step), tf.int64) + tf.cast(row, tf.int64)
+                for value, row in zip(sums, noise, strict=True)
             ]
-        # Rounding to a half-precision type comes after the noise.
+            noised = [tf.cast(integers, tf.float64) * step for integers in released]
         noised = [
             tf.cast(value, spec.dtype) for value, spec in zip(noised, self._specs, strict=True)
         ]

@@ -4,7 +4,6 @@ import atexit
 import dataclasses
 import enum
 import functools
-import math
 import os
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 from mf_aggregators.noise import costs, random_bits, row_layout
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
@@ -90,11 +90,12 @@ def make(
     segments = tensor_noise.segments_of(specs)
     if not segments:
         # Tensors without entries have no noise.
-        return NoiseParts(TensorNoise(RowsInState(recursion), specs))
+        return NoiseParts(TensorNoise(RowsInState(IntegerRows.of(recursion)), specs))
+    rows = IntegerRows.of(recursion)
     cost = _cost(recursion, segments, options.storage)
     is_on_disk = cost.storage is NoiseStorage.DISK
     if options.directory is None and not is_on_disk and options.source is NoiseSource.PHILOX:
-        return NoiseParts(TensorNoise(RowsInState(recursion), specs))
+        return NoiseParts(TensorNoise(RowsInState(rows), specs))
     directory = noise_directory.open_directory(options.directory)
     record = ReleaseRecord.in_directory(directory)
     source: BitSource = PhiloxBits()
@@ -107,11 +108,11 @@ def make(
         # The service has to stop before the directory goes: it would make the directory again.
         atexit.register(service.stop)
     if not is_on_disk:
-        return NoiseParts(TensorNoise(RowsInState(recursion, source), specs), record)
+        return NoiseParts(TensorNoise(RowsInState(rows, source), specs), record)
     noise_directory.check_room(directory, cost.disk_bytes)
     blocks = Blocks.of(recursion)
-    rows = rows_on_disk.prepare(blocks, segments, source, options.source.value, directory)
-    return NoiseParts(TensorNoise(rows, specs), record)
+    files = rows_on_disk.prepare(rows, blocks, segments, source, options.source.value, directory)
+    return NoiseParts(TensorNoise(files, specs), record)
 
 
 def _cost(
@@ -119,11 +120,9 @@ def _cost(
 ) -> NoiseCost:
     """The cost of the storage that is used, if it can be."""
     size = row_layout.total_size(segments)
-    row_bytes = sum(segment.size * tf.as_dtype(segment.dtype).size for segment in segments)
-    bytes_of_float = math.ceil(row_bytes / size)
     if storage is NoiseStorage.AUTO:
-        return costs.choose(recursion, size, bytes_of_float)
-    cost = costs.cost(recursion, size, storage, bytes_of_float)
+        return costs.choose(recursion, size)
+    cost = costs.cost(recursion, size, storage)
     if cost.state_bytes > costs.LARGEST_STATE_IN_BYTES:
         raise ValueError(
             f"the noise of earlier rounds would need {cost.state_bytes / 2**30:.1f} GiB of server "

@@ -1,9 +1,8 @@
 """Rows of noise one by one, as TensorFlow graphs that keep in the state what they need.
 
 Earlier rows of Z are drawn again from their seeds; everything else that a recursion needs of
-earlier rounds is its history. A step works on one chunk of coordinates, whose tensors fit into
-a processor's cache. Each kind of recursion has the arithmetic of its own that loses nothing:
-``NoiseRecursion.advance`` in NumPy.
+earlier rounds is its history: int32 rows, or float64 state vectors. A step works on one chunk of
+coordinates, whose tensors fit into a processor's cache. ``IntegerRows`` is the same in NumPy.
 """
 
 import dataclasses
@@ -14,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
@@ -22,13 +22,14 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.recursions.substitution import SubstitutionNoise
+from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import tensor_discrete_gaussian
 from mf_aggregators.tff.tensor_rows_of_z import BitSource, PhiloxBits, chunk_rows
 
 _PARALLEL_CHUNKS = 4
 
-# Takes a row's index (int64 scalar) and returns that row of Z, (width,), in the noise's dtype.
+# Takes a row's index (int64 scalar) and returns that row of Z, (width,) int64, in steps.
 _DrawRow: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -37,17 +38,23 @@ class RowsInState:
     """Rows whose history is a part of the state that TFF passes between its processes.
 
     Attributes:
-      recursion: The mechanism's recursion.
+      rows: The mechanism's rows.
       source: Where random bits come from.
     """
 
-    recursion: NoiseRecursion
+    rows: IntegerRows
     source: BitSource = dataclasses.field(default_factory=PhiloxBits)
+
+    @functools.cached_property
+    def rounding(self) -> Rounding:
+        """What bounds the roundings of the rows."""
+        return Rounding.of(self.rows)
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns (chunks, floats_per_parameter, width) zeros; None if nothing is kept."""
-        kept = self.recursion.floats_per_parameter
-        return tf.zeros([segment.num_chunks, kept, segment.width], segment.dtype) if kept else None
+        kept = self.rows.recursion.floats_per_parameter
+        shape = [segment.num_chunks, kept, segment.width]
+        return tf.zeros(shape, _history_dtype(self.rows.unit)) if kept else None
 
     def next_row(
         self,
@@ -67,20 +74,20 @@ class RowsInState:
           history: What :meth:`initial_history` or the last call returned.
 
         Returns:
-          (segment.size,) of the segment's dtype, and the history for the next round.
+          (segment.size,) int32, and the history for the next round.
         """
         del stream
-        dtype, width, chunks = tf.as_dtype(segment.dtype), segment.width, segment.num_chunks
+        width, chunks = segment.width, segment.num_chunks
         table = tensor_discrete_gaussian.graph_table()
-        kept_rows = self.recursion.floats_per_parameter
+        unit, dtype = self.rows.unit, _history_dtype(self.rows.unit)
 
         def step(chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(row: tf.Tensor) -> tf.Tensor:
                 number = segment.first_chunk + chunk
-                return chunk_rows(self.source, seed, row, 1, number, width, dtype, table)[0]
+                return chunk_rows(self.source, seed, row, 1, number, width, table)[0]
 
             of_chunk = tf.zeros([0, width], dtype) if history is None else history[chunk]
-            return _step(self.recursion, i, draw, of_chunk)
+            return _step(unit, self.rows, i, draw, of_chunk)
 
         if chunks == 1:
             row, kept = step(tf.zeros([], tf.int64))
@@ -93,12 +100,13 @@ class RowsInState:
             position = tf.cast(chunk, tf.int32)
             return chunk + 1, rows.write(position, row), histories.write(position, kept)
 
+        kept_rows = unit.floats_per_parameter
         _, rows, histories = tf.while_loop(
             lambda chunk, *_: chunk < chunks,
             add_chunk,
             (
                 tf.zeros([], tf.int64),
-                tf.TensorArray(dtype, chunks, element_shape=[width]),
+                tf.TensorArray(tf.int32, chunks, element_shape=[width]),
                 tf.TensorArray(dtype, chunks, element_shape=[kept_rows, width]),
             ),
             parallel_iterations=_PARALLEL_CHUNKS,
@@ -107,102 +115,109 @@ class RowsInState:
         return row, None if history is None else histories.stack()
 
 
-@functools.singledispatch
-def _step(
-    recursion: NoiseRecursion, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """A row of C^-1 Z in one chunk, (width,), and the next history, of the history's dtype.
+def integer_row(rows: IntegerRows, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tensor:
+    """Returns rows as ``integer_rows`` defines them, (...) int32.
 
     Args:
-      recursion: The mechanism's recursion.
+      rows: The mechanism's rows.
+      z: (...) int64: rows of Z, in steps.
+      earlier: (...) float64: what earlier rounds add to them, in steps of Z.
+    """
+    half = tf.constant(1 << (rows.shift - 1), tf.int64)
+    sums = z + tf.cast(tf.round(earlier), tf.int64) + half
+    return tf.cast(tf.bitwise.right_shift(sums, tf.constant(rows.shift, tf.int64)), tf.int32)
+
+
+def _history_dtype(unit: NoiseRecursion) -> tf.DType:
+    """Rows are integers, and state vectors are not."""
+    return tf.float64 if unit.num_state_vectors else tf.int32
+
+
+@functools.singledispatch
+def _step(
+    unit: NoiseRecursion, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """A row of C^-1 Z in one chunk, (width,) int32, and the next history.
+
+    Args:
+      unit: The unit recursion.
+      rows: The mechanism's rows.
       i: int64 scalar: the round, from 0.
       draw: Gives rows of Z.
       history: (floats_per_parameter, width), zeros before the first round.
     """
-    raise TypeError(f"{type(recursion).__name__} is no recursion of the library.")
+    raise TypeError(f"{type(unit).__name__} is no recursion of the library.")
 
 
 @_step.register
 def _independent(
-    recursion: IndependentNoise, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    unit: IndependentNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    del recursion
-    return draw(i), history
+    return integer_row(rows, draw(i), tf.zeros([], tf.float64)), history
 
 
 @_step.register
 def _dense(
-    recursion: DenseNoise, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    unit: DenseNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    weights = _row_of(recursion.inverse, i)
-    row = _combined_rows_of_z(draw, tf.zeros([], tf.int64), i, weights, history)
-    return tf.cast(row, history.dtype), history
+    weights = _row_of(unit.inverse, i)
+    earlier = _combined_rows_of_z(draw, tf.zeros([], tf.int64), i, weights, history)
+    return integer_row(rows, draw(i), earlier), history
 
 
 @_step.register
 def _substituted(
-    recursion: SubstitutionNoise, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    unit: SubstitutionNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Forward substitution over a ring of the last b - 1 rows; slot j mod (b - 1) holds row j."""
-    bands, scale = _row_of(recursion.table, i), tf.ones([], tf.float64)
-    if recursion.scales_on_use is not None:
-        scale = tf.gather(tf.constant(recursion.scales_on_use), i)
-    row = draw(i)
-    slots = recursion.num_earlier_rows
+    slots = unit.num_earlier_rows
     if not slots:
-        return row * tf.cast(scale / bands[0], row.dtype), history
+        return integer_row(rows, draw(i), tf.zeros([], tf.float64)), history
     # Slots that no round has filled hold zeros, so their weights do not matter.
     lags = tf.math.floormod(i - 1 - tf.range(slots, dtype=tf.int64), slots) + 1
-    weights = tf.cast(tf.gather(bands, lags), history.dtype)
-    noise = (row - tf.linalg.matvec(history, weights, transpose_a=True)) / tf.cast(
-        bands[0], history.dtype
-    )
+    weights = tf.gather(_row_of(unit.table, i), lags) * -rows.row_to_z
+    earlier = tf.linalg.matvec(tf.cast(history, tf.float64), weights, transpose_a=True)
+    row = integer_row(rows, draw(i), earlier)
     is_slot = tf.equal(tf.range(slots, dtype=tf.int64), tf.math.floormod(i, slots))
     # A selection, and not a scatter, because that refuses empty tensors.
-    history = tf.where(is_slot[:, tf.newaxis], noise[tf.newaxis], history)
-    return noise * tf.cast(scale, noise.dtype), history
+    return row, tf.where(is_slot[:, tf.newaxis], row[tf.newaxis], history)
 
 
 @_step.register
 def _windowed(
-    recursion: WindowNoise, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    unit: WindowNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Row i of a banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
-    oldest = i - recursion.window_length + 1
+    """A banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
+    oldest = i - unit.window_length + 1
     first = tf.maximum(oldest, 0)
-    # The weights of the rows from ``first`` to i.
-    weights = tf.reverse(_row_of(recursion.window, i)[: i - first + 1], axis=[0])
-    row = _combined_rows_of_z(draw, first, i, weights, history)
-    if recursion.num_state_vectors:
-        leaving = tf.cast(draw(first), tf.float64)
+    # The weights of the rows from ``first`` to i - 1.
+    weights = tf.reverse(_row_of(unit.window, i)[1 : i - first + 1], axis=[0])
+    earlier = _combined_rows_of_z(draw, first, i, weights, history)
+    z = draw(i)
+    if unit.num_state_vectors:
+        leaving = z if unit.window_length == 1 else draw(first)
         # Nothing leaves the window in its first rounds.
-        gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
-        added = gains[:, tf.newaxis] * leaving
-        history = history + tf.cast(added, history.dtype)
-        left = tf.gather(tf.constant(recursion.left), i)
-        row += tf.linalg.matvec(tf.cast(history, tf.float64), left, transpose_a=True)
-    if recursion.row_scales is not None:
-        row *= tf.gather(tf.constant(recursion.row_scales), i)
-    return tf.cast(row, history.dtype), history
+        gains = tf.gather(tf.constant(unit.right), first) * tf.cast(oldest >= 0, tf.float64)
+        following = history + gains[:, tf.newaxis] * tf.cast(leaving, tf.float64)
+        # Z[i] itself is not of what earlier rounds add.
+        of_earlier = history if unit.window_length == 1 else following
+        left = tf.gather(tf.constant(unit.left), i)
+        earlier += tf.linalg.matvec(of_earlier, left, transpose_a=True)
+        history = following
+    return integer_row(rows, z, earlier), history
 
 
 @_step.register
 def _recurred(
-    recursion: StateSpaceNoise, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    unit: StateSpaceNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """One step of the linear recurrence over the state vectors.
-
-    Decays rounded to single precision would be those of another matrix: weights are the sum
-    of two numbers, and products with float64 tensors would take twice the time.
-    """
-    phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
-    weights = tf.gather(tf.constant(recursion.weights_by_phase()), phase)
-    rounded = tf.cast(weights, history.dtype)
-    rest = tf.cast(weights - tf.cast(rounded, tf.float64), history.dtype)
-    inputs = tf.concat([history, draw(i)[tf.newaxis]], axis=0)
-    outputs = tf.concat([rounded, rest], axis=0) @ inputs
-    outputs = outputs[: weights.shape[1]] + outputs[weights.shape[1] :]
-    return outputs[0], outputs[1:]
+    """One step of the linear recurrence over the state vectors."""
+    phase = tf.gather(tf.constant(unit.phases, tf.int64), i)
+    outputs = tf.gather(tf.constant(unit.outputs), phase) * rows.row_to_z
+    row = integer_row(rows, draw(i), tf.linalg.matvec(history, outputs, transpose_a=True))
+    weights = tf.gather(tf.constant(unit.following_by_phase()), phase)
+    inputs = tf.concat([history, tf.cast(row, tf.float64)[tf.newaxis]], axis=0)
+    return row, weights @ inputs
 
 
 def _row_of(table: np.ndarray, i: tf.Tensor) -> tf.Tensor:
@@ -211,13 +226,13 @@ def _row_of(table: np.ndarray, i: tf.Tensor) -> tf.Tensor:
 
 
 def _combined_rows_of_z(
-    draw: _DrawRow, first: tf.Tensor, last: tf.Tensor, weights: tf.Tensor, history: tf.Tensor
+    draw: _DrawRow, first: tf.Tensor, end: tf.Tensor, weights: tf.Tensor, history: tf.Tensor
 ) -> tf.Tensor:
-    """The float64 sum of ``weights[j - first] * Z[j]``, each row drawn anew: no state."""
+    """The float64 sum of ``weights[j - first] * Z[j]`` over j < end, drawn anew: no state."""
 
     def add_row(j: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return j + 1, total + weights[j - first] * tf.cast(draw(j), tf.float64)
 
     zeros = tf.zeros(history.shape[1:], tf.float64)
-    _, row = tf.while_loop(lambda j, _: j <= last, add_row, (first, zeros))
+    _, row = tf.while_loop(lambda j, _: j < end, add_row, (first, zeros))
     return row

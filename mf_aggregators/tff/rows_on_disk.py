@@ -13,6 +13,7 @@ it, which costs time and never changes a row.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -25,18 +26,22 @@ import tensorflow as tf
 from mf_aggregators import atomic_files
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import tensor_discrete_gaussian, tensor_files
+from mf_aggregators.tff.rows_in_state import integer_row
 from mf_aggregators.tff.tensor_discrete_gaussian import GraphTable
 from mf_aggregators.tff.tensor_rows_of_z import BitSource, chunk_rows
 
 # Files of this format are never mistaken for those of another.
-_FORMAT = 2
+_FORMAT = 3
 # State vectors are kept for the block in use, the next one and two before them.
 _STATES_KEPT = 4
 # Rows of Z that are combined at once.
 _GROUP = 64
+# Rows that are substituted one by one, between products.
+_ROWS_AT_ONCE = 8
 _PARALLEL_FILES = 4
 
 # Takes a block and a chunk, and returns the block's rows of the chunk, made and written.
@@ -48,7 +53,8 @@ class RowsOnDisk:
     """Rows of one recursion in files, made in blocks.
 
     Attributes:
-      blocks: The blocks.
+      rows: The mechanism's rows.
+      blocks: The blocks that they are made in.
       source: Where random bits come from.
       directory: Where the files of all streams of this recursion go.
       weights: A file for each block.
@@ -56,16 +62,17 @@ class RowsOnDisk:
         and damaged ones would be those of another matrix.
     """
 
+    rows: IntegerRows
     blocks: Blocks
     source: BitSource
     directory: str
     weights: tuple[str, ...]
     checksums: tuple[int, ...]
 
-    @property
-    def recursion(self) -> NoiseRecursion:
-        """The mechanism's recursion."""
-        return self.blocks.recursion
+    @functools.cached_property
+    def rounding(self) -> Rounding:
+        """What bounds the roundings of the rows."""
+        return Rounding.of(self.rows, self.blocks)
 
     def initial_history(self, segment: Segment) -> None:
         """Returns None: the state holds nothing."""
@@ -89,7 +96,7 @@ class RowsOnDisk:
           history: None.
 
         Returns:
-          (segment.size,) of the segment's dtype, and None.
+          (segment.size,) int32, and None.
         """
         del history
         table = tensor_discrete_gaussian.graph_table()
@@ -115,14 +122,11 @@ class RowsOnDisk:
             files.make_share_of_next(block, i, make_chunk)
             return row
 
-        row = tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size]
-        if self.recursion.scales_on_use is not None:
-            scale = tf.gather(tf.constant(self.recursion.scales_on_use), i)
-            row *= tf.cast(scale, row.dtype)
-        return row, None
+        return tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size], None
 
 
 def prepare(
+    rows: IntegerRows,
     blocks: Blocks,
     segments: tuple[Segment, ...],
     source: BitSource,
@@ -132,7 +136,8 @@ def prepare(
     """Writes what the graphs need of a recursion, and returns where its rows go.
 
     Args:
-      blocks: The blocks.
+      rows: The mechanism's rows.
+      blocks: The blocks that they are made in.
       segments: The layout of a row.
       source: Where random bits come from.
       source_name: Its name: other sources make other rows.
@@ -147,9 +152,10 @@ def prepare(
     root = pathlib.Path(directory)
     distinct = blocks.distinct_weights()
     contents = {int(block): blocks.weights(int(block)).tobytes() for block in np.unique(distinct)}
-    identity = hashlib.sha256(repr((_FORMAT, NOISE_FORMAT, source_name, segments)).encode())
-    for part in (blocks.starts, distinct, blocks.recursion.scales_on_use):
-        identity.update(b"none" if part is None else part.tobytes())
+    description = (_FORMAT, NOISE_FORMAT, rows.shift, source_name, segments)
+    identity = hashlib.sha256(repr(description).encode())
+    for part in (blocks.starts, distinct):
+        identity.update(part.tobytes())
     for block, content in contents.items():
         identity.update(f"{block}:{len(content)}:".encode() + content)
     own = root / f"rows-{identity.hexdigest()[:32]}"
@@ -160,6 +166,7 @@ def prepare(
             atomic_files.write_bytes(path, content)
     checksums = {block: tensor_files.checksum_of(content) for block, content in contents.items()}
     return RowsOnDisk(
+        rows,
         blocks,
         source,
         os.fspath(own),
@@ -179,13 +186,13 @@ class _StreamFiles:
         stream: tf.Tensor,
         table: GraphTable,
     ) -> None:
+        self._rows = files.rows
         self._blocks = files.blocks
-        self._recursion = files.recursion
+        self._recursion = files.rows.unit
         self._source = files.source
         self._table = table
         self._segment = segment
         self._seed = seed
-        self._dtype = tf.as_dtype(segment.dtype)
         self._starts = tf.constant(files.blocks.starts)
         self._weights_paths = tf.constant(files.weights)
         self._checksums = tf.constant(files.checksums, tf.int64)
@@ -210,7 +217,7 @@ class _StreamFiles:
             row, is_there = self._read(chunk, i)
             return tf.cond(is_there, lambda: row, lambda: make_chunk(block, chunk)[position])
 
-        rows = tf.TensorArray(self._dtype, number, element_shape=[self._segment.width])
+        rows = tf.TensorArray(tf.int32, number, element_shape=[self._segment.width])
         _, rows = tf.while_loop(
             lambda chunk, _: chunk < number,
             lambda chunk, rows: (chunk + 1, rows.write(tf.cast(chunk, tf.int32), of_chunk(chunk))),
@@ -253,7 +260,7 @@ class _StreamFiles:
     def make(self, block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
         """Makes and writes a block's rows of one chunk, (rows, width)."""
         if not self._recursion.num_earlier_rows and not self._recursion.num_state_vectors:
-            nothing = tf.zeros([0, self._segment.width], self._dtype)
+            nothing = tf.zeros([0, self._segment.width], tf.int32)
             return self._advance(block, chunk, nothing, tf.cast(nothing, tf.float64))[0]
         earlier, has_earlier = self._read_earlier(block, chunk)
         vectors, has_vectors = self._read_vectors(block, chunk)
@@ -276,9 +283,9 @@ class _StreamFiles:
 
         start = (
             tf.zeros([], tf.int64),
-            tf.zeros([0, width], self._dtype),
+            tf.zeros([0, width], tf.int32),
             tf.zeros([self._recursion.num_state_vectors, width], tf.float64),
-            tf.zeros([0, width], self._dtype),
+            tf.zeros([0, width], tf.int32),
         )
         return tf.while_loop(
             lambda block, *_: block <= target,
@@ -298,64 +305,121 @@ class _StreamFiles:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
-        ``[rows; next vectors] = weights @ [earlier; vectors; Z]``, product by product. State
-        vectors are float64: weights rounded to single precision are those of another matrix,
-        and with decays close to one a difference would stay from block to block.
+        See ``NoiseRecursion.block_weights``: product by product, in float64.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
-        of_earlier, of_vectors, of_z = self._read_weights(block, size, tf.shape(earlier)[0])
-        total = self._combined_rows_of_z(block, chunk, of_z)
-        rows, following = total, tf.zeros([0, self._segment.width], tf.float64)
-        if self._recursion.num_state_vectors:
-            rows = total[:size] + tf.cast(of_vectors[:size] @ vectors, self._dtype)
-            following = tf.cast(total[size:], tf.float64) + of_vectors[size:] @ vectors
-        if self._recursion.num_earlier_rows:
-            rows += tf.cast(of_earlier[:size], self._dtype) @ earlier
+        weights = self._read_weights(block, size)
+        num_earlier, num_vectors = tf.shape(earlier)[0], self._recursion.num_state_vectors
+        known = tf.concat([tf.cast(earlier, tf.float64), vectors], axis=0)
+        of_known, of_driving = tf.split(weights, [num_earlier + num_vectors, -1], axis=1)
+        total = (of_known[:size] * self._rows.row_to_z) @ known
+        following = tf.zeros([0, self._segment.width], tf.float64)
+        if self._recursion.draws_earlier_rows_of_z:
+            driven, z = self._combined_rows_of_z(block, chunk, of_driving, size)
+            rows = integer_row(self._rows, z, total + driven[:size])
+            if num_vectors:
+                following = of_known[size:] @ known + driven[size:]
+        else:
+            rows = self._substituted(block, chunk, total, of_driving[:size], size)
+            if num_vectors:
+                driven = of_driving[size:] @ tf.cast(rows, tf.float64)
+                following = of_known[size:] @ known + driven
         # With one state vector, TensorFlow does not see that there is one.
-        following = tf.ensure_shape(
-            following, [self._recursion.num_state_vectors, self._segment.width]
-        )
+        following = tf.ensure_shape(following, [num_vectors, self._segment.width])
         with tf.control_dependencies(self._write_vectors(block + 1, chunk, following)):
             are_written = self._write_rows(block, chunk, size, rows)
         with tf.control_dependencies([are_written]):
             return tf.identity(rows), following
 
-    def _combined_rows_of_z(
-        self, block: tf.Tensor, chunk: tf.Tensor, weights: tf.Tensor
+    def _substituted(
+        self,
+        block: tf.Tensor,
+        chunk: tf.Tensor,
+        total: tf.Tensor,
+        weights: tf.Tensor,
+        size: tf.Tensor,
     ) -> tf.Tensor:
-        """The product of weights with the rows of Z of a block, which are drawn in groups."""
-        first = self._first_rows_of_z[block]
-        num_outputs, num_rows_of_z = tf.unstack(tf.shape(weights))
+        """The rows of a block that follow from one another, (size, width) int32.
 
-        def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tf.Tensor:
-            z = chunk_rows(
-                self._source,
-                self._seed,
-                first + tf.cast(done, tf.int64),
-                count,
-                self._segment.first_chunk + chunk,
-                self._segment.width,
-                self._dtype,
-                self._table,
-            )
-            # In one product: what is added to the state vectors once need not be float64.
-            return tf.cast(weights[:, done : done + count], self._dtype) @ z
+        A few rows at a time: what the rows before them in the block add to all of them is one
+        product, and among themselves they are substituted one by one.
 
-        def add_group(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            count = tf.minimum(_GROUP, num_rows_of_z - done)
-            return done + count, total + of_group(done, count)
+        Args:
+          block: The block.
+          chunk: The chunk.
+          total: (size, width) float64: what all but the block's rows add, in steps of Z.
+          weights: (size, size) of the block's rows.
+          size: The number of rows.
+        """
+        width, first = self._segment.width, self._first_rows_of_z[block]
+        z = self._chunk_rows(first, size, chunk)
+        missing = tf.math.floormod(-size, _ROWS_AT_ONCE)
+        z, total = (tf.pad(each, [[0, missing], [0, 0]]) for each in (z, total))
+        weights = tf.pad(weights * self._rows.row_to_z, [[0, missing], [0, missing]])
 
-        if not self._recursion.draws_earlier_rows_of_z:
-            return of_group(0, num_rows_of_z)
-        width = self._segment.width
-        _, total = tf.while_loop(
-            lambda done, _: done < num_rows_of_z,
-            add_group,
-            (tf.constant(0), tf.zeros([num_outputs, width], self._dtype)),
+        def add_rows(done: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            end = done + _ROWS_AT_ONCE
+            of_rows = weights[done:end]
+            of_earlier = of_rows[:, :done] @ tf.cast(rows, tf.float64)
+            sums = tf.unstack(total[done:end] + of_earlier, _ROWS_AT_ONCE)
+            own, made = of_rows[:, done:end], []
+            for position, row_of_z in enumerate(tf.unstack(z[done:end], _ROWS_AT_ONCE)):
+                row = integer_row(self._rows, row_of_z, sums[position])
+                made.append(row)
+                number = tf.cast(row, tf.float64)
+                for later in range(position + 1, _ROWS_AT_ONCE):
+                    sums[later] += own[later, position] * number
+            return end, tf.concat([rows, tf.stack(made)], axis=0)
+
+        _, rows = tf.while_loop(
+            lambda done, _: done < size,
+            add_rows,
+            (tf.constant(0), tf.zeros([0, width], tf.int32)),
             shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, width])),
             parallel_iterations=1,
         )
-        return total
+        return rows[:size]
+
+    def _chunk_rows(self, first: tf.Tensor, count: tf.Tensor | int, chunk: tf.Tensor) -> tf.Tensor:
+        """Consecutive rows of Z in a chunk, (count, width) int64."""
+        return chunk_rows(
+            self._source,
+            self._seed,
+            first,
+            count,
+            self._segment.first_chunk + chunk,
+            self._segment.width,
+            self._table,
+        )
+
+    def _combined_rows_of_z(
+        self, block: tf.Tensor, chunk: tf.Tensor, weights: tf.Tensor, size: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The product of weights with the rows of Z of a block, and its last ``size`` rows of Z.
+
+        Rows of Z are drawn in groups. The last group has the block's own rows.
+        """
+        first = self._first_rows_of_z[block]
+        width = self._segment.width
+        num_outputs, num_rows_of_z = tf.unstack(tf.shape(weights))
+
+        def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            z = self._chunk_rows(first + tf.cast(done, tf.int64), count, chunk)
+            return weights[:, done : done + count] @ tf.cast(z, tf.float64), z
+
+        def add_group(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            count = tf.minimum(_GROUP, num_rows_of_z - size - done)
+            return done + count, total + of_group(done, count)[0]
+
+        own, z = of_group(num_rows_of_z - size, size)
+        _, total = tf.while_loop(
+            lambda done, _: done < num_rows_of_z - size,
+            add_group,
+            (tf.constant(0), tf.zeros([num_outputs, width], tf.float64)),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, width])),
+            parallel_iterations=1,
+        )
+        return total + own, z
 
     def _write_vectors(
         self, block: tf.Tensor, chunk: tf.Tensor, vectors: tf.Tensor
@@ -396,7 +460,7 @@ class _StreamFiles:
             self._row_path(chunk, i),
             self._label("row", chunk, i),
             [self._segment.width],
-            self._dtype,
+            tf.int32,
         )
 
     def _read_earlier(self, block: tf.Tensor, chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -404,7 +468,7 @@ class _StreamFiles:
         start = self._starts[block]
         number = tf.minimum(tf.constant(self._recursion.num_earlier_rows, tf.int64), start)
         rows = tf.TensorArray(
-            self._dtype, tf.cast(number, tf.int32), element_shape=[self._segment.width]
+            tf.int32, tf.cast(number, tf.int32), element_shape=[self._segment.width]
         )
 
         def read(
@@ -423,7 +487,7 @@ class _StreamFiles:
         stacked = tf.cond(
             are_there,
             lambda: rows.stack(),
-            lambda: tf.zeros([0, self._segment.width], self._dtype),
+            lambda: tf.zeros([0, self._segment.width], tf.int32),
         )
         return stacked, are_there
 
@@ -444,10 +508,8 @@ class _StreamFiles:
             ),
         )
 
-    def _read_weights(
-        self, block: tf.Tensor, size: tf.Tensor, num_earlier: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """A block's weights: those of earlier rows, of state vectors and of rows of Z."""
+    def _read_weights(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        """A block's weights, as ``NoiseRecursion.block_weights`` gives them."""
         contents = tensor_files.read_contents(self._weights_paths[block])
         is_right = tf.debugging.assert_equal(
             tf.equal(tensor_files.checksum(contents), self._checksums[block]),
@@ -459,14 +521,7 @@ class _StreamFiles:
         )
         with tf.control_dependencies([is_right]):
             numbers = tf.io.decode_raw(contents, tf.float64)
-        num_vectors = self._recursion.num_state_vectors
-        weights = tf.reshape(numbers, [size + num_vectors, -1])
-        first_of_z = num_earlier + num_vectors
-        return (
-            weights[:, :num_earlier],
-            weights[:, num_earlier:first_of_z],
-            weights[:, first_of_z:],
-        )
+        return tf.reshape(numbers, [size + self._recursion.num_state_vectors, -1])
 
     def _row_path(self, chunk: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
         slot = tf.math.floormod(i, self._blocks.rows_kept)

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from mf_aggregators.noise import NOISE_FORMAT, row_layout
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff.tensor_rows_of_z import BitSource
 
@@ -27,8 +29,8 @@ class NoiseState(NamedTuple):
       seed: (2,) int64: the stream's secret.
       stream: (2,) int64: the stream's name, which is not secret.
       history: For each segment of a row, what the recursion needs of earlier rounds and
-        cannot draw again: (chunks, floats_per_parameter of it, width); an empty
-        tuple if nothing is needed or it is kept in files.
+        cannot draw again: (chunks, floats_per_parameter of it, width) int32 rows or float64
+        state vectors; an empty tuple if nothing is needed or it is kept in files.
     """
 
     noise_format: Any
@@ -42,8 +44,12 @@ class RowStore(Protocol):
     """Makes the rows of one recursion, and keeps what they need of earlier rounds."""
 
     @property
-    def recursion(self) -> NoiseRecursion:
-        """The mechanism's recursion."""
+    def rows(self) -> IntegerRows:
+        """The mechanism's rows."""
+
+    @property
+    def rounding(self) -> Rounding:
+        """What bounds the roundings of the rows."""
 
     @property
     def source(self) -> BitSource:
@@ -60,7 +66,7 @@ class RowStore(Protocol):
         stream: tf.Tensor,
         history: tf.Tensor | None,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the (segment.size,) row of round i, and what the state holds after it."""
+        """Returns the (segment.size,) int32 row of round i, and what the state holds after it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +84,7 @@ class TensorNoise:
     @property
     def recursion(self) -> NoiseRecursion:
         """The mechanism's recursion."""
-        return self.store.recursion
+        return self.store.rows.recursion
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -97,19 +103,19 @@ class TensorNoise:
         noise_format = tf.constant(NOISE_FORMAT, tf.int64)
         return NoiseState(noise_format, tf.zeros([], tf.int64), seed, stream, kept)
 
-    def next_row(self, state: NoiseState) -> tuple[list[tf.Tensor], NoiseState]:
-        """Returns the state's row of C^-1 Z, at unit variance of Z, and the next state.
+    def next_row(self, state: NoiseState) -> tuple[list[tf.Tensor], tf.Tensor, NoiseState]:
+        """Returns the state's row of C^-1 Z as integers, their step, and the next state.
 
         Args:
           state: What :meth:`initial_state` or the last call returned.
 
         Returns:
-          A tensor for each spec, float64 for float64 specs and float32 for all others, and
-          the state for the next round. Running the graph fails with InvalidArgumentError if
-          the mechanism has no more rounds.
+          An int32 tensor for each spec, the row's step at unit variance of Z (float64 scalar, not
+          zero), and the state for the next round. Running the graph fails with
+          InvalidArgumentError if the mechanism has no more rounds.
         """
         i = self._checked_round(_of_this_noise(state))
-        row = [tf.zeros(spec.shape, noise_dtype(spec.dtype)) for spec in self.specs]
+        row = [tf.zeros(spec.shape, tf.int32) for spec in self.specs]
         histories = []
         for number, segment in enumerate(self.segments):
             history = state.history[number] if state.history else None
@@ -118,7 +124,8 @@ class TensorNoise:
             for position, tensor in _split(segment, flat, self.specs):
                 row[position] = tensor
         kept = tuple(histories) if state.history else state.history
-        return row, state._replace(round_index=i + 1, history=kept)
+        step = tf.gather(tf.constant(self.store.rows.steps), i)
+        return row, step, state._replace(round_index=i + 1, history=kept)
 
     def _checked_round(self, round_index: tf.Tensor) -> tf.Tensor:
         num_rounds = self.recursion.num_rounds
@@ -168,5 +175,5 @@ def _split(
 
 
 def noise_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns what noise for a tensor is computed in: float64 for float64, else float32."""
+    """Returns which segment a tensor belongs to: that of float64, or that of all others."""
     return tf.float64 if dtype == tf.float64 else tf.float32

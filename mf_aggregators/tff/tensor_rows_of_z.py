@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from mf_aggregators.noise.row_layout import CHUNK
-from mf_aggregators.noise.rows_of_z import STEP, WORDS_PER_COORDINATE, WORDS_PER_LEVEL
+from mf_aggregators.noise.rows_of_z import WORDS_PER_COORDINATE, WORDS_PER_LEVEL
 from mf_aggregators.tff import tensor_discrete_gaussian
 from mf_aggregators.tff.tensor_discrete_gaussian import GraphTable
 
@@ -86,7 +86,6 @@ def chunk_rows(
     num_rows: tf.Tensor | int,
     chunk: tf.Tensor,
     width: int,
-    dtype: tf.DType,
     table: GraphTable,
 ) -> tf.Tensor:
     """Returns the entries of consecutive rows of Z in one chunk of coordinates.
@@ -98,11 +97,10 @@ def chunk_rows(
       num_rows: How many rows; a Python integer or an int32 scalar.
       chunk: int64 scalar: the chunk's number in the row.
       width: How many coordinates, at most CHUNK.
-      dtype: float32 or float64.
       table: The sampler's table, which the graph should hold once.
 
     Returns:
-      (num_rows, width) of the dtype.
+      (num_rows, width) int64, in steps of Z.
     """
     first_index = WORDS_PER_COORDINATE * CHUNK * chunk
     count = WORDS_PER_COORDINATE * width
@@ -118,12 +116,11 @@ def chunk_rows(
 
         words = _by_word(source.integers(prepared, seed, first_row, row, first_index, 0, count))
         integers = tensor_discrete_gaussian.from_words(table, words, tie_words)
-        entries = tf.cast(integers, tf.float64) * STEP
-        return tf.ensure_shape(tf.cast(entries, dtype), [width])
+        return tf.ensure_shape(integers, [width])
 
     if isinstance(num_rows, int) and num_rows == 1:
         return one_row(0)[tf.newaxis]
-    rows = tf.TensorArray(dtype, size=num_rows, element_shape=[width])
+    rows = tf.TensorArray(tf.int64, size=num_rows, element_shape=[width])
     _, rows = tf.while_loop(
         lambda row, _: row < num_rows,
         lambda row, rows: (row + 1, rows.write(row, one_row(row))),

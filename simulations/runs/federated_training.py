@@ -242,9 +242,7 @@ def noise_storage_of(
     if chosen is None:
         recursion = design.factorization.noise_recursion()
         size = sum(int(weight.size) for weight in initial_weights)
-        bytes_of_floats = sum(weight.size * max(4, weight.itemsize) for weight in initial_weights)
-        row = (size, math.ceil(bytes_of_floats / size))
-        chosen = costs.choose(recursion, *row).storage.value
+        chosen = costs.choose(recursion, size).storage.value
         directory.write_json(run_directory.CONFIG_FILE, {**config, "noise_storage": chosen})
     return chosen
 

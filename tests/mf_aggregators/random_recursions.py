@@ -54,25 +54,37 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
         coefficients[0] = 1.5
         return ToeplitzNoise(num_rounds, coefficients, row_scales)
     if kind is DenseNoise:
-        return DenseNoise(np.tril(generator.normal(size=(num_rounds, num_rounds))))
+        matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
+        return DenseNoise(matrix + np.diag(_away_from_zero(generator, num_rounds)))
     if kind is WindowNoise:
         rank = draw(st.integers(0, 3))
         rows = draw(st.sampled_from([1, num_rounds]))
         left, right = generator.normal(size=(2, num_rounds, rank))
         window = generator.normal(size=(rows, width))
+        # Of the entries on the diagonal, so that C exists.
+        diagonal = _away_from_zero(generator, num_rounds)
+        if width == 1:
+            window = np.ones((rows, 1))
+            left *= 0.2 / np.maximum(1.0, np.abs(np.sum(left * right, axis=1, keepdims=True)))
+        else:
+            window[:, 0] = diagonal[:rows]
         return WindowNoise(num_rounds, window, left, right, row_scales)
     phases, states = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    outputs, decays, inputs, feedbacks = generator.normal(size=(4, phases, states)) / 2.0
+    outputs, decays, feedbacks = generator.normal(size=(3, phases, states)) / 2.0
     if is_long:
         # |decay| + |feedback| * sum |outputs| < 1, so that the state vectors stay bounded.
         decays, feedbacks = np.clip(decays, -0.5, 0.5), np.clip(feedbacks, -0.4, 0.4)
         outputs /= np.maximum(1.0, np.sum(np.abs(outputs), axis=1, keepdims=True))
     return StateSpaceNoise(
         phases=generator.integers(0, phases, num_rounds),
-        gains=generator.normal(size=phases),
+        gains=_away_from_zero(generator, phases),
         outputs=outputs,
         sources=generator.integers(0, states, (phases, states)),
         decays=decays,
-        inputs=inputs * draw(st.sampled_from([0.0, 1.0])),
         feedbacks=feedbacks * draw(st.sampled_from([0.0, 1.0])),
     )
+
+
+def _away_from_zero(generator: np.random.Generator, count: int) -> np.ndarray:
+    """Numbers of both signs, none of which is nearly zero."""
+    return generator.uniform(0.5, 2.0, count) * generator.choice([-1.0, 1.0], count)

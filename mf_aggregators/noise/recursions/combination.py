@@ -24,19 +24,36 @@ class IndependentNoise(NoiseRecursion):
 
     num_rounds: int
 
+    @property
+    def diagonal(self) -> np.ndarray:
+        """Ones, (n,) float64."""
+        return np.ones(self.num_rounds)
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """Always."""
+        return True
+
     def divided_by(self, divisor: float) -> NoiseRecursion:
         """Returns the recursion of the identity over ``divisor``, which has one band."""
         return ToeplitzNoise(self.num_rounds, np.array([1.0 / divisor]))
 
-    def advance(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of Z."""
-        return row_of_z, history
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        return self
+
+    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+        """Returns zeros: earlier rounds add nothing."""
+        return np.zeros(history.shape[1:])
+
+    def following(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
+    ) -> np.ndarray:
+        """Returns the history, which is empty."""
+        return history
 
     def block_weights(self, start: int, end: int) -> np.ndarray:
-        """Returns the identity."""
-        return np.eye(end - start)
+        """Returns zeros."""
+        return np.zeros((end - start, end - start))
 
     def block_signature(self, start: int, end: int) -> object:
         """Blocks of one size have the same weights."""
@@ -79,21 +96,36 @@ class DenseNoise(NoiseRecursion):
         """Whether the matrix is small enough to be a constant of a graph."""
         return self.num_rounds <= _MOST_DENSE_ROUNDS
 
+    @property
+    def diagonal(self) -> np.ndarray:
+        """The diagonal of the matrix, (n,) float64."""
+        return np.diagonal(self.inverse)
+
     def divided_by(self, divisor: float) -> NoiseRecursion:
         """Returns the recursion of C / divisor."""
         return DenseNoise(self.inverse * divisor)
 
-    def advance(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Combines all rows of Z so far, which are the history."""
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        return DenseNoise(self.inverse / self.diagonal[:, np.newaxis])
+
+    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+        """Combines all rows of Z before the round's, which are the history."""
+        return np.tensordot(self.inverse[i, :i], history[:i], axes=1)
+
+    def following(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
+    ) -> np.ndarray:
+        """Keeps the row of Z."""
         history[i] = row_of_z
-        row = np.tensordot(self.inverse[i, : i + 1], history[: i + 1], axes=1)
-        return row.astype(history.dtype), history
+        return history
+
+    def largest_row_norm(self) -> float:
+        """Returns the largest L2 norm of the rows of the matrix."""
+        return float(np.max(np.linalg.norm(self.inverse, axis=1)))
 
     def block_weights(self, start: int, end: int) -> np.ndarray:
-        """Returns rows of the matrix."""
-        return self.inverse[start:end, :end]
+        """Returns rows of the matrix, without its diagonal."""
+        return np.tril(self.inverse[start:end, :end], start - 1)
 
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1, (n, n) float64."""
@@ -150,33 +182,61 @@ class WindowNoise(NoiseRecursion):
         """The most rows that are worth making at once."""
         return _ROWS_PER_REDRAWING_BLOCK
 
+    @property
+    def diagonal(self) -> np.ndarray:
+        """The first of the window's numbers of each round, scaled, (n,) float64."""
+        entries = np.broadcast_to(self.window[:, 0], self.num_rounds)
+        if self.window_length == 1:
+            # The row of Z leaves the window in its own round.
+            entries = entries + np.sum(self.left * self.right, axis=1)
+        return entries if self.row_scales is None else entries * self.row_scales
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """Whether all rounds have the same window, and there is nothing else."""
+        return len(self.window) == 1 and not self.num_state_vectors
+
     def divided_by(self, divisor: float) -> NoiseRecursion:
         """Returns the recursion of C / divisor."""
         return dataclasses.replace(self, window=self.window * divisor, left=self.left * divisor)
 
-    def advance(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Combines the rows of Z in the window and the accumulators, in float64.
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        if self.is_toeplitz:
+            window, left = self.window / self.window[0, 0], self.left
+        else:
+            scales = 1.0 if self.row_scales is None else self.row_scales[:, np.newaxis]
+            rows = scales / self.diagonal[:, np.newaxis]
+            window, left = self.window * rows, self.left * rows
+        return WindowNoise(self.num_rounds, window, left, self.right)
 
-        Weights rounded to single precision would be those of another matrix, whose inverse
-        may differ by more than they do.
-        """
+    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+        """Combines the earlier rows of Z in the window, and the accumulators."""
         length = self.window_length
         ring, accumulators = history[:length], history[length:]
-        ring[i % length] = row_of_z
-        window = self.window[i if len(self.window) > 1 else 0]
         lags = (i - np.arange(length)) % length
-        row = np.tensordot(np.where(lags <= i, window[lags], 0.0), ring, axes=1)
+        weights = self.window[i if len(self.window) > 1 else 0][lags]
+        combined = np.tensordot(np.where((lags > 0) & (lags <= i), weights, 0.0), ring, axes=1)
         if self.num_state_vectors:
-            oldest = i - length + 1
-            if oldest >= 0:
-                added = np.multiply.outer(self.right[oldest], ring[oldest % length])
-                accumulators += added.astype(history.dtype)
-            row += np.tensordot(self.left[i], accumulators, axes=1)
-        if self.row_scales is not None:
-            row *= self.row_scales[i]
-        return np.asarray(row).astype(history.dtype), history
+            combined = combined + np.tensordot(self.left[i], accumulators, axes=1)
+            # What leaves the window in this round counts already.
+            if 0 <= i - length + 1 < i:
+                gain = self.left[i] @ self.right[i - length + 1]
+                combined += gain * ring[(i + 1) % length]
+        return combined
+
+    def following(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
+    ) -> np.ndarray:
+        """Puts the row of Z into the window, and adds what leaves it to the accumulators."""
+        length, oldest = self.window_length, i - self.window_length + 1
+        history[i % length] = row_of_z
+        if self.num_state_vectors and oldest >= 0:
+            history[length:] += np.multiply.outer(self.right[oldest], history[oldest % length])
+        return history
+
+    def largest_vector_norms(self) -> np.ndarray:
+        """Returns the (r,) norms of the accumulators at the end."""
+        return np.linalg.norm(self.right, axis=0)
 
     def block_weights(self, start: int, end: int) -> np.ndarray:
         """The window's diagonals, and accumulators of what leaves the window within the block."""
@@ -191,9 +251,8 @@ class WindowNoise(NoiseRecursion):
         # The accumulators at the start hold rows up to start - length.
         added = (rows_of_z > start - length) & (lags >= length - 1)
         of_z = of_z + np.where(added, left @ right.T, 0.0)
-        weights = np.concatenate([left, of_z], axis=1)
-        if self.row_scales is not None:
-            weights = weights * self.row_scales[start:end, np.newaxis]
+        # Z itself is not of what a row has beside it, also where it leaves the window at once.
+        weights = np.concatenate([left, np.where(lags > 0, of_z, 0.0)], axis=1)
         leaves = (rows_of_z > start - length) & (rows_of_z <= end - length)
         kept = np.eye(self.num_state_vectors)
         following = np.concatenate([kept, np.where(leaves, right.T, 0.0)], axis=1)
@@ -201,6 +260,6 @@ class WindowNoise(NoiseRecursion):
 
     def block_signature(self, start: int, end: int) -> object:
         """With one window for all rounds and nothing else, blocks of one size are the same."""
-        if len(self.window) > 1 or self.num_state_vectors or self.row_scales is not None:
+        if not self.is_toeplitz:
             return super().block_signature(start, end)
         return end - start, start - self.first_row_of_z(start)

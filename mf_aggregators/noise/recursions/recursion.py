@@ -8,25 +8,37 @@ Two kinds of memory are told apart. Earlier rows of Z can be drawn again from th
 costs time and no state; everything else (rows of the noise, state vectors) has to be kept
 between rounds.
 
+Row i of C^-1 Z is a multiple of Z[i], by the diagonal of C^-1, and what earlier rounds add. All
+arithmetic is that of a *unit* recursion, whose diagonal is one, so that
+
+    row i = Z[i] + earlier(i, history),
+
+and rows are multiplied by the diagonal after that.
+
 Any recursion is linear, so the rows of rounds s to e - 1 together are
 
-    rows = W_earlier * (rows before s) + W_state * (state vectors at s) + W_z * (rows of Z),
+    rows = Z + W_earlier * (rows before s) + W_state * (state vectors at s) + W * (what drives),
 
-and the state vectors at e follow in the same way. These weights are small matrices that depend
-on the recursion alone; coordinates of the model are independent of one another.
+with the rows of Z or, where rows follow from rows, the rows themselves as what drives, each row
+by those before it alone. The state vectors at e follow in the same way. These weights are small
+matrices that depend on the recursion alone; coordinates of the model are independent of one
+another.
 """
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 # A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
 # hold more rows.
 _ROWS_PER_BLOCK = 64
+# Columns of C^-1 that are computed at once.
+_COLUMNS = 512
 # Tables of a recursion up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
 
@@ -37,9 +49,9 @@ class NoiseState:
 
     Attributes:
       round_index: The round that the next row is for, from 0.
-      history: What the recursion still needs of earlier rounds, (k, ...): rows of the noise or
-        of Z in a ring, or state vectors. A value, as the rest of the state:
-        :meth:`NoiseRecursion.next_row` leaves it as it is.
+      history: What the unit recursion still needs of earlier rounds, (k, ...) float64: rows of
+        the noise or of Z in a ring, and after them state vectors. A value, as the rest of the
+        state: :meth:`NoiseRecursion.next_row` leaves it as it is.
     """
 
     round_index: int
@@ -49,11 +61,12 @@ class NoiseState:
 class NoiseRecursion(abc.ABC):
     """How the rows of C^-1 Z follow from one another.
 
-    Each kind of matrix is a subclass. ``initial_state`` and ``next_row`` make the rows one by
-    one; ``block_weights`` is the linear map that makes the rows of several rounds at once.
+    Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one;
+    ``block_weights`` is the linear map that makes the rows of several rounds at once.
     """
 
-    # Whether rows of the noise need rows of Z from before their round.
+    # Whether rows of the noise need rows of Z from before their round, and follow from them
+    # alone. All others follow from the rows of the noise before them.
     draws_earlier_rows_of_z: ClassVar[bool] = False
 
     if TYPE_CHECKING:
@@ -93,12 +106,12 @@ class NoiseRecursion(abc.ABC):
         return most - most * (most - 1) / (2 * rounds) if most <= rounds else (rounds + 1) / 2
 
     @property
-    def scales_on_use(self) -> np.ndarray | None:
-        """(n,) float64 factors of the rows of blocks when they are used; None for ones.
+    def bytes_per_parameter(self) -> int:
+        """The bytes of state that each model parameter needs between rounds.
 
-        Blocks follow from the rows without them.
+        Rows are integers of four bytes, and state vectors are float64.
         """
-        return None
+        return 4 * self.num_earlier_rows + 8 * self.num_state_vectors
 
     @property
     def rows_per_block(self) -> int:
@@ -115,35 +128,72 @@ class NoiseRecursion(abc.ABC):
         """Returns the first row of Z that the noise of a round needs, both counted from 0."""
         return max(0, first_round - self.rows_of_z_per_round + 1)
 
+    @property
+    @abc.abstractmethod
+    def diagonal(self) -> np.ndarray:
+        """(n,) float64: the diagonal of C^-1, without a zero."""
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """Whether the unit recursion is known to be the same in all rounds."""
+        return False
+
     @abc.abstractmethod
     def divided_by(self, divisor: float) -> "NoiseRecursion":
         """Returns the recursion of C / divisor."""
 
+    @functools.cached_property
+    def unit(self) -> "NoiseRecursion":
+        """The recursion of the rows of C^-1 Z over the diagonal of C^-1.
+
+        Raises:
+          ValueError: If the diagonal has a zero: C would have no inverse.
+        """
+        if not np.all(self.diagonal):
+            raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
+        return self._with_unit_diagonal()
+
     @abc.abstractmethod
-    def advance(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row i of the noise and the next history; may change both of its arguments.
+    def _with_unit_diagonal(self) -> "NoiseRecursion":
+        """Returns the recursion of the rows over the diagonal."""
+
+    @abc.abstractmethod
+    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+        """Returns what row i of a unit recursion is beside Z[i], (...) float64.
 
         Args:
           i: The round, from 0, of those that there are.
           history: As in :class:`NoiseState`.
-          row_of_z: Row i of Z, (...), of the history's dtype.
+        """
+
+    @abc.abstractmethod
+    def following(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
+    ) -> np.ndarray:
+        """Returns the next history of a unit recursion; may change the one that is given.
+
+        Args:
+          i: The round, from 0, of those that there are.
+          history: As in :class:`NoiseState`.
+          row_of_z: Row i of Z, (...).
+          row: Row i of the noise, (...).
         """
 
     @abc.abstractmethod
     def block_weights(self, start: int, end: int) -> np.ndarray:
-        """Returns the weights of the rows of rounds ``start`` to ``end - 1`` as one matrix.
+        """Returns the weights of rounds ``start`` to ``end - 1`` of a unit recursion.
 
         Args:
           start: The first round.
           end: The round after the last.
 
         Returns:
-          (end - start + m, earlier rows + m + rows of Z) float64 for m state vectors: the rows
-          and then the state vectors at ``end``, from the last ``num_earlier_rows`` rows before
-          ``start`` (oldest first; fewer in the first rounds), the state vectors at ``start`` and
-          the rows of Z from ``first_row_of_z(start)`` on.
+          (end - start + m, earlier rows + m + driving rows) float64 for m state vectors. First what
+          the rows are beside the row of Z of their round, and then the state vectors at ``end``:
+          from the last ``num_earlier_rows`` rows before ``start`` (oldest first; fewer in the
+          first rounds), the state vectors at ``start``, and what drives them. That is the rows of
+          Z from ``first_row_of_z(start)`` on if ``draws_earlier_rows_of_z``, and else the
+          block's own rows. No row has a weight for itself or for a later one.
         """
 
     def block_signature(self, start: int, end: int) -> object:
@@ -153,6 +203,21 @@ class NoiseRecursion(abc.ABC):
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 as a dense (n, n) float64 array."""
         return np.tril(self.apply(np.eye(self.num_rounds)))
+
+    def largest_row_norm(self) -> float:
+        """Returns the largest L2 norm of the rows of C^-1."""
+        if self.is_toeplitz and np.all(self.diagonal == self.diagonal[0]):
+            # The last row has what all others have.
+            return float(np.linalg.norm(self.apply(np.arange(self.num_rounds) == 0)))
+        squares = np.zeros(self.num_rounds)
+        for first in range(0, self.num_rounds, _COLUMNS):
+            columns = np.eye(self.num_rounds, min(_COLUMNS, self.num_rounds - first), -first)
+            squares += np.sum(np.square(self.apply(columns)), axis=1)
+        return float(np.sqrt(np.max(squares)))
+
+    def largest_vector_norms(self) -> np.ndarray:
+        """Returns the (m,) L2 norms of what state vectors of a unit recursion are of Z, at most."""
+        return np.zeros(self.num_state_vectors)
 
     def scaled_to_sensitivity_one(self, sensitivity: float) -> "NoiseRecursion":
         """Returns the recursion of C / sensitivity: every scaling of C gives the same run.
@@ -169,13 +234,13 @@ class NoiseRecursion(abc.ABC):
             )
         return self.divided_by(sensitivity)
 
-    def initial_state(self, shape: tuple[int, ...], dtype: Any = np.float64) -> NoiseState:
-        """Returns the state before the first round, for rows of the given shape and dtype."""
+    def initial_state(self, shape: tuple[int, ...]) -> NoiseState:
+        """Returns the state before the first round, for rows of the given shape."""
         rows = self.floats_per_parameter
         if self.draws_earlier_rows_of_z:
             # NumPy's stream is given its rows of Z and cannot draw them again.
             rows += self.rows_of_z_per_round
-        return NoiseState(0, np.zeros((rows, *shape), dtype))
+        return NoiseState(0, np.zeros((rows, *shape)))
 
     def next_row(self, state: NoiseState, row_of_z: np.ndarray) -> tuple[np.ndarray, NoiseState]:
         """Returns the noise row of the state's round and the state after it.
@@ -195,36 +260,37 @@ class NoiseRecursion(abc.ABC):
           ValueError: If the mechanism has no more rounds.
         """
         own = dataclasses.replace(state, history=state.history.copy())
-        return self._next_row_in_place(own, row_of_z)
+        return self.next_row_in_place(own, row_of_z)
 
     def stream(
-        self, rows_of_z: Iterable[np.ndarray], shape: tuple[int, ...], dtype: Any = np.float64
+        self, rows_of_z: Iterable[np.ndarray], shape: tuple[int, ...]
     ) -> Iterator[np.ndarray]:
         """Yields the noise rows of all rows of Z in order, without a copy of the history.
 
         Args:
           rows_of_z: The rows of Z; each is asked for when its noise row is.
           shape: The shape of a row.
-          dtype: The dtype of the noise.
 
         Yields:
-          Row i of C^-1 Z, for i = 0, 1, ....
+          Row i of C^-1 Z, float64, for i = 0, 1, ....
 
         Raises:
           ValueError: If there are more rows of Z than the mechanism has rounds.
         """
         # Nobody else ever sees this state, so its history can be updated in place.
-        state = self.initial_state(shape, dtype)
+        state = self.initial_state(shape)
         for row_of_z in rows_of_z:
-            row, state = self._next_row_in_place(state, row_of_z)
+            row, state = self.next_row_in_place(state, row_of_z)
             yield row
 
     def apply(self, z: np.ndarray) -> np.ndarray:
-        """Returns C^-1 Z for a whole Z of shape (n, ...), row by row."""
+        """Returns C^-1 Z for a whole Z of shape (n, ...), row by row, in real arithmetic.
+
+        It is computed in float64 and has the dtype of Z, or float32 for integers.
+        """
         z = np.asarray(z)
-        dtype = np.result_type(z.dtype, np.float32)
-        rows = np.empty(z.shape, dtype)
-        for i, row in enumerate(self.stream(z, z.shape[1:], dtype)):
+        rows = np.empty(z.shape, np.result_type(z.dtype, np.float32))
+        for i, row in enumerate(self.stream(z, z.shape[1:])):
             rows[i] = row
         return rows
 
@@ -236,12 +302,18 @@ class NoiseRecursion(abc.ABC):
                 f"{round_index + 1} was asked for: a factorization for more rounds is needed."
             )
 
-    def _next_row_in_place(
+    def next_row_in_place(
         self, state: NoiseState, row_of_z: np.ndarray
     ) -> tuple[np.ndarray, NoiseState]:
-        """What :meth:`next_row` returns; the history passes to the next state and is updated."""
-        self.check_has_round(state.round_index)
-        row = np.array(row_of_z, dtype=state.history.dtype)
-        row, history = self.advance(state.round_index, state.history, row)
-        # Arithmetic on arrays without dimensions gives NumPy scalars.
-        return np.asarray(row), NoiseState(state.round_index + 1, history)
+        """Returns what :meth:`next_row` does; the history passes to the next state.
+
+        Args:
+          state: As there; of no use afterwards.
+          row_of_z: As there.
+        """
+        i = state.round_index
+        self.check_has_round(i)
+        z = np.array(row_of_z, np.float64)
+        row = z + self.unit.earlier(i, state.history)
+        history = self.unit.following(i, state.history, z, row)
+        return np.asarray(self.diagonal[i] * row), NoiseState(i + 1, history)

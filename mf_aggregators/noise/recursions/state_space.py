@@ -13,7 +13,7 @@ class StateSpaceNoise(NoiseRecursion):
 
     With p = phases[i], the recurrence of round i is
     ``Y[i] = gains[p] Z[i] + outputs[p] . S`` and, for each state vector d,
-    ``S'[d] = decays[p, d] S[sources[p, d]] + inputs[p, d] Z[i] + feedbacks[p, d] Y[i]``.
+    ``S'[d] = decays[p, d] S[sources[p, d]] + feedbacks[p, d] Y[i]``.
 
     Attributes:
       phases: (n,) int64: which of the P sets of weights each round uses.
@@ -21,7 +21,6 @@ class StateSpaceNoise(NoiseRecursion):
       outputs: (P, m) float64.
       sources: (P, m) int64.
       decays: (P, m) float64.
-      inputs: (P, m) float64.
       feedbacks: (P, m) float64.
     """
 
@@ -30,7 +29,6 @@ class StateSpaceNoise(NoiseRecursion):
     outputs: np.ndarray
     sources: np.ndarray
     decays: np.ndarray
-    inputs: np.ndarray
     feedbacks: np.ndarray
 
     @property
@@ -43,51 +41,91 @@ class StateSpaceNoise(NoiseRecursion):
         """The number of state vectors m."""
         return int(self.outputs.shape[1])
 
+    @property
+    def diagonal(self) -> np.ndarray:
+        """The gain of each round, (n,) float64."""
+        return self.gains[self.phases]
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """Whether all rounds have the same weights."""
+        return bool(np.all(self.phases == self.phases[0]))
+
     def divided_by(self, divisor: float) -> NoiseRecursion:
         """Returns the recursion of C / divisor."""
-        return dataclasses.replace(self, gains=self.gains * divisor, inputs=self.inputs * divisor)
+        return dataclasses.replace(self, gains=self.gains * divisor)
 
-    def advance(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """A step of the recurrence, in float64: rounded decays would be of another matrix."""
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        column = self.gains[:, np.newaxis]
+        return dataclasses.replace(
+            self,
+            gains=np.ones_like(self.gains),
+            outputs=self.outputs / column,
+            feedbacks=self.feedbacks * column,
+        )
+
+    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+        """Combines the state vectors."""
+        return np.tensordot(self.outputs[self.phases[i]], history, axes=1)
+
+    def following(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
+    ) -> np.ndarray:
+        """A step of the recurrence."""
         phase = self.phases[i]
-        row = self.gains[phase] * row_of_z
-        row = row + np.tensordot(self.outputs[phase], history, axes=1)
-        column = (-1,) + (1,) * row_of_z.ndim
+        column = (-1,) + (1,) * row.ndim
         following = history[self.sources[phase]] * self.decays[phase].reshape(column)
-        if np.any(self.inputs[phase]):
-            following += np.multiply.outer(self.inputs[phase], row_of_z)
         if np.any(self.feedbacks[phase]):
             following += np.multiply.outer(self.feedbacks[phase], row)
-        return row.astype(history.dtype), following.astype(history.dtype)
+        return np.asarray(following)
+
+    def largest_row_norm(self) -> float:
+        """Returns the largest L2 norm of the rows of C^-1."""
+        return float(np.max(np.abs(self.diagonal)) * self._unit_norms()[0])
+
+    def largest_vector_norms(self) -> np.ndarray:
+        """Returns the (m,) L2 norms of what state vectors of a unit recursion are of Z."""
+        return self._unit_norms()[1:]
+
+    def _unit_norms(self) -> np.ndarray:
+        """The largest norms of a row and of each state vector, (1 + m,), of the unit recursion.
+
+        From the covariance of the state vectors where Z is of independent numbers of variance one,
+        which follows from round to round.
+        """
+        vectors = self.num_state_vectors
+        covariance, largest = np.zeros((vectors, vectors)), np.zeros(1 + vectors)
+        of_phases = self.following_by_phase()
+        for phase in self.phases:
+            outputs, of_row = self.outputs[phase], of_phases[phase, :, -1]
+            norm = 1.0 + outputs @ covariance @ outputs / self.gains[phase] ** 2
+            largest[0] = max(largest[0], norm)
+            step = of_phases[phase, :, :-1] + np.multiply.outer(of_row, outputs)
+            of_z = of_row * self.gains[phase]
+            covariance = step @ covariance @ step.T + np.multiply.outer(of_z, of_z)
+            np.maximum(largest[1:], np.diagonal(covariance), out=largest[1:])
+        return np.sqrt(largest)
 
     def block_weights(self, start: int, end: int) -> np.ndarray:
-        """The recurrence applied to one unit vector for each state vector and row of Z."""
-        return self._weights_of_phases(self.phases[start:end])
+        """The recurrence applied to one unit vector for each state vector and each row."""
+        vectors, size = self.num_state_vectors, end - start
+        rows, state = np.zeros((size, vectors + size)), np.eye(vectors, vectors + size)
+        for row, phase in enumerate(self.phases[start:end]):
+            rows[row] = self.outputs[phase] @ state
+            state = state[self.sources[phase]] * self.decays[phase][:, np.newaxis]
+            state[:, vectors + row] += self.feedbacks[phase]
+        return np.concatenate([rows, state])
 
     def block_signature(self, start: int, end: int) -> object:
         """Blocks with the same phases have the same weights."""
         return self.phases[start:end].tobytes()
 
-    def weights_by_phase(self) -> np.ndarray:
-        """Returns the block weights of one round, for each phase.
+    def following_by_phase(self) -> np.ndarray:
+        """Returns how the state vectors follow from one round to the next, for each phase.
 
         Returns:
-          (P, 1 + m, m + 1) float64: the row and then the next state vectors, from the state
-          vectors and the row of Z.
+          (P, m, m + 1) float64: the next state vectors from the state vectors and the row.
         """
-        phases = np.arange(len(self.gains))
-        return np.array([self._weights_of_phases(phases[p : p + 1]) for p in phases])
-
-    def _weights_of_phases(self, phases: np.ndarray) -> np.ndarray:
-        vectors, size = self.num_state_vectors, len(phases)
-        state = np.eye(vectors, vectors + size)
-        rows = np.zeros((size, vectors + size))
-        for row, phase in enumerate(phases):
-            rows[row] = self.outputs[phase] @ state
-            rows[row, vectors + row] += self.gains[phase]
-            state = state[self.sources[phase]] * self.decays[phase][:, np.newaxis]
-            state += np.multiply.outer(self.feedbacks[phase], rows[row])
-            state[:, vectors + row] += self.inputs[phase]
-        return np.concatenate([rows, state])
+        phases, vectors = len(self.gains), self.num_state_vectors
+        kept = np.eye(vectors)[self.sources] * self.decays[:, :, np.newaxis]
+        return np.concatenate([kept, self.feedbacks.reshape(phases, vectors, 1)], axis=2)

@@ -48,41 +48,33 @@ class SubstitutionNoise(NoiseRecursion):
             return super().rows_per_block
         return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
 
-    def advance(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Substitutes the rows in the ring."""
-        row, slots = row_of_z, self.num_earlier_rows
-        if slots:
-            weights = self._ring_weights(i).astype(history.dtype)
-            row -= np.tensordot(weights, history, axes=1)
-        row /= self.weights(i)[0]
-        if slots:
-            history[i % slots] = row
-        if self.scales_on_use is not None:
-            row = row * row.dtype.type(self.scales_on_use[i])
-        return row, history
+    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+        """Substitutes the rows in the ring, whose slot j mod (b - 1) holds row j."""
+        slots = self.num_earlier_rows
+        if not slots:
+            return np.zeros(history.shape[1:])
+        lags = (i - 1 - np.arange(slots)) % slots + 1
+        # Slots that no earlier round has filled count for nothing.
+        weights = np.where(lags <= i, self.weights(i)[lags], 0.0)
+        return -np.tensordot(weights, history, axes=1)
+
+    def following(
+        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
+    ) -> np.ndarray:
+        """Keeps the row in place of the oldest one."""
+        if self.num_earlier_rows:
+            history[i % self.num_earlier_rows] = row
+        return history
 
     def block_weights(self, start: int, end: int) -> np.ndarray:
-        """From C Y = Z for the block's rows: Y = C_block^-1 (Z - C_earlier Y_earlier)."""
+        """The entries of C off its diagonal, for the rows before the block and its own."""
         size, num_earlier = end - start, min(self.num_earlier_rows, start)
         matrix = np.zeros((size, num_earlier + size))
         for row in range(size):
             last = num_earlier + row
             lags = min(self.num_bands, last + 1)
-            matrix[row, last - lags + 1 : last + 1] = self.weights(start + row)[:lags][::-1]
-        of_earlier, of_block = matrix[:, :num_earlier], matrix[:, num_earlier:]
-        right = np.concatenate([-of_earlier, np.eye(size)], axis=1)
-        return np.asarray(scipy.linalg.solve_triangular(of_block, right, lower=True))
-
-    def _ring_weights(self, round_index: int) -> np.ndarray:
-        """C[i, i - t] in the order of a ring whose slot j mod (b - 1) holds row j.
-
-        Slots that no earlier round has filled get weight zero.
-        """
-        slots = self.num_earlier_rows
-        lags = (round_index - 1 - np.arange(slots)) % slots + 1
-        return np.where(lags <= round_index, self.weights(round_index)[lags], 0.0)
+            matrix[row, last - lags + 1 : last] = -self.weights(start + row)[1:lags][::-1]
+        return matrix
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,9 +97,18 @@ class BandedNoise(SubstitutionNoise):
         """The bands."""
         return self.bands
 
+    @property
+    def diagonal(self) -> np.ndarray:
+        """One over the diagonal of C, (n,) float64."""
+        return 1.0 / self.bands[:, 0]
+
     def divided_by(self, divisor: float) -> NoiseRecursion:
         """Returns the recursion of C / divisor."""
         return BandedNoise(self.bands / divisor)
+
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        columns = np.arange(self.num_rounds)[:, np.newaxis] - np.arange(self.num_bands)
+        return BandedNoise(self.bands / self.bands[np.maximum(columns, 0), 0])
 
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 as a dense (n, n) float64 array."""
@@ -134,18 +135,27 @@ class ToeplitzNoise(SubstitutionNoise):
     row_scales: np.ndarray | None = None
 
     @property
-    def scales_on_use(self) -> np.ndarray | None:
-        """The row scales: rows follow from the rows of T^-1 Z."""
-        return self.row_scales
-
-    @property
     def table(self) -> np.ndarray:
         """The coefficients, (1, b)."""
         return self.coefficients[np.newaxis]
 
+    @property
+    def diagonal(self) -> np.ndarray:
+        """The row scales over the first coefficient, (n,) float64."""
+        scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
+        return scales / self.coefficients[0]
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """Always: the rows over the diagonal are those of T^-1 Z, but for a factor."""
+        return True
+
     def divided_by(self, divisor: float) -> NoiseRecursion:
         """Returns the recursion of C / divisor."""
         return dataclasses.replace(self, coefficients=self.coefficients / divisor)
+
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        return ToeplitzNoise(self.num_rounds, self.coefficients / self.coefficients[0])
 
     def block_signature(self, start: int, end: int) -> object:
         """Blocks of one size with as many earlier rows have the same weights."""

@@ -93,17 +93,28 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
 
 def _rows_in_blocks(blocks: Blocks, z: np.ndarray) -> np.ndarray:
     """The rows, each block from what it is said to need and nothing else."""
+    recursion = blocks.recursion
     rows = np.full(z.shape, np.nan)
-    vectors = np.zeros((blocks.recursion.num_state_vectors, z.shape[1]))
+    vectors = np.zeros((recursion.num_state_vectors, z.shape[1]))
     for block in range(blocks.num_blocks):
         start, end = int(blocks.starts[block]), int(blocks.starts[block + 1])
         earlier = rows[start - blocks.num_earlier_rows(block) : start]
         rows_of_z = z[blocks.first_row_of_z(block) : end]
-        made = blocks.weights(block) @ np.concatenate([earlier, vectors, rows_of_z])
-        assert made.shape == (end - start + blocks.recursion.num_state_vectors, z.shape[1])
-        rows[start:end], vectors = made[: end - start], made[end - start :]
-    scales = blocks.recursion.scales_on_use
-    return rows if scales is None else rows * scales[:, np.newaxis]
+        weights = blocks.weights(block)
+        assert len(weights) == end - start + recursion.num_state_vectors
+        of_rows, of_vectors = weights[: end - start], weights[end - start :]
+        driving = rows_of_z
+        if not recursion.draws_earlier_rows_of_z:
+            # No row has a weight for itself or for a later one.
+            driving = np.zeros((end - start, z.shape[1]))
+        for i, of_row in enumerate(of_rows):
+            rows[start + i] = z[start + i]
+            rows[start + i] += of_row @ np.concatenate([earlier, vectors, driving])
+            if not recursion.draws_earlier_rows_of_z:
+                driving[i] = rows[start + i]
+        if len(of_vectors):
+            vectors = of_vectors @ np.concatenate([vectors, driving])
+    return rows * recursion.diagonal[:, np.newaxis]
 
 
 @given(_blocks())
@@ -244,11 +255,6 @@ def test_what_blocks_need() -> None:
     banded = Blocks.of(BandedNoise(np.tri(300, 5)))
     assert (banded.recursion.num_earlier_rows, banded.recursion.num_state_vectors) == (4, 0)
     assert [banded.num_earlier_rows(block) for block in range(5)] == [0, 1, 2, 4, 4]
-    assert banded.recursion.scales_on_use is None
-    scales = np.arange(1.0, 301.0)
-    scaled = Blocks.of(ToeplitzNoise(300, np.array([2.0, 1.0]), scales))
-    assert scaled.recursion.scales_on_use is not None
-    np.testing.assert_array_equal(scaled.recursion.scales_on_use, scales)
     tree = Blocks.of(tree_aggregation(300).noise_recursion())
     assert (tree.recursion.num_earlier_rows, tree.recursion.num_state_vectors) == (0, 8)
     window = Blocks.of(structured(BandedFactorization(np.tri(16)), 2, 3).noise_recursion())

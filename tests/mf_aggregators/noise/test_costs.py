@@ -24,6 +24,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
@@ -71,23 +72,24 @@ def test_the_bytes_of_the_state_are_those_of_its_tensors(
     factorization: Factorization, dtype: tf.DType, size: int
 ) -> None:
     recursion = factorization.noise_recursion()
-    noise = TensorNoise(RowsInState(recursion), (tf.TensorSpec((size,), dtype),))
+    store = RowsInState(IntegerRows.of(recursion))
+    noise = TensorNoise(store, (tf.TensorSpec((size,), dtype),))
     nothing = tf.zeros([2], tf.int64)
     state = noise.initial_state(nothing, nothing)
-    found = sum(tensor.shape.num_elements() * dtype.size for tensor in state.history)
-    cost = costs.cost(recursion, size, NoiseStorage.STATE, dtype.size)
+    found = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in state.history)
+    cost = costs.cost(recursion, size, NoiseStorage.STATE)
     assert cost.storage is NoiseStorage.STATE
     assert cost.state_bytes == found
     assert cost.disk_bytes == 0
 
 
-def _files_bytes(
-    recursion: NoiseRecursion, size: int, dtype: tf.DType, directory: pathlib.Path
-) -> int:
+def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) -> int:
     """The bytes of all files that a run has at its end, weights included."""
     blocks = Blocks.of(recursion)
-    (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), dtype),))
-    files = rows_on_disk.prepare(blocks, (segment,), PhiloxBits(), "philox", directory)
+    (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), tf.float32),))
+    files = rows_on_disk.prepare(
+        IntegerRows.of(recursion), blocks, (segment,), PhiloxBits(), "philox", directory
+    )
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
@@ -106,10 +108,10 @@ def test_files_of_small_models_take_no_more_than_said(
 ) -> None:
     """Their files are small, but for what each begins with."""
     recursion = factorization.noise_recursion()
-    cost = costs.cost(recursion, 50, NoiseStorage.DISK, 8)
+    cost = costs.cost(recursion, 50, NoiseStorage.DISK)
     assert cost.storage is NoiseStorage.DISK
     assert cost.state_bytes == 0
-    assert _files_bytes(recursion, 50, tf.float64, tmp_path) <= cost.disk_bytes
+    assert _files_bytes(recursion, 50, tmp_path) <= cost.disk_bytes
 
 
 @pytest.mark.parametrize("size", [pytest.param(CHUNK, marks=pytest.mark.long), CHUNK + 5000])
@@ -123,7 +125,7 @@ def test_files_of_large_models_take_about_what_is_said(
 ) -> None:
     """Rows and state vectors; the last of several chunks takes as much as the others."""
     cost = costs.cost(recursion, size, NoiseStorage.DISK)
-    found = _files_bytes(recursion, size, tf.float32, tmp_path)
+    found = _files_bytes(recursion, size, tmp_path)
     assert found <= cost.disk_bytes < 1.5 * found
 
 
@@ -170,10 +172,7 @@ def test_the_storage_is_chosen_by_what_it_costs(
 
 @pytest.mark.parametrize("num_parameters", [1, 1000, 100_000, _LARGE, 10**9])
 @pytest.mark.parametrize("num_rounds", [1, 100, 2000])
-@pytest.mark.parametrize("bytes_of_float", [4, 8])
-def test_a_choice_never_is_a_state_that_does_not_fit(
-    num_parameters: int, num_rounds: int, bytes_of_float: int
-) -> None:
+def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_rounds: int) -> None:
     recursions: list[NoiseRecursion] = [
         IndependentNoise(num_rounds),
         ToeplitzNoise(num_rounds, np.ones(num_rounds // 2 + 1)),
@@ -182,21 +181,21 @@ def test_a_choice_never_is_a_state_that_does_not_fit(
         _dense(num_rounds),
     ]
     for recursion in recursions:
-        choice = costs.choose(recursion, num_parameters, bytes_of_float)
+        choice = costs.choose(recursion, num_parameters)
         assert choice.state_bytes <= costs.CHEAP_STATE_IN_BYTES
         assert choice.seconds_per_round > 0.0
         state, disk = (
-            costs.cost(recursion, num_parameters, storage, bytes_of_float)
+            costs.cost(recursion, num_parameters, storage)
             for storage in (NoiseStorage.STATE, NoiseStorage.DISK)
         )
         state_fits = recursion.fits_in_graph and (state.state_bytes <= costs.CHEAP_STATE_IN_BYTES)
         # The cheaper of the two, by its time.
         fitting = [state, disk] if state_fits else [disk]
         assert choice.seconds_per_round == min(each.seconds_per_round for each in fitting)
-        without_disk = costs.choose(recursion, num_parameters, bytes_of_float, 0.0)
+        without_disk = costs.choose(recursion, num_parameters, 0.0)
         assert without_disk == (state if state_fits else disk)
         enough = float(disk.disk_bytes)
-        assert choice == costs.choose(recursion, num_parameters, bytes_of_float, enough)
+        assert choice == costs.choose(recursion, num_parameters, enough)
 
 
 def test_rows_of_z_that_are_drawn_again_cost_time() -> None:
@@ -228,9 +227,7 @@ def test_large_tables_do_not_fit_in_a_graph() -> None:
     assert not WindowNoise(3000, np.ones((3000, 3000)), none, none).fits_in_graph
     for n, fits in ((1000, True), (10_000_000, False)):
         rounds, table = np.zeros(n, np.int64), np.zeros((1, 2))
-        recursion = StateSpaceNoise(
-            rounds, np.ones(1), table, table.astype(np.int64), table, table, table
-        )
+        recursion = StateSpaceNoise(rounds, np.ones(1), table, table.astype(np.int64), table, table)
         assert recursion.fits_in_graph == fits
 
 

@@ -126,7 +126,6 @@ def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
         state = np.array(
             [
                 recursion.decays[p, d] * state[recursion.sources[p, d]]
-                + recursion.inputs[p, d] * z[i]
                 + recursion.feedbacks[p, d] * rows[i]
                 for d in range(recursion.num_state_vectors)
             ]
@@ -179,17 +178,17 @@ def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> No
 def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
     recursion: NoiseRecursion,
 ) -> None:
-    state = recursion.initial_state((5,), np.float32)
+    state = recursion.initial_state((5,))
     kept = recursion.floats_per_parameter
     if isinstance(recursion, DenseNoise | WindowNoise):
         # NumPy is given its rows of Z and has to keep what it cannot draw again.
         kept += recursion.rows_of_z_per_round
     assert state.history.shape == (kept, 5)
-    assert state.history.dtype == np.float32
+    assert state.history.dtype == np.float64
     for i in range(recursion.num_rounds):
         assert state.round_index == i
         row, state = recursion.next_row(state, np.ones(5))
-        assert (row.shape, row.dtype) == ((5,), np.float32)
+        assert (row.shape, row.dtype) == ((5,), np.float64)
         assert state.history.shape == (kept, 5)
     with pytest.raises(ValueError, match="more rounds is needed"):
         recursion.next_row(state, np.ones(5))
@@ -227,10 +226,9 @@ def test_a_stream_asks_for_a_row_of_z_when_its_noise_is(recursion: NoiseRecursio
             asked.append(i)
             yield np.ones(2)
 
-    stream = recursion.stream(rows_of_z(), (2,), np.float32)
+    stream = recursion.stream(rows_of_z(), (2,))
     for i in range(recursion.num_rounds):
         row = next(stream)
-        assert row.dtype == np.float32
         assert asked == list(range(i + 1))
         # A row is the caller's to change.
         row[...] = np.nan

@@ -17,8 +17,7 @@ _HALF = CHUNK // 2
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
 # Three chunks and a part of a fourth.
 _LONG = {
-    source: rows_of_z.standard_normal(source, _SEED, 7, 0, 3 * CHUNK + 1001, np.float64)
-    for source in NoiseSource
+    source: rows_of_z.integers(source, _SEED, 7, 0, 3 * CHUNK + 1001) for source in NoiseSource
 }
 
 
@@ -30,10 +29,9 @@ def test_any_range_is_a_part_of_the_row(source: NoiseSource, data: st.DataObject
     near_edges = st.tuples(st.sampled_from(edges), st.integers(-3, 3)).map(sum)
     coordinates = st.one_of(st.integers(0, len(long)), near_edges)
     first, stop = sorted(min(max(data.draw(coordinates), 0), len(long)) for _ in range(2))
-    dtype = data.draw(st.sampled_from([np.float32, np.float64]))
-    part = rows_of_z.standard_normal(source, _SEED, 7, first, stop - first, dtype)
-    assert part.dtype == dtype
-    np.testing.assert_array_equal(part, long[first:stop].astype(dtype))
+    part = rows_of_z.integers(source, _SEED, 7, first, stop - first)
+    assert part.dtype == np.int64
+    np.testing.assert_array_equal(part, long[first:stop])
 
 
 @given(st.sampled_from(NoiseSource), st.integers(0, 3 * CHUNK + 1000))
@@ -47,8 +45,8 @@ def test_single_coordinates_follow_the_definition(source: NoiseSource, coordinat
 
     words = np.array([[word(3 * coordinate + number)] for number in range(3)], np.uint64)
     drawn = discrete_gaussian.from_words(words, lambda level: words)
-    found = rows_of_z.standard_normal(source, _SEED, 7, coordinate, 1, np.float64)
-    assert found[0] == drawn[0] * rows_of_z.STEP
+    found = rows_of_z.integers(source, _SEED, 7, coordinate, 1)
+    assert found[0] == drawn[0]
 
 
 @pytest.mark.parametrize("first", [0, 1, 77, CHUNK - 1])
@@ -63,8 +61,8 @@ def test_words_for_ties_come_from_ranges_of_their_own(
         return np.zeros(size, np.uint64)
 
     monkeypatch.setattr(random_bits, "integers", zeros)
-    found = rows_of_z.standard_normal(NoiseSource.PHILOX, _SEED, 0, first, 2, np.float64)
-    assert np.all(found < -15.9)
+    found = rows_of_z.integers(NoiseSource.PHILOX, _SEED, 0, first, 2)
+    assert np.all(found * rows_of_z.STEP < -15.9)
     start, size = 3 * (first - first % 2), 3 * (2 + first % 2)
     assert drawn[0] == (start, size)
     later = {(start + level * 2**58, size) for level in range(1, 6)}
@@ -86,7 +84,7 @@ def test_no_more_integers_are_drawn_than_needed(first: int, count: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(random_bits, "integers", counted)
-        rows_of_z.standard_normal(NoiseSource.PHILOX, _SEED, 0, first, count, np.float32)
+        rows_of_z.integers(NoiseSource.PHILOX, _SEED, 0, first, count)
     assert 3 * count <= sum(drawn) <= 3 * count + 3 * len(drawn)
 
 
@@ -101,22 +99,22 @@ def test_rows_are_independent_standard_normals_across_seeds(source: NoiseSource)
         samples.append(
             np.concatenate(
                 [
-                    rows_of_z.standard_normal(source, seed, row, first, count, np.float64)
+                    rows_of_z.integers(source, seed, row, first, count)
                     for row in (0, 1)
                     for first, count in ranges
                 ]
             )
         )
-    check_standard_normal(np.array(samples))
+    check_standard_normal(np.array(samples) * rows_of_z.STEP)
 
 
 @pytest.mark.parametrize("source", NoiseSource)
 def test_coordinates_of_one_row_are_independent_standard_normals(source: NoiseSource) -> None:
     seed = np.frombuffer(os.urandom(16), np.int64)
-    row = rows_of_z.standard_normal(source, seed, 3, 0, 8 * CHUNK, np.float32)
-    check_standard_normal(row.astype(np.float64).reshape(-1, 64))
+    row = rows_of_z.integers(source, seed, 3, 0, 8 * CHUNK) * rows_of_z.STEP
+    check_standard_normal(row.reshape(-1, 64))
     # Halves of chunks against each other.
-    check_standard_normal(row.astype(np.float64).reshape(16, _HALF).T)
+    check_standard_normal(row.reshape(16, _HALF).T)
 
 
 @pytest.mark.parametrize("source", NoiseSource)
@@ -124,7 +122,7 @@ def test_no_two_entries_of_z_occur_twice(source: NoiseSource) -> None:
     """Over rows, chunks and seeds: a chance repeat of two neighbours has probability 2^-30."""
     seeds = [np.frombuffer(os.urandom(16), np.int64) for _ in range(2)]
     parts = [
-        rows_of_z.standard_normal(source, seed, row, first, 1000, np.float64)
+        rows_of_z.integers(source, seed, row, first, 1000)
         for seed in seeds
         for row in (0, 1, 2, 2**62)
         for first in (0, _HALF, CHUNK, CHUNK + _HALF, 2**40)
@@ -138,19 +136,16 @@ def test_segments_are_ranges_of_a_row() -> None:
     singles, doubles = (
         rows_of_z.segment_of_row(NoiseSource.AES, _SEED, 7, segment) for segment in layout.segments
     )
-    np.testing.assert_array_equal(singles, _LONG[NoiseSource.AES][:3].astype(np.float32))
+    np.testing.assert_array_equal(singles, _LONG[NoiseSource.AES][:3])
     np.testing.assert_array_equal(doubles, _LONG[NoiseSource.AES][CHUNK : CHUNK + 5])
-    assert (singles.dtype, doubles.dtype) == (np.float32, np.float64)
 
 
 def test_bad_arguments_are_refused() -> None:
-    for row, first, count, dtype, message in (
-        (0, -1, 1, np.float32, "first_coordinate must be at least 0"),
-        (0, 0, -1, np.float32, "count must be at least 0"),
-        (-1, 0, 1, np.float32, "row must be at least 0"),
-        (0, 2**56 - 1, 2, np.float32, "below 2\\^56"),
-        (0, 0, 1, np.float16, "float32 or float64, found float16"),
-        (0, 0, 1, np.int64, "float32 or float64, found int64"),
+    for row, first, count, message in (
+        (0, -1, 1, "first_coordinate must be at least 0"),
+        (0, 0, -1, "count must be at least 0"),
+        (-1, 0, 1, "row must be at least 0"),
+        (0, 2**56 - 1, 2, "below 2\\^56"),
     ):
         with pytest.raises(ValueError, match=message):
-            rows_of_z.standard_normal(NoiseSource.PHILOX, _SEED, row, first, count, dtype)
+            rows_of_z.integers(NoiseSource.PHILOX, _SEED, row, first, count)

@@ -30,8 +30,9 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import recursions, row_layout, rows_of_z, streams
+from mf_aggregators.noise import recursions, row_layout, rows_of_z
 from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.tff import rows_on_disk, tensor_discrete_gaussian, tensor_noise
@@ -74,11 +75,13 @@ class _Stream:
     ) -> None:
         """Creates it, with files if there are blocks for them."""
         self.files: RowsOnDisk | None = None
+        self.rows = IntegerRows.of(recursion)
         if blocks is not None:
             segments = tensor_noise.segments_of(specs)
-            root = _directories.new()
-            self.files = rows_on_disk.prepare(blocks, segments, PhiloxBits(), "philox", root)
-        self.noise = TensorNoise(self.files or RowsInState(recursion), specs)
+            self.files = rows_on_disk.prepare(
+                self.rows, blocks, segments, PhiloxBits(), "philox", _directories.new()
+            )
+        self.noise = TensorNoise(self.files or RowsInState(self.rows), specs)
         self._step = tf.function(lambda state: self.noise.next_row(state))
         self._streams = 0
 
@@ -89,7 +92,9 @@ class _Stream:
         return self.noise.initial_state(tf.constant(seed), tf.constant(name))
 
     def next_row(self, state: NoiseState) -> tuple[list[np.ndarray], NoiseState]:
-        row, state = self._step(state)
+        i = int(state.round_index)
+        row, step, state = self._step(state)
+        assert step.numpy() == self.rows.steps[i]
         return [tensor.numpy() for tensor in row], state
 
     def all_rows(self, state: NoiseState) -> tuple[_Rows, list[NoiseState]]:
@@ -160,27 +165,24 @@ def _inverse(factorization: Factorization) -> np.ndarray:
     return np.linalg.inv(factorization.strategy_matrix())
 
 
-def _z(seed: np.ndarray, num_rounds: int, first: int, size: int, dtype: Any) -> np.ndarray:
-    """Rows of Z by NumPy's definition."""
+def _z(seed: np.ndarray, num_rounds: int, first: int, size: int) -> np.ndarray:
+    """Rows of Z by NumPy's definition, in steps."""
     return np.array(
-        [
-            rows_of_z.standard_normal(NoiseSource.PHILOX, seed, i, first, size, dtype)
-            for i in range(num_rounds)
-        ]
+        [rows_of_z.integers(NoiseSource.PHILOX, seed, i, first, size) for i in range(num_rounds)]
     )
 
 
 def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
-    """Checks rows against NumPy's streams of the same seed."""
-    noise = stream.noise
-    expected = streams.rows(noise.recursion, list(noise.specs), seed)
-    for row, numpy_row in zip(rows, expected, strict=True):
-        for tensor, other, spec in zip(row, numpy_row, noise.specs, strict=True):
-            assert tensor.shape == tuple(spec.shape)
-            assert tensor.dtype == (np.float64 if spec.dtype == tf.float64 else np.float32)
-            # Weights of files are those of whole blocks, rounded.
-            tolerance = 2e-5 if tensor.dtype == np.float32 else 1e-12
-            np.testing.assert_allclose(tensor, other, rtol=tolerance, atol=tolerance)
+    """Checks rows against NumPy's of the same seed, bit for bit."""
+    for segment in stream.noise.segments:
+        state = stream.rows.initial_state(segment.size)
+        for i, row in enumerate(rows):
+            z = rows_of_z.segment_of_row(NoiseSource.PHILOX, seed, i, segment)
+            expected, state = stream.rows.next_row(state, z)
+            found = np.concatenate([row[position].ravel() for position in segment.positions])
+            np.testing.assert_array_equal(found, expected)
+    for tensor, spec in zip(rows[0], stream.noise.specs, strict=True):
+        assert (tensor.shape, tensor.dtype) == (tuple(spec.shape), np.int32)
 
 
 def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
@@ -197,26 +199,24 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     rows, states = stream.all_rows(stream.start(seed))
     assert [int(state.round_index) for state in states] == list(range(_NUM_ROUNDS + 1))
     # Eleven float32 entries, in order, from coordinate 0.
-    z = _z(seed, _NUM_ROUNDS, 0, 11, np.float32)
-    expected = _inverse(_FACTORIZATIONS[index]) @ z.astype(np.float64)
-    found = [np.concatenate([tensor.ravel() for tensor in row]) for row in rows]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    z = _z(seed, _NUM_ROUNDS, 0, 11) * rows_of_z.STEP
+    expected = _inverse(_FACTORIZATIONS[index]) @ z
+    found = np.array([np.concatenate([tensor.ravel() for tensor in row]) for row in rows])
+    found = found * stream.rows.steps[:, np.newaxis]
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-6)
     _check_rows(stream, rows, seed)
 
 
 @pytest.mark.parametrize("index", [3, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
 @_BOTH_STORAGES
-def test_double_precision_is_kept(index: int, storage: str) -> None:
-    """Next to tensors of single precision, whose rows are the same as without."""
+def test_tensors_of_double_precision_leave_the_others_as_they_are(index: int, storage: str) -> None:
     recursion = _FACTORIZATIONS[index].noise_recursion()
     blocks = _small_blocks(recursion) if storage == "disk" else None
     stream = _Stream(recursion, _MIXED_SPECS, blocks)
     rows, _ = stream.all_rows(stream.start())
     _check_rows(stream, rows, _SEED)
     for row, other in zip(rows, _stream(index, storage).expected, strict=True):
-        np.testing.assert_allclose(
-            np.concatenate(row[1:-1], axis=None), np.concatenate(other, axis=None), atol=1e-6
-        )
+        _assert_same(row[1:-1], other)
 
 
 @pytest.mark.parametrize(
@@ -265,11 +265,13 @@ def test_random_weights_give_the_rows_that_numpy_gives(
         _small_blocks(scaled, 3) if is_on_disk else None,
     )
     rows, _ = stream.all_rows(stream.start())
-    z = _z(_SEED, recursion.num_rounds, 0, 5, np.float64)
+    z = _z(_SEED, recursion.num_rounds, 0, 5) * rows_of_z.STEP
     expected = scaled.apply(z)
-    size = max(1.0, float(np.max(np.abs(expected))))
-    found = np.array([row[0] for row in rows])
-    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11 * size)
+    found = np.array([row[0] for row in rows]) * stream.rows.steps[:, np.newaxis]
+    # What roundings of half a step add up to, passed on by the matrix.
+    apart = np.sum(np.abs(scaled.unit.noising_matrix()), axis=1) + 1.0
+    tolerance = apart * np.abs(stream.rows.steps)
+    assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
 
 
 @_EVERY_MECHANISM
@@ -432,12 +434,9 @@ def test_streams_in_one_directory_do_not_mix() -> None:
 def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     """Nor sources, layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
-    scaled = _FACTORIZATIONS[9].noise_recursion()
-    assert isinstance(scaled, recursions.ToeplitzNoise)
-    assert scaled.row_scales is not None
-    other_scales = recursions.ToeplitzNoise(
-        scaled.num_rounds, scaled.coefficients, scaled.row_scales * 2.0
-    )
+    toeplitz_noise = _FACTORIZATIONS[9].noise_recursion()
+    assert isinstance(toeplitz_noise, recursions.ToeplitzNoise)
+    other = recursions.ToeplitzNoise(_NUM_ROUNDS, toeplitz_noise.coefficients * [1.0, 1.0, 1.1])
     of_specs = tensor_noise.segments_of(_SPECS)
     cases = [
         (Blocks.of(recursion), of_specs, "philox"),
@@ -445,18 +444,15 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
         (Blocks.of(recursion), of_specs, "aes"),
         (Blocks.of(recursion), tensor_noise.segments_of(_MIXED_SPECS), "philox"),
         (Blocks.of(recursion), tensor_noise.segments_of(_SPECS[:2]), "philox"),
-        (Blocks.of(scaled), of_specs, "philox"),
-        (Blocks.of(other_scales), of_specs, "philox"),
-        (
-            Blocks.of(recursion.scaled_to_sensitivity_one(1.0 + 1e-9)),
-            of_specs,
-            "philox",
-        ),
+        (Blocks.of(toeplitz_noise), of_specs, "philox"),
+        (Blocks.of(other), of_specs, "philox"),
     ]
 
     def directories() -> list[str]:
         return [
-            rows_on_disk.prepare(blocks, segments, PhiloxBits(), source, tmp_path).directory
+            rows_on_disk.prepare(
+                IntegerRows.of(blocks.recursion), blocks, segments, PhiloxBits(), source, tmp_path
+            ).directory
             for blocks, segments, source in cases
         ]
 
@@ -477,6 +473,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
         for path in files.weights:
             pathlib.Path(path).write_bytes(contents)
         again = rows_on_disk.prepare(
+            files.rows,
             files.blocks,
             stream.noise.segments,
             PhiloxBits(),
@@ -496,7 +493,8 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
     stream = _stream(index, "disk")
     files = stream.files
     assert files is not None
-    path = pathlib.Path(files.weights[0])
+    # Of the second block, since nothing comes before the first.
+    path = pathlib.Path(files.weights[1])
     whole = path.read_bytes()
     try:
         for damaged in (whole[:-1], b"", bytes(len(whole)), whole[:-1] + b"\1", whole + whole):
@@ -621,7 +619,6 @@ def _drift_z(num_rounds: int) -> np.ndarray:
             tf.constant(num_rounds),
             tf.zeros([], tf.int64),
             _DRIFT_WIDTH,
-            tf.float32,
             tensor_discrete_gaussian.graph_table(),
         )
     )(tf.constant(_SEED))
@@ -631,16 +628,17 @@ def _drift_z(num_rounds: int) -> np.ndarray:
 @functools.cache
 def _drift_exact(name: str, num_rounds: int) -> np.ndarray:
     recursion = _drift_recursion(name, num_rounds)
-    z = _drift_z(num_rounds)[: recursion.num_rounds].astype(np.float64)
-    return recursion.apply(z)
+    return recursion.apply(_drift_z(num_rounds)[: recursion.num_rounds] * rows_of_z.STEP)
 
 
-def _check_drift(rows: np.ndarray, exact: np.ndarray) -> None:
+def _check_drift(integers: np.ndarray, name: str, num_rounds: int) -> None:
     """Neither rows nor prefix sums, which are what training uses, may drift."""
-    assert rows.dtype == np.float32
-    assert np.max(np.abs(rows - exact)) < 2e-6 * np.max(np.abs(exact))
+    exact = _drift_exact(name, num_rounds)
+    steps = IntegerRows.of(_drift_recursion(name, num_rounds)).steps
+    rows = integers * steps[:, np.newaxis]
+    assert np.max(np.abs(rows - exact)) < 2e-7 * np.max(np.abs(exact))
     difference = np.abs(np.cumsum(rows - exact, axis=0))
-    assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
+    assert np.max(difference) < 1e-5 * np.max(np.abs(np.cumsum(exact, axis=0)))
 
 
 @pytest.mark.parametrize(
@@ -654,7 +652,7 @@ def _check_drift(rows: np.ndarray, exact: np.ndarray) -> None:
     ],
 )
 @_DRIFT_ROUNDS
-def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
+def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
     """Thousands of rounds in the blocks of a run, each from files of the one before it."""
     recursion = _drift_recursion(name, num_rounds)
     blocks = Blocks.of(recursion)
@@ -677,24 +675,23 @@ def test_rounding_of_blocks_in_single_precision_does_not_add_up(name: str, num_r
     rows = np.concatenate(
         [make(tf.constant(block, tf.int64)).numpy() for block in range(blocks.num_blocks)]
     )
-    if blocks.recursion.scales_on_use is not None:
-        rows *= blocks.recursion.scales_on_use[:, np.newaxis].astype(np.float32)
-    _check_drift(rows, _drift_exact(name, num_rounds))
+    _check_drift(rows, name, num_rounds)
 
 
 @pytest.mark.parametrize("name", _OF_LINEAR_COST)
 @_DRIFT_ROUNDS
-def test_rounding_of_states_in_single_precision_does_not_add_up(name: str, num_rounds: int) -> None:
+def test_rounding_of_states_does_not_add_up(name: str, num_rounds: int) -> None:
     recursion = _drift_recursion(name, num_rounds)
-    noise = TensorNoise(RowsInState(recursion), (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
+    store = RowsInState(IntegerRows.of(recursion))
+    noise = TensorNoise(store, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
 
     @tf.function
     def run(seed: tf.Tensor) -> tf.Tensor:
-        rows = tf.TensorArray(tf.float32, num_rounds)
+        rows = tf.TensorArray(tf.int32, num_rounds)
         state = noise.initial_state(seed, tf.zeros([2], tf.int64))
         for position in tf.range(num_rounds):
-            (row,), state = noise.next_row(state)
+            (row,), _, state = noise.next_row(state)
             rows = rows.write(position, row)
         return rows.stack()
 
-    _check_drift(run(tf.constant(_SEED)).numpy(), _drift_exact(name, num_rounds))
+    _check_drift(run(tf.constant(_SEED)).numpy(), name, num_rounds)

@@ -11,6 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.noise import random_bits, rows_of_z
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.noise.row_layout import CHUNK
@@ -38,30 +39,29 @@ def test_rows_of_a_chunk_are_those_of_numpy(width: int, tmp_path: pathlib.Path) 
             tf.constant(2),
             tf.constant(3, tf.int64),
             width,
-            tf.float64,
             tensor_discrete_gaussian.graph_table(),
         ).numpy()
     for row, found in zip((7, 8), rows, strict=True):
-        expected = rows_of_z.standard_normal(
-            NoiseSource.AES, seed, row, 3 * CHUNK, width, np.float64
-        )
+        expected = rows_of_z.integers(NoiseSource.AES, seed, row, 3 * CHUNK, width)
         np.testing.assert_array_equal(found, expected)
 
 
 def test_a_graph_asks_anew_in_every_round(tmp_path: pathlib.Path) -> None:
     seed = np.array([5, 6], dtype=np.int64)
     noise = tensor_noise.TensorNoise(
-        RowsInState(IndependentNoise(4), ExchangedBits(os.fspath(tmp_path / "integers"))),
+        RowsInState(
+            IntegerRows.of(IndependentNoise(4)), ExchangedBits(os.fspath(tmp_path / "integers"))
+        ),
         (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((CHUNK + 2,), tf.float32)),
     )
-    step = tf.function(lambda state: noise.next_row(state), autograph=False)
+    advance = tf.function(lambda state: noise.next_row(state), autograph=False)
     state = noise.initial_state(tf.constant(seed), tf.constant(seed))
     with _service(tmp_path / "integers"):
         for i in range(4):
-            row, state = step(state)
-            expected = rows_of_z.standard_normal(NoiseSource.AES, seed, i, 0, CHUNK + 5, np.float32)
-            found = np.concatenate([tensor.numpy() for tensor in row])
-            np.testing.assert_allclose(found, expected, atol=1e-6)
+            row, step, state = advance(state)
+            expected = rows_of_z.integers(NoiseSource.AES, seed, i, 0, CHUNK + 5)
+            found = np.concatenate([tensor.numpy() for tensor in row]) * step.numpy()
+            np.testing.assert_allclose(found, expected * rows_of_z.STEP, atol=1e-7)
 
 
 def test_no_request_with_the_seed_stays_behind(tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,189 @@
+"""An attack on the bits of released numbers: which sums could they come from at all?
+
+A float of the data plus a float of noise is one of few numbers, and which ones depends on the
+data. An observer who knows the updates of all other clients asks, for each released number and
+for the sum without a client and the sum with it, whether any float of noise leads from that sum
+to that number. Where none does, the sum is refuted, at any epsilon.
+
+In each round of the runs, a fair coin decides whether the client takes part, and the observer
+guesses by which of the two sums is refuted at fewer numbers. No guess on a mechanism of mu-Gaussian
+differential privacy is right with a probability above Phi(mu / 2), whatever came before; so the
+number of right guesses is at most binomial, and too many of them refute the claim.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.stats
+import tqdm
+
+from mf_aggregators import validation
+from mf_aggregators.audit import statistics
+from mf_aggregators.audit.auditing import Claim
+
+# The float types that models have and that TensorFlow adds in.
+_DTYPES = ("float32", "float64")
+_DIMENSION = 1024
+_NORM = 0.9
+# Guesses that have to be right for a violation, of those that refute any claim.
+_SHARE_RIGHT = 0.99
+_FEWEST_TRIALS, _MOST_TRIALS = 40, 600
+# The other clients' sum, per coordinate, over the standard deviation of the noise: large enough
+# that noise of both signs crosses powers of two, where floats change their spacing.
+_SUM_OVER_NOISE = 0.15
+_MOST_CLIENTS = 200
+# Neighbours of the float of noise that fits best.
+_NEIGHBOURS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class BitsResult:
+    """What an attack on bits found.
+
+    Attributes:
+      claim: What was attacked.
+      trials: The number of guesses for tensors of each float type.
+      right: How many were right, of the float type for which they were more: about half of an
+        intact mechanism's.
+      largest_right: How many of an intact one's are right at most, but for false alarms.
+      mu_lower_bound: The largest mu that was refuted.
+      false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
+        mechanism.
+    """
+
+    claim: Claim
+    trials: int
+    right: int
+    largest_right: int
+    mu_lower_bound: float
+    false_alarm_rate: float
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.right > self.largest_right
+
+
+def audit_bits(
+    build_aggregator: Callable[[], Any],
+    claim: Claim,
+    *,
+    false_alarm_rate: float = 1e-4,
+    seed: int | None = None,
+    show_progress: bool = False,
+) -> BitsResult:
+    """Attacks the bits of what an aggregator releases, in float32 and in float64.
+
+    A mechanism in which floats of data and of noise are added is refuted with near certainty, at
+    noise multipliers from 0.2 to 30; where the noise is so little that no number of guesses
+    refutes the claim, ``largest_right`` is the number of trials.
+
+    Args:
+      build_aggregator: As for :func:`auditing.audit`.
+      claim: What it promises.
+      false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
+      seed: For the clients and coins; None for fresh ones.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      How many guesses were right.
+
+    Raises:
+      ValueError: If a number is out of its range.
+    """
+    rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
+    most_right = float(scipy.stats.norm.cdf(claim.mu / 2.0))
+    rate_of_each = rate / len(_DTYPES)
+    runs = math.ceil(_trials(most_right, rate_of_each) / claim.num_rounds)
+    generator = np.random.default_rng(seed)
+    factory, right = build_aggregator(), 0
+    trials = runs * claim.num_rounds
+    with tqdm.tqdm(
+        total=trials * len(_DTYPES), desc="audit of bits", unit="round", disable=not show_progress
+    ) as progress:
+        for dtype in _DTYPES:
+            attack = _Attack(factory, claim, np.dtype(dtype))
+            found = [attack.right_guesses(generator, progress.update) for _ in range(runs)]
+            right = max(right, sum(found))
+    wrong = statistics.upper_bound_of_rate(trials - right, trials, rate_of_each)
+    return BitsResult(
+        claim,
+        trials,
+        right,
+        int(scipy.stats.binom.isf(rate_of_each, trials, most_right)),
+        2.0 * float(scipy.stats.norm.isf(wrong)) if wrong < 0.5 else 0.0,
+        rate,
+    )
+
+
+def _trials(most_right: float, rate: float) -> int:
+    """Guesses of which nearly all are to be right for a violation."""
+    for trials in range(_FEWEST_TRIALS, _MOST_TRIALS):
+        if scipy.stats.binom.sf(math.floor(_SHARE_RIGHT * trials), trials, most_right) <= rate:
+            return trials
+    return _MOST_TRIALS
+
+
+class _Attack:
+    """Runs with clients of one float type, and the observer of them."""
+
+    def __init__(self, factory: Any, claim: Claim, dtype: np.dtype) -> None:
+        # TensorFlow Federated takes seconds to import.
+        import tensorflow_federated as tff
+
+        self._process = factory.create(tff.TensorType(dtype.type, [_DIMENSION]))
+        self._claim, self._dtype = claim, dtype
+        largest = _NORM * claim.clip_norm / math.sqrt(_DIMENSION)
+        noise = claim.noise_multiplier * claim.clip_norm
+        others = math.ceil(_SUM_OVER_NOISE * noise / largest)
+        self._num_others = min(max(others, 1), _MOST_CLIENTS)
+        # Sums of all clients are exact in floats, whatever their order: few bits are left.
+        bits = np.finfo(dtype).nmant - 1 - math.ceil(math.log2(self._num_others + 1))
+        self._unit = 2.0 ** (math.floor(math.log2(largest)) - bits)
+        self._largest = math.floor(largest / self._unit)
+
+    def right_guesses(
+        self, generator: np.random.Generator, report_rounds: Callable[[int], Any]
+    ) -> int:
+        """The number of right guesses in a run."""
+        state, right = self._process.initialize(), 0
+        for _ in range(self._claim.num_rounds):
+            other, update = self._update(generator), self._update(generator)
+            is_there = bool(generator.integers(2))
+            clients = [other] * self._num_others + [update] * is_there
+            output = self._process.next(state, clients)
+            state = output.state
+            without = other * self._dtype.type(self._num_others)
+            refuted = [
+                self._refuted(np.asarray(output.result), sums)
+                for sums in (without, without + update)
+            ]
+            guess = refuted[1] < refuted[0]
+            if refuted[0] == refuted[1]:
+                guess = bool(generator.integers(2))
+            right += guess == is_there
+            report_rounds(1)
+        return right
+
+    def _update(self, generator: np.random.Generator) -> np.ndarray:
+        integers = generator.integers(self._largest // 2, self._largest, _DIMENSION)
+        signs = generator.choice([-1, 1], _DIMENSION)
+        return (signs * integers * self._unit).astype(self._dtype)
+
+    def _refuted(self, released: np.ndarray, sums: np.ndarray) -> int:
+        """At how many numbers no float of noise leads from the sums to what was released."""
+        clients = self._dtype.type(self._claim.clients_per_round)
+        noise = released * clients - sums
+        above = below = noise
+        is_possible = (sums + noise) / clients == released
+        for _ in range(_NEIGHBOURS):
+            above, below = (
+                np.nextafter(above, self._dtype.type(np.inf)),
+                np.nextafter(below, self._dtype.type(-np.inf)),
+            )
+            for each in (above, below):
+                is_possible |= (sums + each) / clients == released
+        return int(np.sum(~is_possible))

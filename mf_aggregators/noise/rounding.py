@@ -1,0 +1,213 @@
+"""What the roundings of integer noise take of the noise multiplier, and how much noise makes up.
+
+Two runs on neighbouring data sets release the same integers (``integer_rows``: the v_i), round
+after round. How far apart are their rows of Z? Write d for differences between the two runs.
+
+*Sums.* x_i is the exact sum of the updates over the step of row i, rounded to an integer. So
+d x_i is that of the exact sums to within 1 + f_x in each coordinate, f_x from floats, and zero
+where the client changes nothing. In L2 norm, a participation changes the sum by at most
+(clip norm + sqrt(d) (1 + f_x) step_i).
+
+*Rows.* From v_i being the same, d w_i = -2^c d x_i exactly, and d y_i = -d x_i. With C1 = C D the
+inverse of the unit recursion's matrix,
+
+* where rows follow from earlier rows y, d z_i = -2^c (C1 d x)_i - e_i, and e_i is zero wherever
+  the y that row i follows from are the same in both runs: with b bands, but for the b rows from
+  a participation on;
+* where they follow from earlier rows of Z, d z = -2^c C1 d x - C1 e, and e_i may be anything
+  in all rows after a participation.
+
+Here e_i is the difference of two roundings to integers of numbers that floats know to within f
+each: |e_i| <= 1 + 2 f. So with g the norm of what e passes through (1, or ||C1||), for n rounds of
+d coordinates, s the sensitivity of C, and sigma the standard deviation of Z,
+
+    ||d Z|| <= s (clip norm + sqrt(d) (1 + f_x) max step_i) / sigma + g (1 + 2 f) sqrt(d n) STEP
+
+standard deviations, whatever was released before. Then the run is a mu-Gaussian mechanism with mu
+the right-hand side (Smith and Thakurta, 2022, for shifts that depend on what was released).
+
+Both terms that are not s clip norm / sigma are known in advance, and :meth:`Rounding.enlarged`
+enlarges sigma until the sum is s clip norm / (the sigma that was asked for). The last term does
+not shrink with s. It is made up for at the least s of all, that of one participation in the
+column of C with the least diagonal entry, so that guarantees hold for what a client really did,
+too, and not only for the s of the declared schema. Where runs are amplified by sampling, each
+participation is a query of its own, of b rows that no other changes, and the norm of its column
+takes the place of s; so rows must follow from rows there.
+
+That noise comes from floats takes a further 3e-8: C and the matrix that rows are made with may
+be 1e-8 apart (``factorizations.checked``), and have errors of floats besides.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import scipy.linalg
+import scipy.signal
+
+from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.integer_rows import ROW_BITS, IntegerRows
+from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.rows_of_z import STEP
+
+# The largest share of the noise that roundings may take.
+LARGEST_SHARE = 0.1
+# Unit roundoff of float64.
+_ROUNDOFF = 2.0**-53
+_SLACK = 1.0 + 3e-8
+_SUM_BITS = 62
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rounding:
+    """What bounds the roundings of a recursion's rows.
+
+    Attributes:
+      rows: The integer rows.
+      operator_norm: g of the module's docstring.
+      float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
+    """
+
+    rows: IntegerRows
+    operator_norm: float
+    float_error: float
+
+    @classmethod
+    def of(cls, rows: IntegerRows, blocks: Blocks | None = None) -> "Rounding":
+        """Returns what bounds the roundings of rows.
+
+        Args:
+          rows: The rows.
+          blocks: The blocks that they are made in; None if they are made one by one.
+        """
+        unit, weights = rows.unit, _Weights(rows)
+        errors, largest = np.zeros(unit.num_state_vectors), 0.0
+        for start, matrix in (
+            _weights_by_rows(unit) if blocks is None else _weights_by_blocks(blocks)
+        ):
+            found, errors = weights.errors(matrix, start, errors)
+            largest = max(largest, found)
+        norm = _strategy_norm(unit) if unit.draws_earlier_rows_of_z else 1.0
+        return cls(rows, norm, largest)
+
+    def enlarged(
+        self,
+        noise_stddev: float,
+        *,
+        clip_norm: float,
+        num_parameters: int,
+        largest_cohort: int,
+    ) -> float:
+        """Returns the standard deviation of Z that hides, after all roundings, what was asked for.
+
+        Args:
+          noise_stddev: What real arithmetic would need: noise multiplier x clip norm x
+            sensitivity of C.
+          clip_norm: The clip norm.
+          num_parameters: d, the entries of a row.
+          largest_cohort: The most updates in a sum.
+
+        Returns:
+          At least ``noise_stddev``.
+
+        Raises:
+          ValueError: If roundings would take more than a tenth of the noise, or a sum would
+            have too many steps.
+        """
+        steps = np.abs(self.rows.steps)
+        least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
+        # At most, since enlarging makes steps larger.
+        steps_of_sum = largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
+        if steps_of_sum > 2.0**_SUM_BITS:
+            raise ValueError(
+                f"noise of standard deviation {noise_stddev:g} is so little beside sums of "
+                f"{largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do not "
+                "hold both: use more noise or a smaller largest_cohort."
+            )
+        # A cast, a division and their rounding to nearest.
+        float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
+        of_sums = math.sqrt(num_parameters) * (1.0 + float_error_of_sum) * float(np.max(steps))
+        of_rows = self.operator_norm * (1.0 + 2.0 * self.float_error) * STEP
+        of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
+        share = noise_stddev * (of_sums + of_rows / least_sensitivity) / clip_norm
+        if share > LARGEST_SHARE:
+            raise ValueError(
+                f"in integers of {ROW_BITS} bits, rounding could take {share:.2g} of the noise of "
+                f"{num_parameters} parameters, whose standard deviation is "
+                f"{noise_stddev / clip_norm:.3g} clip norms, and {LARGEST_SHARE:g} is allowed: "
+                "use less noise, fewer rounds or a smaller model."
+            )
+        return _SLACK * noise_stddev / (1.0 - share)
+
+
+class _Weights:
+    """Bounds the errors of products with weights, in steps of Z."""
+
+    def __init__(self, rows: IntegerRows) -> None:
+        self._unit = rows.unit
+        self._row = rows.largest_row
+        self._z = float(discrete_gaussian.LARGEST)
+        self._vectors = rows.largest_vectors
+
+    def errors(
+        self, matrix: np.ndarray, start: int, errors: np.ndarray
+    ) -> tuple[float, np.ndarray]:
+        """Returns the largest error of a block's rows, and those of the vectors at its end.
+
+        Args:
+          matrix: From ``block_weights``.
+          start: The block's first round.
+          errors: (m,) those of the vectors at its start.
+        """
+        vectors = len(errors)
+        size = len(matrix) - vectors
+        weights = np.abs(matrix)
+        if self._unit.draws_earlier_rows_of_z:
+            driving, of_driving = start + size - self._unit.first_row_of_z(start), self._z
+        else:
+            driving, of_driving = size, self._row
+        earlier = matrix.shape[1] - vectors - driving
+        of_rows, of_vectors = weights[:size], weights[size:]
+        sizes = np.concatenate(
+            [np.full(earlier, self._row), self._vectors, np.full(driving, of_driving)]
+        )
+        # Of a sum of products, in any order.
+        roundoff = (matrix.shape[1] + 4) * _ROUNDOFF
+        known = slice(earlier, earlier + vectors)
+        largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
+        following = roundoff * (of_vectors @ sizes) + of_vectors[:, known] @ errors
+        return float(largest), following
+
+
+def _weights_by_rows(unit: NoiseRecursion) -> Iterator[tuple[int, np.ndarray]]:
+    """The first round and the weights of blocks of one row each.
+
+    Where all rounds have the same weights and nothing adds up, the last has all that others have.
+    """
+    rounds = range(unit.num_rounds)
+    for i in rounds[-1:] if unit.is_toeplitz and not unit.num_state_vectors else rounds:
+        yield i, unit.block_weights(i, i + 1)
+
+
+def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, np.ndarray]]:
+    """The first round and the weights of each block."""
+    weights: dict[int, np.ndarray] = {}
+    for block, first in enumerate(blocks.distinct_weights()):
+        if first not in weights:
+            weights[first] = blocks.weights(int(first))
+        yield int(blocks.starts[block]), weights[first]
+
+
+def _strategy_norm(unit: NoiseRecursion) -> float:
+    """A bound on the operator norm of the inverse of a unit recursion's matrix."""
+    rounds = unit.num_rounds
+    if unit.is_toeplitz:
+        impulse = np.zeros(rounds)
+        impulse[0] = 1.0
+        return float(np.sum(np.abs(scipy.signal.lfilter([1.0], unit.apply(impulse), impulse))))
+    inverse = scipy.linalg.solve_triangular(
+        unit.noising_matrix(), np.eye(rounds), lower=True, check_finite=False
+    )
+    return math.sqrt(float(np.linalg.norm(inverse, 1) * np.linalg.norm(inverse, np.inf)))

@@ -1,0 +1,181 @@
+"""What roundings take of the noise, attacked by two runs that release the same integers."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, target
+from hypothesis import strategies as st
+
+from mf_aggregators.factorizations import Factorization, blt, optimal, toeplitz
+from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise.rows_of_z import STEP
+from mf_aggregators.workloads import prefix_sum
+from tests.mf_aggregators import random_recursions, small_mechanisms
+
+_WIDTH = 3
+
+
+class _Run:
+    """Makes rows of noise for given releases: in which Z would they be, with these sums?"""
+
+    def __init__(self, rows: IntegerRows, blocks: Blocks) -> None:
+        self.rows, self.blocks = rows, blocks
+
+    def z_of(self, released: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """The (n, width) int64 rows of Z that give the integers v, in blocks."""
+        rows, blocks, unit = self.rows, self.blocks, self.rows.unit
+        w = released - (sums << rows.shift)
+        y = (w + (1 << (rows.shift - 1))) >> rows.shift
+        z, draws = np.zeros_like(w), unit.draws_earlier_rows_of_z
+        vectors = np.zeros((unit.num_state_vectors, w.shape[1]))
+        for block in range(blocks.num_blocks):
+            start, end = blocks.rounds(block)
+            weights, size = blocks.weights(block), end - start
+            before = y[start - blocks.num_earlier_rows(block) : start]
+            first = blocks.first_row_of_z(block)
+            for i in range(size):
+                # This row and later ones have weight zero.
+                inputs = np.concatenate([before * rows.row_to_z, vectors * rows.row_to_z])
+                own = z[first:end] if draws else y[start:end] * rows.row_to_z
+                earlier = weights[i] @ np.concatenate([inputs, own])
+                z[start + i] = w[start + i] - np.rint(earlier).astype(np.int64)
+            driving = z[first:end] if draws else y[start:end]
+            if len(vectors):
+                vectors = weights[size:] @ np.concatenate([vectors, driving])
+        return z
+
+
+def _single(recursion: NoiseRecursion) -> Blocks:
+    return Blocks(recursion, np.arange(recursion.num_rounds + 1))
+
+
+def _encoded(rows: IntegerRows, dx: np.ndarray) -> np.ndarray:
+    """2^c C1 dx."""
+    return 2.0**rows.shift * np.linalg.solve(rows.unit.noising_matrix(), dx)
+
+
+@st.composite
+def _attacks(draw: st.DrawFn) -> tuple[IntegerRows, Blocks, Rounding, int]:
+    recursion = draw(random_recursions.recursions())
+    rows = IntegerRows.of(recursion)
+    n = recursion.num_rounds
+    if draw(st.booleans()):
+        return rows, _single(recursion), Rounding.of(rows), draw(st.integers(0, 2**32 - 1))
+    inner = draw(st.sets(st.integers(1, n - 1), max_size=4)) if n > 1 else set()
+    blocks = Blocks(recursion, np.array([0, *sorted(inner), n], np.int64))
+    return rows, blocks, Rounding.of(rows, blocks), draw(st.integers(0, 2**32 - 1))
+
+
+def _excess(rows: IntegerRows, blocks: Blocks, seed: int) -> float:
+    """||dZ + 2^c C1 dx|| for releases and updates of a seed: what roundings add."""
+    generator = np.random.default_rng(seed)
+    shape = rows.recursion.num_rounds, _WIDTH
+    released = generator.integers(-(2**34), 2**34, shape)
+    sums = generator.integers(-(2**20), 2**20, shape)
+    dx = generator.integers(-5, 6, shape) * (generator.random(shape) < 0.5)
+    run = _Run(rows, blocks)
+    dz = run.z_of(released, sums + dx) - run.z_of(released, sums)
+    return float(np.linalg.norm(dz + _encoded(rows, dx)))
+
+
+@given(_attacks())
+@settings(deadline=None, max_examples=300)
+def test_roundings_move_z_by_no_more_than_the_bound(
+    attack: tuple[IntegerRows, Blocks, Rounding, int],
+) -> None:
+    rows, blocks, rounding, seed = attack
+    excess = _excess(rows, blocks, seed)
+    bound = rounding.operator_norm * (1.0 + 2.0 * rounding.float_error)
+    bound *= math.sqrt(rows.recursion.num_rounds * _WIDTH)
+    target(excess / bound)
+    # The test's own matrix has errors of floats.
+    assert excess <= bound * (1.0 + 1e-6) + 1e-3
+
+
+@pytest.mark.parametrize(
+    "factorization",
+    [toeplitz(40, 6), blt(40, 2), optimal(prefix_sum(40))],
+    ids=lambda factorization: str(factorization.mechanism),
+)
+def test_the_bound_is_of_the_size_of_what_roundings_do(factorization: Factorization) -> None:
+    """Random data reach a third of it, and a tenth where C amplifies roundings."""
+    rows = IntegerRows.of(factorization.noise_recursion())
+    rounding = Rounding.of(rows)
+    excess = max(_excess(rows, _single(rows.recursion), seed) for seed in range(20))
+    bound = rounding.operator_norm * math.sqrt(40 * _WIDTH)
+    assert excess > bound * (0.1 if rows.unit.draws_earlier_rows_of_z else 0.3)
+    assert rounding.float_error < 1e-2
+
+
+@pytest.mark.parametrize("factorization", small_mechanisms.factorizations(9), ids=str)
+def test_noise_is_enlarged_by_what_roundings_take(factorization: Factorization) -> None:
+    """||dZ|| of the worst participation is within what the noise multiplier says."""
+    rows = IntegerRows.of(factorization.noise_recursion())
+    rounding = Rounding.of(rows, Blocks.of(rows.recursion))
+    norms = np.linalg.norm(np.linalg.inv(rows.recursion.noising_matrix()), axis=0)
+    clip_norm, num_parameters, asked = 0.3, 2_000_000, 0.2 * float(np.max(norms))
+    stddev = rounding.enlarged(
+        asked, clip_norm=clip_norm, num_parameters=num_parameters, largest_cohort=1000
+    )
+    assert asked < stddev < 1.02 * asked
+    step = stddev * np.max(np.abs(rows.steps))
+    # Of all clients, and of one that takes part once, in the round that changes least.
+    for sensitivity in (float(np.max(norms)), float(np.min(norms))):
+        moved = sensitivity * (clip_norm + math.sqrt(num_parameters) * step) / stddev
+        moved += rounding.operator_norm * STEP * math.sqrt(num_parameters * 9)
+        assert moved <= sensitivity * clip_norm / asked
+        # And not by much more than that.
+        assert moved >= sensitivity * clip_norm / asked * (1.0 - 1e-3)
+
+
+@given(_attacks())
+@settings(deadline=None, max_examples=100)
+def test_rows_that_follow_from_the_same_rows_have_the_same_z(
+    attack: tuple[IntegerRows, Blocks, Rounding, int],
+) -> None:
+    """Amplification takes it that a participation changes b rows, also where blocks are larger."""
+    rows, blocks, _, seed = attack
+    generator = np.random.default_rng(seed)
+    n, earlier = rows.recursion.num_rounds, rows.unit.num_earlier_rows
+    if rows.unit.draws_earlier_rows_of_z or rows.unit.num_state_vectors:
+        return
+    released = generator.integers(-(2**34), 2**34, (n, _WIDTH))
+    dx = np.zeros((n, _WIDTH), np.int64)
+    taken = generator.integers(n)
+    dx[taken] = generator.integers(-5, 6, _WIDTH)
+    run = _Run(rows, blocks)
+    dz = run.z_of(released, dx) - run.z_of(released, np.zeros_like(dx))
+    changed = np.flatnonzero(np.any(dz, axis=1))
+    assert np.all((changed >= taken) & (changed <= taken + earlier))
+
+
+def test_noise_that_roundings_would_take_too_much_of_is_refused() -> None:
+    rounding = Rounding.of(IntegerRows.of(IndependentNoise(1000)))
+
+    def enlarged(noise_stddev: float, num_parameters: int) -> float:
+        return rounding.enlarged(
+            noise_stddev,
+            clip_norm=1.0,
+            num_parameters=num_parameters,
+            largest_cohort=1000,
+        )
+
+    assert enlarged(1.0, 10**6) < 1.0002
+    with pytest.raises(ValueError, match="use less noise, fewer rounds or a smaller model"):
+        enlarged(1e3, 10**8)
+    with pytest.raises(ValueError, match="integers of 64 bits do not hold both"):
+        enlarged(1e-14, 10)
+
+
+def test_float_errors_of_state_vectors_are_those_of_all_rounds() -> None:
+    """They add up: of twice as many rounds, at most about twice as much, and never less."""
+    errors = [
+        Rounding.of(IntegerRows.of(blt(n, 3).noise_recursion())).float_error
+        for n in (100, 200, 400)
+    ]
+    assert errors == sorted(errors)
+    assert 0.0 < errors[0] < errors[-1] < 1.0
