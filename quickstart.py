@@ -46,9 +46,10 @@ GIGABYTES_NEEDED = 3.5
 CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
-    ("mypy",),
     ("lint-imports", "--no-logo", "--no-cache"),
 )
+# Runs beside the tests: it takes most of a minute of one core.
+TYPE_CHECK = ("mypy",)
 
 # Tests are shared out among processes, modules as a whole, so that no fixture is made twice. There
 # are two more processes than cores, because tests wait for processes that they start; more
@@ -294,7 +295,7 @@ def sync(uv: str, dev: bool) -> None:
 
 
 def run_tests(arguments: Sequence[str]) -> int:
-    """Runs linters, type checker and tests up to the first failure; its exit status."""
+    """Runs linters, and then tests beside the type checker; the exit status."""
     # Marks whatever the tests start: a worker process of TFF that outlived them would hold
     # standard output open, and 'quickstart.py test | tee log' would never end.
     mark = f"MF_AGGREGATORS_TESTS={os.getpid()}.{time.time()}"
@@ -304,22 +305,34 @@ def run_tests(arguments: Sequence[str]) -> int:
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The tests start many processes, each of which would compile the same modules.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    for check in (*CHECKS, (*PYTEST, *arguments)):
-        say(" ".join(check))
-        command = [str(VENV / "bin" / check[0]), *check[1:]]
-        child = subprocess.Popen(command, cwd=str(ROOT), env=environment)
+    children: list[subprocess.Popen[bytes]] = []
 
-        def forward(number: int, _: types.FrameType | None, child=child) -> None:  # type: ignore[no-untyped-def]
-            if number != signal.SIGINT:  # a terminal's Ctrl-C reaches the child by itself
+    def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+        say(" ".join(command))
+        program = str(VENV / "bin" / command[0])
+        children.append(subprocess.Popen([program, *command[1:]], cwd=str(ROOT), env=environment))
+        return children[-1]
+
+    def forward(number: int, _: types.FrameType | None) -> None:
+        for child in children:
+            if number != signal.SIGINT:  # a terminal's Ctrl-C reaches the children by itself
                 child.send_signal(number)
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, forward)
-        status = child.wait()
-        _end_workers(mark)
-        if status:
-            return status if status > 0 else 128 - status
-    return 0
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, forward)
+    statuses = []
+    for check in CHECKS:
+        statuses.append(start(check).wait())
+        if statuses[-1]:
+            break
+    else:
+        type_check, tests = start(TYPE_CHECK), start((*PYTEST, *arguments))
+        statuses += [tests.wait(), type_check.wait()]
+        if statuses[-1]:
+            say(f"error: {TYPE_CHECK[0]} found what is printed above")
+    _end_workers(mark)
+    status = next((status for status in statuses if status), 0)
+    return status if status >= 0 else 128 - status
 
 
 def _end_workers(mark: str) -> None:
