@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
 from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.audit import AnyMechanismBound, AuditResult, Claim
+from mf_aggregators.audit import AnyMechanismBound, AuditResult, BitsResult, Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
 from mf_aggregators.participation import MinSeparation
@@ -304,7 +304,9 @@ def test_mf_audit(
         (ErrorRates.of_counts(0.5, 3, 1000, 5, 100, 1e-4),),
         1.2345674e-4,
     )
+    bits = BitsResult(claim, 200, 107, 198, 0.1, 1e-4)
     monkeypatch.setattr(audits, "audit", lambda *unused, **also_unused: result)
+    monkeypatch.setattr(audits, "audit_bits", lambda *unused, **also_unused: bits)
     arguments = ["command", "--mechanism=identity", "--noise_multiplier=0.41371239"]
     outputs = []
     for form in ("json", "text"):
@@ -323,7 +325,7 @@ def test_mf_audit(
     else:
         assert 0 <= shown - _decimal(epsilon) < Decimal("0.01")
     rate = re.findall(r"^false_alarm_rate +(\S+)$", text, re.MULTILINE)[0]
-    assert rate == "0.000123457"
+    assert rate == "0.000223457"
 
 
 @pytest.mark.parametrize("multiplier", ["0.61803", "0.4137", "0.777", "1.1"])

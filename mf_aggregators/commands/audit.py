@@ -143,7 +143,7 @@ def main(values: flags.FlagValues) -> int:
         "guesses_from_bits": bits.trials,
         "right_guesses_from_bits": bits.right,
         "right_guesses_allowed": bits.largest_right,
-        "false_alarm_rate": values.false_alarm_rate,
+        "false_alarm_rate": result.false_alarm_rate + bits.false_alarm_rate,
         "seconds": time.monotonic() - start,
     }
     text = f"{command_line.table(list(fields.items()))}\n\n{_verdict(result, bits)}"

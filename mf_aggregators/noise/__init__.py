@@ -10,6 +10,7 @@ __all__ = [
     "NoiseStorage",
     "blocks",
     "costs",
+    "integer_rows",
     "recursions",
     "streams",
 ]

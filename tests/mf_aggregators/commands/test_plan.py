@@ -532,8 +532,8 @@ def test_an_approximation_is_printed_with_what_it_approximates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Eight rows of noise for 120 rounds, where clients return after 20.
-    sizes = ("--num_rounds=120", "--population=200", "--noise_memory_gb=3.2e-5")
+    # 16 rows of noise for 120 rounds, where clients return after 40.
+    sizes = ("--num_rounds=120", "--population=400", "--noise_memory_gb=6.4e-5")
     fields = _planned(capsys, cache, *sizes)
     assert fields["recommended"] == "structured"
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
