@@ -23,8 +23,11 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.tff import grid, noise_making
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
@@ -92,6 +95,28 @@ def test_without_noise_the_sum_of_clipped_records_is_exact() -> None:
     # A record within the norm loses half a step at most.
     (alone,) = _run(_query(identity(3)), [[inside]])
     np.testing.assert_allclose(alone, _flat(inside), rtol=1e-7, atol=0.5 * 2.0**-30)
+
+
+@pytest.mark.parametrize("entries", [[0.3, -0.1], [-0.4, 0.2], [0.0, 0.0], [2.0**-40, 0.7]])
+def test_released_numbers_are_multiples_of_a_step_that_no_data_determine(
+    entries: list[float],
+) -> None:
+    """Bit for bit, whatever is released: the step follows from matrix, clip norm and noise."""
+    factorization = banded(workloads.prefix_sum(_NUM_ROUNDS), 3)
+    rows = IntegerRows.of(factorization.noise_recursion())
+    stddev = Rounding.of(rows).enlarged(
+        0.7, clip_norm=1.5, num_parameters=2, largest_cohort=IntegerSums().largest_cohort
+    )
+    specs = [tf.TensorSpec((2,), tf.float64)]
+    query = _query(factorization, 0.7, seed=4, specs=specs, l2_norm_clip=1.5)
+    released = _run(query, [[[tf.constant(entries, tf.float64)]]] * _NUM_ROUNDS)
+    zeros = _run(query, [[[tf.zeros([2], tf.float64)]]] * _NUM_ROUNDS)
+    for i, step in enumerate(stddev * rows.steps):
+        for numbers in (released[i], zeros[i]):
+            np.testing.assert_array_equal(np.rint(numbers / step) * step, numbers)
+        # The noise is the same, and the sum is rounded to the step before it is added.
+        moved = np.rint(released[i] / step) - np.rint(zeros[i] / step)
+        np.testing.assert_allclose(moved * step, entries, rtol=0.0, atol=0.51 * abs(step) + 1e-9)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
