@@ -5,10 +5,12 @@ data. An observer who knows the updates of all other clients asks, for each rele
 for the sum without a client and the sum with it, whether any float of noise leads from that sum
 to that number. Where none does, the sum is refuted, at any epsilon.
 
-In each round of the runs, a fair coin decides whether the client takes part, and the observer
-guesses by which of the two sums is refuted at fewer numbers. No guess on a mechanism of mu-Gaussian
-differential privacy is right with a probability above Phi(mu / 2), whatever came before; so the
-number of right guesses is at most binomial, and too many of them refute the claim.
+Several clients are attacked at once, each in a block of coordinates of its own. In each round of
+the runs, a fair coin for each of them decides whether it takes part, and the observer guesses by
+which of the two sums is refuted at fewer numbers of the block. No guess on a mechanism of
+mu-Gaussian differential privacy is right with a probability above Phi(mu / 2), whatever came before
+and whatever the other coins are; so the number of right guesses is at most binomial, and too many
+of them refute the claim.
 """
 
 import dataclasses
@@ -26,7 +28,8 @@ from mf_aggregators.audit.auditing import Claim
 
 # The float types that models have and that TensorFlow adds in.
 _DTYPES = ("float32", "float64")
-_DIMENSION = 1024
+# Clients that are attacked, and the coordinates of each one's block.
+_BLOCKS, _BLOCK = 4, 256
 _NORM = 0.9
 # Guesses that have to be right for a violation, of those that refute any claim.
 _SHARE_RIGHT = 0.99
@@ -97,12 +100,13 @@ def audit_bits(
     rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
     most_right = float(scipy.stats.norm.cdf(claim.mu / 2.0))
     rate_of_each = rate / len(_DTYPES)
-    runs = math.ceil(_trials(most_right, rate_of_each) / claim.num_rounds)
+    runs = math.ceil(_trials(most_right, rate_of_each) / (_BLOCKS * claim.num_rounds))
     generator = np.random.default_rng(seed)
     factory, right = build_aggregator(), 0
-    trials = runs * claim.num_rounds
+    rounds = runs * claim.num_rounds
+    trials = rounds * _BLOCKS
     with tqdm.tqdm(
-        total=trials * len(_DTYPES), desc="audit of bits", unit="round", disable=not show_progress
+        total=rounds * len(_DTYPES), desc="audit of bits", unit="round", disable=not show_progress
     ) as progress:
         for dtype in _DTYPES:
             attack = _Attack(factory, claim, np.dtype(dtype))
@@ -134,9 +138,10 @@ class _Attack:
         # TensorFlow Federated takes seconds to import.
         import tensorflow_federated as tff
 
-        self._process = factory.create(tff.TensorType(dtype.type, [_DIMENSION]))
+        self._process = factory.create(tff.TensorType(dtype.type, [_BLOCKS * _BLOCK]))
         self._claim, self._dtype = claim, dtype
-        largest = _NORM * claim.clip_norm / math.sqrt(_DIMENSION)
+        # The other clients have entries in all blocks.
+        largest = _NORM * claim.clip_norm / math.sqrt(_BLOCKS * _BLOCK)
         noise = claim.noise_multiplier * claim.clip_norm
         others = math.ceil(_SUM_OVER_NOISE * noise / largest)
         self._num_others = min(max(others, 1), _MOST_CLIENTS)
@@ -150,31 +155,36 @@ class _Attack:
     ) -> int:
         """The number of right guesses in a run."""
         state, right = self._process.initialize(), 0
+        owners = np.repeat(np.arange(_BLOCKS), _BLOCK)
         for _ in range(self._claim.num_rounds):
             other, update = self._update(generator), self._update(generator)
-            is_there = bool(generator.integers(2))
-            clients = [other] * self._num_others + [update] * is_there
-            output = self._process.next(state, clients)
+            are_there = generator.integers(2, size=_BLOCKS).astype(bool)
+            attacked = [
+                np.where(owners == block, update, self._dtype.type(0))
+                for block in np.flatnonzero(are_there)
+            ]
+            output = self._process.next(state, [other] * self._num_others + attacked)
             state = output.state
             without = other * self._dtype.type(self._num_others)
-            refuted = [
-                self._refuted(np.asarray(output.result), sums)
+            refuted_without, refuted_with = (
+                self._refuted(np.asarray(output.result), sums).reshape(_BLOCKS, _BLOCK).sum(axis=1)
                 for sums in (without, without + update)
-            ]
-            guess = refuted[1] < refuted[0]
-            if refuted[0] == refuted[1]:
-                guess = bool(generator.integers(2))
-            right += guess == is_there
+            )
+            coins = generator.integers(2, size=_BLOCKS).astype(bool)
+            guesses = np.where(
+                refuted_with == refuted_without, coins, refuted_with < refuted_without
+            )
+            right += int(np.sum(guesses == are_there))
             report_rounds(1)
         return right
 
     def _update(self, generator: np.random.Generator) -> np.ndarray:
-        integers = generator.integers(self._largest // 2, self._largest, _DIMENSION)
-        signs = generator.choice([-1, 1], _DIMENSION)
+        integers = generator.integers(self._largest // 2, self._largest, _BLOCKS * _BLOCK)
+        signs = generator.choice([-1, 1], _BLOCKS * _BLOCK)
         return (signs * integers * self._unit).astype(self._dtype)
 
-    def _refuted(self, released: np.ndarray, sums: np.ndarray) -> int:
-        """At how many numbers no float of noise leads from the sums to what was released."""
+    def _refuted(self, released: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """At which numbers no float of noise leads from the sums to what was released."""
         clients = self._dtype.type(self._claim.clients_per_round)
         noise = released * clients - sums
         above = below = noise
@@ -186,4 +196,4 @@ class _Attack:
             )
             for each in (above, below):
                 is_possible |= (sums + each) / clients == released
-        return int(np.sum(~is_possible))
+        return ~is_possible

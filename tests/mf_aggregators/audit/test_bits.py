@@ -81,14 +81,17 @@ class _FloatAggregator:
 def test_floats_of_noise_are_told_at_once(
     factorization: Factorization, noise_multiplier: float
 ) -> None:
-    """At an epsilon of 18 and one of 0.1. In float64 as well: all guesses have to be right."""
+    """At an epsilon of 18 and one of 0.1, in float64 as well. Guesses are wrong by chance alone.
+
+    Where there is much noise, few numbers of a block are refuted, and sometimes none.
+    """
     result = audit_bits(
         lambda: _FloatAggregator(factorization, noise_multiplier),
         _claim(noise_multiplier),
         false_alarm_rate=FALSE_ALARM,
     )
     assert result.exceeded
-    assert result.right >= 0.99 * result.trials
+    assert result.right >= (0.99 if noise_multiplier <= 8.0 else 0.85) * result.trials
     assert result.mu_lower_bound > 1.0 / noise_multiplier
 
 
