@@ -143,7 +143,7 @@ def _arms(
             for schedule in ("", ", decay", ", cool-down")
             for name in ("Honaker Full", "Honaker Online", "Opt Prefix Sum", "Optimal M = BC")
         ],
-        [f"{_LONG} {place}" for place in range(12)],
+        pytest.param([f"{_LONG} {place}" for place in range(12)], marks=pytest.mark.long),
     ],
     ids=["two", "twelve", "long"],
 )

@@ -202,6 +202,7 @@ def test_results_of_other_code_are_not_reported(
     assert "`denisov-epsilons`" in text.partition("Not computed yet: ")[2].splitlines()[0]
 
 
+@pytest.mark.long
 def test_figures_are_drawn_again_from_what_results_keep(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

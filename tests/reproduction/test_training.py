@@ -149,6 +149,7 @@ def test_a_comparison_of_five_mechanisms(
     assert len(_started(runs)) == 20
 
 
+@pytest.mark.long
 def test_arms_of_chosen_targets_alone_are_trained(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_targets_without_arms_are_refused_before_anything_is_trained(
     assert not (workplace / "out").exists()
 
 
+@pytest.mark.long
 def test_an_interrupted_comparison_goes_on(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -565,6 +567,7 @@ def test_the_best_rates_are_fitted_to_both_errors(
             assert "of single runs, which have no interval" in single["reason"]
 
 
+@pytest.mark.long
 def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
     workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,7 +85,7 @@ def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
             np.testing.assert_array_equal(cohort, expected)
 
 
-@pytest.mark.parametrize("storage", ["state", "disk"])
+@pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])
 def test_a_round_of_no_client_releases_the_noise_of_its_own_row(
     tmp_path: pathlib.Path, storage: str
 ) -> None:

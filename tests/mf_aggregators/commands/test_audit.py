@@ -102,11 +102,15 @@ def test_a_violated_claim_fails_a_script(
     assert "No violation" not in out
 
 
+@pytest.mark.parametrize(
+    ("storage", "source"),
+    [("state", "philox"), pytest.param("disk", "aes", marks=pytest.mark.long)],
+)
 @pytest.mark.usefixtures("_as_in_a_test")
 def test_a_checkpoint_is_audited_under_its_schema_and_storage(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], storage: str, source: str
 ) -> None:
-    """With noise on disk from AES; a false alarm with probability 1e-6 at most."""
+    """A false alarm with probability 1e-6 at most."""
     workload, schema = workloads.Workload("prefix_sum", 6), MinSeparation(3)
     factorization = factorizations.banded(workload.matrix(), 3, participation=schema)
     checkpoints.save(
@@ -119,8 +123,8 @@ def test_a_checkpoint_is_audited_under_its_schema_and_storage(
         "--delta=1e-5",
         "--canaries=500",
         "--false_alarm_rate=1e-6",
-        "--noise_storage=disk",
-        "--noise_source=aes",
+        f"--noise_storage={storage}",
+        f"--noise_source={source}",
         "--format=json",
     )
     assert status == 0, err

@@ -266,7 +266,7 @@ def test_one_round_is_independent_noise(num_buffers: int) -> None:
         (10, SINGLE),
         pytest.param(10, MinSeparation(1), marks=pytest.mark.long),
         pytest.param(80, SINGLE, marks=pytest.mark.long),
-        (80, MinSeparation(20)),
+        pytest.param(80, MinSeparation(20), marks=pytest.mark.long),
         pytest.param(400, MinSeparation(3), marks=pytest.mark.long),
         pytest.param(400, FixedEpochOrder(4, 100), marks=pytest.mark.long),
     ],

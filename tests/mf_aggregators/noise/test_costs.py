@@ -117,7 +117,10 @@ def test_files_of_small_models_take_no_more_than_said(
 @pytest.mark.parametrize("size", [pytest.param(CHUNK, marks=pytest.mark.long), CHUNK + 5000])
 @pytest.mark.parametrize(
     "recursion",
-    [ToeplitzNoise(200, np.ones(3)), blt(200, 6).noise_recursion()],
+    [
+        pytest.param(ToeplitzNoise(200, np.ones(3)), marks=pytest.mark.long),
+        blt(200, 6).noise_recursion(),
+    ],
     ids=lambda recursion: type(recursion).__name__,
 )
 def test_files_of_large_models_take_about_what_is_said(

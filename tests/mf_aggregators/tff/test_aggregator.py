@@ -233,14 +233,14 @@ def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> 
         # Each kind of recursion; tests of the rows have all mechanisms, in the short run too.
         *(
             pytest.param(mechanism, "state", marks=pytest.mark.long)
-            if mechanism in ("tree_full", "toeplitz", "toeplitz_of_all_bands", "structured")
+            if mechanism in ("tree_full", "toeplitz", "toeplitz_of_all_bands")
             else (mechanism, "state")
             for mechanism in _MECHANISMS
         ),
-        # On disk, kinds of recursions that differ: rows before, rows of Z, and states.
+        # On disk, rows that follow from rows, and from states; from rows of Z in the state above.
         *(
             (mechanism, "disk")
-            if mechanism in ("banded", "structured", "blt")
+            if mechanism in ("banded", "blt")
             else pytest.param(mechanism, "disk", marks=pytest.mark.long)
             for mechanism in _MECHANISMS
         ),

@@ -91,7 +91,9 @@ def test_all_rounds_run_under_the_timers(process: Any, tmp_path: pathlib.Path) -
     assert _cohorts(on_disk) == _cohorts(ledger)
 
 
-@pytest.mark.parametrize("stops", [[1], [2, 1], [1, 1, 1, 1, 1]])
+@pytest.mark.parametrize(
+    "stops", [[1], [2, 1], pytest.param([1, 1, 1, 1, 1], marks=pytest.mark.long)]
+)
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     process: Any,
     whole_run: _WholeRun,
@@ -212,7 +214,7 @@ def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
     [
         {"seed": 2},
         pytest.param({"clients_per_round": 2}, marks=pytest.mark.long),
-        {"participation": MinSeparation(5)},
+        pytest.param({"participation": MinSeparation(5)}, marks=pytest.mark.long),
     ],
 )
 def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
@@ -359,7 +361,7 @@ def _disturbed_run(sooner_process: Any, **changes: Any) -> FederatedRun:
     return _run(sooner_process, **{**arguments, **changes})
 
 
-@pytest.mark.parametrize("behaviour", [_DISTURBED, _BY_CLOCK])
+@pytest.mark.parametrize("behaviour", [_DISTURBED, pytest.param(_BY_CLOCK, marks=pytest.mark.long)])
 def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
     sooner_process: Any, tmp_path: pathlib.Path, behaviour: DeviceBehaviour
 ) -> None:

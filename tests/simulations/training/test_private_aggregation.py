@@ -63,7 +63,7 @@ _UPDATES = [
 ]
 
 
-@pytest.mark.parametrize("zeroing_norm", [None, 10.0])
+@pytest.mark.parametrize("zeroing_norm", [pytest.param(None, marks=pytest.mark.long), 10.0])
 def test_the_state_tells_the_schema_of_the_noise(zeroing_norm: float | None) -> None:
     """Wherever the aggregator stands among others, at first and after a round."""
     weighted = tff.aggregators.as_weighted_aggregator(_aggregator(zeroing_norm=zeroing_norm))
@@ -125,7 +125,7 @@ def test_measure_false_measures_nothing_and_changes_nothing() -> None:
     np.testing.assert_array_equal(first.result, second.result)
 
 
-@pytest.mark.parametrize("zeroing_norm", [None, 5.0])
+@pytest.mark.parametrize("zeroing_norm", [pytest.param(None, marks=pytest.mark.long), 5.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, pytest.param(-np.inf, marks=pytest.mark.long)])
 @pytest.mark.parametrize("position", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_broken_update_breaks_no_measurement(

@@ -145,7 +145,10 @@ def _assert_same(one: list[Any], other: list[Any], rounding: float) -> None:
         np.testing.assert_array_equal(model, other_model)
 
 
-@pytest.mark.parametrize("num_clients", [0, pytest.param(1, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize(
+    "num_clients",
+    [pytest.param(0, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.long), 7],
+)
 def test_workers_give_what_one_process_gives(
     process: Any, addresses: tuple[str, ...], num_clients: int
 ) -> None:
