@@ -132,9 +132,9 @@ class _Attack:
 
     def __init__(self, factory: Any, claim: Claim, dtype: np.dtype) -> None:
         # TensorFlow Federated takes seconds to import.
-        import tensorflow_federated as tff
+        from mf_aggregators.tff import compatibility
 
-        self._process = factory.create(tff.TensorType(dtype.type, [_DIMENSION]))
+        self._process = factory.create(compatibility.TensorType(dtype.type, [_DIMENSION]))
         self._claim, self._dtype = claim, dtype
         largest = _NORM * claim.clip_norm / math.sqrt(_DIMENSION)
         noise = claim.noise_multiplier * claim.clip_norm

@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 import tqdm
 
 from mf_aggregators.noise import NoiseStorage, costs
+from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import run_designs, run_directory, run_figures, training_loop
 from simulations.runs.participation_ledger import ParticipationLedger
@@ -256,7 +257,7 @@ def noise_storage_of(
 
 def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: str) -> None:
     metrics = process.next.type_signature.result["metrics"].member["client_work"]["train"]
-    names = tff.structure.name_list(metrics)
+    names = compatibility.structure.name_list(metrics)
     if missing := {"loss", accuracy} - set(names):
         raise ValueError(
             f"the model's metrics of a round are {', '.join(names)}, without "
@@ -343,10 +344,12 @@ def _no_metrics(finalizers: Any) -> Any:
     """What ``tff.learning`` takes for the metrics of training, of none: no sum in the open."""
     del finalizers
 
-    @tff.federated_computation
+    @compatibility.federated_computation
     def nothing(unfinalized: Any) -> Any:
         del unfinalized
-        return tff.federated_value(collections.OrderedDict(is_measured=False), tff.SERVER)
+        return compatibility.federated_value(
+            collections.OrderedDict(is_measured=False), compatibility.SERVER
+        )
 
     return nothing
 

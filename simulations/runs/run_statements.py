@@ -92,9 +92,7 @@ class RunStatements:
             self._broken = self.after(ledger)
         return self._broken
 
-    def after(
-        self, ledger: ParticipationLedger, stopped_by_rule: bool = False
-    ) -> PrivacyStatement:
+    def after(self, ledger: ParticipationLedger, stopped_by_rule: bool = False) -> PrivacyStatement:
         """Writes and returns the statement of a run that ended.
 
         Args:

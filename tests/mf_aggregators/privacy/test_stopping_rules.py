@@ -88,7 +88,7 @@ def test_what_is_released_is_within_the_limit_for_every_client(
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_independent_noise_ends_before_a_client_takes_part_once_too_often(most: int) -> None:
-    """k participations have a sensitivity of sqrt(k), so that limits between two are known."""
+    """The sensitivity of k participations is sqrt(k), so that limits between two are known."""
     factorization = identity(12)
     plan = guarantees.planned(factorization, MinSeparation(2, 4), 1.0, _DELTA)
     # Relative to one participation, the noise multiplier is that of the plan times two.
@@ -140,7 +140,7 @@ def test_a_sampled_run_ends_after_the_most_rounds_that_are_within_the_limit() ->
 def test_limits_that_allow_no_round_are_refused() -> None:
     factorization = identity(4)
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, _DELTA)
-    with pytest.raises(ValueError, match="one round alone has epsilon .* no round could"):
+    with pytest.raises(ValueError, match=r"one round alone has epsilon .* no round could"):
         StoppingRule(plan, factorization, 0.1)
     with pytest.raises(ValueError, match="the epsilon to stop at"):
         StoppingRule(plan, factorization, 0.0)
