@@ -145,6 +145,17 @@ def find(layout: Layout, name: str) -> Any:
         ) from error
 
 
+def proto_of(computation: Any) -> Any:
+    """Returns the protocol buffer of a computation.
+
+    Args:
+      computation: What ``federated_computation`` and its like return.
+    """
+    if hasattr(computation, "to_proto"):
+        return computation.to_proto()
+    return ConcreteComputation.get_proto(computation)
+
+
 def _at(path: str) -> Any:
     """The module, or what a module has, under a dotted path."""
     try:
