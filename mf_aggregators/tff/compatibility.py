@@ -89,7 +89,7 @@ _OF_FRAMEWORK = (
     "get_context_stack",
     "set_default_context",
 )
-_OF_PROGRAM = ("FederatedDataSource", "FederatedDataSourceIterator")
+_OF_PROGRAM = ("FederatedDataSource", "FederatedDataSourceIterator", "ReleaseManager")
 _OF_QUERIES = ("NormalizedQuery", "SumAggregationDPQuery")
 _OF_LANGUAGE = (
     "CLIENTS",
@@ -177,6 +177,7 @@ set_default_context: Any = find(LAYOUT, "set_default_context")
 
 FederatedDataSource: Any = find(LAYOUT, "FederatedDataSource")
 FederatedDataSourceIterator: Any = find(LAYOUT, "FederatedDataSourceIterator")
+ReleaseManager: Any = find(LAYOUT, "ReleaseManager")
 
 NormalizedQuery: Any = find(LAYOUT, "NormalizedQuery")
 SumAggregationDPQuery: Any = find(LAYOUT, "SumAggregationDPQuery")

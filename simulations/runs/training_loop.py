@@ -34,7 +34,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.tff import declared_participation, processes
+from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
@@ -78,6 +78,7 @@ class FederatedRun:
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
 
     Raises:
+      UnnoisedSumError: If the process releases a second update without noise: a ValueError.
       ValueError: If two clients have the same name; if the timers allow participations that the
         noise of the process is not scaled to; or if the sampler is for another population or
         other rounds, or is asked for together with a behaviour of devices.
@@ -102,6 +103,7 @@ class FederatedRun:
                 "two of client_ids are the same, and participations are counted by name: give "
                 "each client one of its own."
             )
+        self._check_client_sums()
         if self.sampler is None:
             self._check_participation()
             return
@@ -118,6 +120,11 @@ class FederatedRun:
                 f"{scheme.num_rounds} rounds, and the run has {self.clients_per_round} of "
                 f"{len(self.client_ids)} in {self.num_rounds}."
             )
+
+    def _check_client_sums(self) -> None:
+        """Checks that no update leaves the clients a second time, without noise."""
+        if isinstance(self.process.next, compatibility.ConcreteComputation):
+            client_sums.check_others(client_sums.of(self.process.next))
 
     def _check_participation(self) -> None:
         for declared in declared_participation.in_state(self.initial_state):

@@ -32,6 +32,10 @@ def install() -> None:
         package: _with_names(package, exports[package], tff)
         for package in ("federated_language", "tensorflow_federated")
     }
+    # This one has moved from one module to another.
+    stand_ins[
+        "tensorflow_federated"
+    ].tensorflow.type_to_tf_tensor_specs = tff.types.type_to_tf_tensor_specs
     stand_ins["tensorflow_federated"].__path__ = tff.__path__
     stand_ins["federated_language"].__path__ = []
     query = "tensorflow_federated.python.aggregators.privacy.query"
@@ -96,7 +100,7 @@ def _forget_the_library() -> None:
 
 
 def _compare() -> None:
-    from mf_aggregators.tff import compatibility, processes
+    from mf_aggregators.tff import compatibility
 
     result: dict[str, Any] = {"release": [compatibility.LAYOUT.language, _two_rounds()]}
     _forget_the_library()
@@ -106,9 +110,13 @@ def _compare() -> None:
     result["main"] = [anew.LAYOUT.language, _two_rounds()]
     result["base"] = anew.SumAggregationDPQuery.__name__
     print(json.dumps(result), flush=True)
-    processes.end_workers()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    _compare()
+    from mf_aggregators.tff import processes
+
+    try:
+        _compare()
+    finally:
+        processes.end_workers()
