@@ -230,10 +230,13 @@ def _measure_in_tff(values: flags.FlagValues) -> dict[str, Any]:
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
+    from mf_aggregators.tff import compatibility
 
     quiet.end_workers_at_exit()
     mechanism, _, storage = values.measure.rpartition("-")
-    value_type = tff.types.to_type(tff.TensorType(np.float32, [values.num_parameters]))
+    value_type = compatibility.to_type(
+        compatibility.TensorType(np.float32, [values.num_parameters])
+    )
     generator = np.random.default_rng()
     updates = [
         generator.normal(size=values.num_parameters).astype(np.float32)

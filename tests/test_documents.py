@@ -173,6 +173,21 @@ def _given_to_readme() -> dict[str, Any]:
     return {"model_fn": model_fn}
 
 
+def _given_to_builders() -> dict[str, Any]:
+    import tensorflow as tf
+
+    def client_dataset(client_id: str, round_index: int) -> Any:
+        generator = np.random.default_rng([int(client_id), round_index])
+        examples = generator.normal(size=(4, 3)).astype(np.float32)
+        return tf.data.Dataset.from_tensor_slices((examples, examples[:, :1])).batch(4)
+
+    return {
+        **_given_to_readme(),
+        "client_ids": [str(number) for number in range(60)],
+        "client_dataset": client_dataset,
+    }
+
+
 def _given_to_tasks() -> dict[str, Any]:
     from simulations.examples.digit_classification import data, run_digits, task
 
@@ -196,6 +211,7 @@ def _given_to_recipe() -> dict[str, Any]:
 
 _GIVEN: Mapping[str, Callable[[], dict[str, Any]]] = {
     "README.md": _given_to_readme,
+    "docs/builders.md": _given_to_builders,
     "docs/tasks.md": _given_to_tasks,
     "docs/training-recipe.md": _given_to_recipe,
 }

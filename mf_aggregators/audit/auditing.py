@@ -263,9 +263,9 @@ class _Runner:
         self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
     ) -> None:
         # TensorFlow Federated takes seconds to import.
-        import tensorflow_federated as tff
+        from mf_aggregators.tff import compatibility
 
-        self._process = factory.create(tff.TensorType(np.float32, [dimension]))
+        self._process = factory.create(compatibility.TensorType(np.float32, [dimension]))
         self._claim = claim
         self._dimension = dimension
         self._report_rounds = report_rounds

@@ -136,9 +136,9 @@ class _Attack:
 
     def __init__(self, factory: Any, claim: Claim, dtype: np.dtype) -> None:
         # TensorFlow Federated takes seconds to import.
-        import tensorflow_federated as tff
+        from mf_aggregators.tff import compatibility
 
-        self._process = factory.create(tff.TensorType(dtype.type, [_BLOCKS * _BLOCK]))
+        self._process = factory.create(compatibility.TensorType(dtype.type, [_BLOCKS * _BLOCK]))
         self._claim, self._dtype = claim, dtype
         # The other clients have entries in all blocks.
         largest = _NORM * claim.clip_norm / math.sqrt(_BLOCKS * _BLOCK)

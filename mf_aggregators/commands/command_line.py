@@ -29,7 +29,7 @@ INTERRUPTED = 130
 
 # What only the extra `tff` of setup.py installs, and no command that runs TensorFlow does without.
 _PACKAGES_OF_EXTRA = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
-_INSTALL_EXTRA = "install the extra mf-aggregators[tff], as Installing in README.md describes."
+_INSTALL_EXTRA = "install the extra mf-aggregators[tff], as docs/installing.md describes."
 
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 

@@ -6,4 +6,5 @@ __all__ = [
     "printed_guarantees",
     "sampled_cohorts",
     "statement",
+    "stopping_rules",
 ]

@@ -25,6 +25,7 @@ from mf_aggregators.privacy.guarantees import (
     keeps_plan,
 )
 from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.privacy.stopping_rules import StoppingRule
 
 TIMERS_BY_ROUNDS = (
     "A timer on each client enforces it; a client that ignores its\n"
@@ -91,10 +92,13 @@ class PrivacyStatement:
         others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
         other attributes are of the run itself, with the noise that it really added.
+      stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
+        first round; None for none.
+      stopped_by_rule: Whether that rule has ended the run.
 
     Raises:
-      ValueError: If a run that broke its plan has no worst-case guarantee, or a client is named for
-        one whose batches were to be drawn.
+      ValueError: If a run that broke its plan has no worst-case guarantee, a client is named for
+        one whose batches were to be drawn, or a rule that is not there ended the run.
     """
 
     facts: RunFacts
@@ -104,8 +108,12 @@ class PrivacyStatement:
     worst_client: WorstClient | None = None
     worst_case: Guarantee | None = None
     represented: Represented | None = None
+    stopping_rule: StoppingRule | None = None
+    stopped_by_rule: bool = False
 
     def __post_init__(self) -> None:
+        if self.stopped_by_rule and (self.stopping_rule is None or self.realised is None):
+            raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
         if self.keeps_plan is False and self.worst_case is None:
             raise ValueError(
                 "a run that broke its plan needs its worst-case guarantee: the planned one does "
@@ -119,9 +127,11 @@ class PrivacyStatement:
 
     @property
     def status(self) -> str:
-        """``running``, ``interrupted`` or ``finished``."""
+        """``running``, ``interrupted``, ``stopped_at_epsilon`` or ``finished``."""
         if self.took_place is None:
             return "running"
+        if self.stopped_by_rule:
+            return "stopped_at_epsilon"
         return "finished" if self.took_place.num_rounds == self.plan.num_rounds else "interrupted"
 
     @property
@@ -141,7 +151,21 @@ class PrivacyStatement:
         what is stated. A finished run that broke its plan has the realised guarantee,
         and one that was stopped, or whose realised guarantee is the better one, the
         worst case, which is never the better of it and the planned one.
+
+        A run with a stopping rule has the guarantee of the rule as well, whatever ended it
+        (``stopping_rules``). If the rule itself ended it, neither the data nor what was
+        released had a part in that, and the realised guarantee holds.
         """
+        found = [self._stated_without_rule]
+        # A sampler that left its scheme has nothing amplified, and the rule promised that.
+        if self.stopping_rule is not None and (self.plan.sampling is None or self.keeps_plan):
+            found.append(self.stopping_rule.guarantee)
+            if self.stopped_by_rule and self.realised is not None:
+                found.append(self.realised)
+        return min(found, key=lambda guarantee: guarantee.epsilon)
+
+    @property
+    def _stated_without_rule(self) -> Guarantee:
         if self.realised is None:
             return self.plan
         if not self.keeps_plan:
@@ -150,7 +174,7 @@ class PrivacyStatement:
                 return self.realised
             assert self.worst_case is not None
             return self.worst_case
-        if self.status == "interrupted":
+        if self.status != "finished":
             return self.plan
         return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)
 
@@ -257,6 +281,15 @@ class PrivacyStatement:
                 }
             ),
             "keeps_plan": self.keeps_plan,
+            "stopping_rule": (
+                None
+                if self.stopping_rule is None
+                else {
+                    "stop_at_epsilon": self.stopping_rule.epsilon,
+                    "ended_the_run": self.stopped_by_rule,
+                    "guarantee": self.stopping_rule.guarantee.to_dict(),
+                }
+            ),
             "warnings": list(self.warnings),
         }
 
@@ -282,6 +315,7 @@ class PrivacyStatement:
             verification=_VERIFIED_SAMPLING if self.plan.sampling else _VERIFIED_TIMERS,
             planned=_formal(self.plan),
             realised=self._realised_text(),
+            rule=self._rule_text(),
             version=version.__version__,
         )
 
@@ -292,6 +326,7 @@ class PrivacyStatement:
         state = {
             "running": "The run is under way; if it keeps its plan, it will satisfy",
             "interrupted": "The run was stopped before its last round; what it released satisfies",
+            "stopped_at_epsilon": "The run was ended by its own rule; what it released satisfies",
             "finished": "The run is finished; what it released satisfies",
         }[self.status]
         return (
@@ -325,6 +360,22 @@ class PrivacyStatement:
             f"{self.facts.num_clients} clients took part, none more than "
             f"{took_place.max_participations} times, and {apart}. {_formal(realised)}"
             f"{self._worst_text()}"
+        )
+
+    def _rule_text(self) -> str:
+        rule = self.stopping_rule
+        if rule is None:
+            return ""
+        pair = printed_guarantees.pair(rule.epsilon, self.plan.delta, ".6g")
+        looks_at = (
+            "of who takes part, and of nothing else"
+            if self.plan.sampling is None
+            else "from the plan alone"
+        )
+        return (
+            f"\n   - *Stopping rule.* Fixed before the first round: the run ends before a round\n"
+            f"     with which all rounds together would exceed {pair}. That follows {looks_at},\n"
+            "     so that no release of this run exceeds it, whatever ended the run."
         )
 
     def _worst_text(self) -> str:
@@ -481,6 +532,6 @@ _MARKDOWN = """\
      Floating-point samples stand for real ones: attacks on their rounding are not covered.
    - *Assumption.* {assumption}
    - *Formal statement, planned.* {planned}
-   - *Formal statement, realised.* Of what took place: {realised}
+   - *Formal statement, realised.* Of what took place: {realised}{rule}
 4. **Verifiability.** {verification} Made by mf_aggregators {version}.
 """

@@ -2,6 +2,8 @@
 
 # Modules by name: most of them import TensorFlow, which not every user of the library has.
 __all__ = [
+    "client_sums",
+    "compatibility",
     "declared_participation",
     "dp_query",
     "noise_directory",

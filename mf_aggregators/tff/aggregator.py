@@ -7,12 +7,11 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 import tensorflow_federated as tff
-import tensorflow_privacy as tfp
 
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.tff import dp_query, grid, noise_making
+from mf_aggregators.tff import compatibility, dp_query, grid, noise_making
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions
@@ -56,7 +55,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         sensitivity = self.factorization.sensitivity(self.participation).value
         recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
-        specs = tff.types.type_to_tf_tensor_specs(value_type)
+        specs = compatibility.type_to_tf_tensor_specs(value_type)
         noise_stddev = self.noise_multiplier * self._clip_norm
         query = MatrixFactorizationSumQuery(
             recursion,
@@ -72,7 +71,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             participation=self.participation,
             sums=self._sums,
         )
-        mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
+        mean = compatibility.NormalizedQuery(query, denominator=self._clients_per_round)
         process = tff.aggregators.DifferentiallyPrivateFactory(
             mean, _record_aggregation(self._sums)
         ).create(value_type)
@@ -93,7 +92,7 @@ def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregat
     return tff.aggregators.SecureModularSumFactory(1 << (sums.bits - 1), symmetric_range=True)
 
 
-def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
+def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> Any:
     """Returns a computation of a first state of a type, in which no round is run.
 
     DifferentiallyPrivateFactory's own runs a round of zeros on the state that it returns, to
@@ -111,9 +110,9 @@ def _initialize(query: tfp.SumAggregationDPQuery, state_type: Any) -> Any:
             is_init_state=tf.constant(True),
         )
 
-    @tff.federated_computation
+    @compatibility.federated_computation
     def initialize() -> Any:
-        return tff.federated_eval(first_state, tff.SERVER)
+        return compatibility.federated_eval(first_state, compatibility.SERVER)
 
     return initialize
 
@@ -135,15 +134,15 @@ def _counting(next_fn: Any, clients_per_round: float, is_secure: bool) -> Any:
             clients_per_round=tf.constant(clients_per_round, tf.float64),
         )
 
-    @tff.federated_computation(state_type, value_type)
+    @compatibility.federated_computation(state_type, value_type)
     def counting(state: Any, value: Any) -> Any:
         output = next_fn(state, value)
-        ones = tff.federated_map(one, value)
+        ones = compatibility.federated_map(one, value)
         if is_secure:
-            num_clients = tff.federated_secure_sum_bitwidth(ones, 1)
+            num_clients = compatibility.federated_secure_sum_bitwidth(ones, 1)
         else:
-            num_clients = tff.federated_sum(ones)
-        measurements = tff.federated_map(with_numbers, (output.measurements, num_clients))
+            num_clients = compatibility.federated_sum(ones)
+        measurements = compatibility.federated_map(with_numbers, (output.measurements, num_clients))
         return tff.templates.MeasuredProcessOutput(output.state, output.result, measurements)
 
     return counting

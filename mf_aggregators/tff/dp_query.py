@@ -9,13 +9,18 @@ from typing import Any, NamedTuple
 import dp_accounting
 import numpy as np
 import tensorflow as tf
-import tensorflow_privacy as tfp
 
 from mf_aggregators import validation
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import Participation
-from mf_aggregators.tff import declared_participation, grid, noise_making, tensor_noise
+from mf_aggregators.tff import (
+    compatibility,
+    declared_participation,
+    grid,
+    noise_making,
+    tensor_noise,
+)
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions, NoiseParts
@@ -51,7 +56,7 @@ class SampleState(NamedTuple):
     num_records: Any
 
 
-class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
+class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
 
     Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors and rounded to

@@ -164,13 +164,14 @@ def _train(
         except BaseException:
             statements.after_failure()
             raise
-    if outcome.num_rounds == design.options.num_rounds:
+    if outcome.stopped_by_rule or outcome.num_rounds == design.options.num_rounds:
         directory.delete_noise_rows()
-    statement = statements.after(outcome.ledger)
+    statement = statements.after(outcome.ledger, outcome.stopped_by_rule)
     federated_training.draw_figure(design, directory, statement.plan.epsilon)
     _print_outcome(values, command, directory, statement, outcome)
     if outcome.message:
         _say(command, outcome.message)
+    if outcome.message and not outcome.stopped_by_rule:
         return command_line.BAD_INPUT
     return command_line.INTERRUPTED if outcome.interrupted else None
 

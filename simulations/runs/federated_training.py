@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 import tqdm
 
 from mf_aggregators.noise import NoiseStorage, costs
+from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import run_designs, run_directory, run_figures, training_loop
 from simulations.runs.participation_ledger import ParticipationLedger
@@ -25,7 +26,7 @@ from simulations.runs.run_directory import MetricsLog, RunDirectory
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.runs.state_store import Progress, StateStore
-from simulations.runs.training_loop import FederatedRun, Round
+from simulations.runs.training_loop import FederatedRun, Round, StoppedByRuleError
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.training import learning_rate_schedules, private_aggregation
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
@@ -68,6 +69,7 @@ class Outcome:
         ledger if the run went back to an older state and was interrupted before it caught up.
       interrupted: Whether it stopped before its last round.
       message: Why it stopped, if not on request.
+      stopped_by_rule: Whether its stopping rule has ended it.
       test_accuracy: The accuracy of the final model on test clients; None if interrupted.
       untrained_accuracy: The accuracy of the initial model on test clients.
       num_parameters: The number of parameters of the model.
@@ -78,6 +80,7 @@ class Outcome:
     num_rounds: int
     interrupted: bool
     message: str
+    stopped_by_rule: bool
     test_accuracy: float | None
     untrained_accuracy: float
     num_parameters: int
@@ -139,23 +142,27 @@ def train(
     statements.before(progress.ledger)
     rows = _Rows(design, task, run.process, statements)
     outputs = _MetricsOutputs(directory, run.num_rounds, progress.num_rounds)
-    last, message, interrupted = progress, "", False
+    last, message, interrupted, stopped_by_rule = progress, "", False, False
     try:
         for finished in training_loop.rounds(run, store, progress, stop):
             last = Progress(finished.state, finished.index + 1, finished.ledger)
             outputs.append(last.num_rounds, rows.of(finished))
+    except StoppedByRuleError as error:
+        message, stopped_by_rule = str(error), True
     except (TooFewEligibleClientsError, WorkerLostError) as error:
         message = f"stopped: {error}"
     except KeyboardInterrupt:
         interrupted = True
     finally:
         outputs.close()
-    interrupted = interrupted or (stop.is_set and last.num_rounds < run.num_rounds)
+    is_at_its_end = stopped_by_rule or last.num_rounds == run.num_rounds
+    interrupted = interrupted or (stop.is_set and not is_at_its_end)
     return Outcome(
         ledger=last.ledger,
         num_rounds=last.num_rounds,
         interrupted=interrupted,
         message=message,
+        stopped_by_rule=stopped_by_rule,
         test_accuracy=(
             None if interrupted else _evaluated(run.process, task, last.state, TEST)["accuracy"]
         ),
@@ -204,6 +211,7 @@ def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
         seed=setting.seed,
         sampler=setting.sampler,
         behaviour=setting.behaviour,
+        stopping_rule=design.stopping_rule,
     )
 
 
@@ -249,7 +257,7 @@ def noise_storage_of(
 
 def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: str) -> None:
     metrics = process.next.type_signature.result["metrics"].member["client_work"]["train"]
-    names = tff.structure.name_list(metrics)
+    names = compatibility.structure.name_list(metrics)
     if missing := {"loss", accuracy} - set(names):
         raise ValueError(
             f"the model's metrics of a round are {', '.join(names)}, without "
@@ -336,10 +344,12 @@ def _no_metrics(finalizers: Any) -> Any:
     """What ``tff.learning`` takes for the metrics of training, of none: no sum in the open."""
     del finalizers
 
-    @tff.federated_computation
+    @compatibility.federated_computation
     def nothing(unfinalized: Any) -> Any:
         del unfinalized
-        return tff.federated_value(collections.OrderedDict(is_measured=False), tff.SERVER)
+        return compatibility.federated_value(
+            collections.OrderedDict(is_measured=False), compatibility.SERVER
+        )
 
     return nothing
 

@@ -7,7 +7,7 @@ from typing import Any
 from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization, Request, registry
 from mf_aggregators.participation import (
     MinSeparation,
@@ -15,6 +15,9 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check_population,
 )
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.stopping_rules import StoppingRule
 from simulations.runs import run_options, sampled_runs
 from simulations.runs.run_options import RunOptions
 from simulations.training import learning_rate_schedules
@@ -36,6 +39,7 @@ class RunDesign:
         the sensitivity under the schema; 0 for none.
       sampling: The scheme by which a data sampler draws the clients of each round; None for
         timers.
+      stopping_rule: What ends the run before an epsilon is exceeded; None for nothing.
     """
 
     options: RunOptions
@@ -44,6 +48,7 @@ class RunDesign:
     factorization: Factorization
     noise_multiplier: float
     sampling: SamplingScheme | None = None
+    stopping_rule: StoppingRule | None = None
 
     @property
     def simulated_clients(self) -> int:
@@ -54,6 +59,17 @@ class RunDesign:
     def released_noise_multiplier(self) -> float:
         """The multiplier of the released sums: smaller if few clients stand for a larger cohort."""
         return self.noise_multiplier * self.simulated_clients / int(self.options.clients_per_round)
+
+    def planned_guarantee(self) -> Guarantee:
+        """Returns the guarantee of all rounds of the factorization, if the plan is kept."""
+        delta = self.options.delta
+        if self.sampling is not None:
+            return guarantees.sampled(
+                self.factorization, self.sampling, self.noise_multiplier, delta
+            )
+        return guarantees.planned(
+            self.factorization, self.participation, self.released_noise_multiplier, delta
+        )
 
 
 def make(
@@ -85,8 +101,18 @@ def make(
         "that publishes one client's data outright would satisfy it.",
     )
     if options.sampling == sampled_runs.TIMERS:
-        return _under_timers(options, data, max_bands, own)
-    return _sampled(options, data, own, own_noise_multiplier)
+        design = _under_timers(options, data, max_bands, own)
+    else:
+        design = _sampled(options, data, own, own_noise_multiplier)
+    if options.stop_at_epsilon is None:
+        return design
+    try:
+        rule = StoppingRule(
+            design.planned_guarantee(), design.factorization, options.stop_at_epsilon
+        )
+    except ValueError as error:
+        raise CommandError(f"--stop_at_epsilon={options.stop_at_epsilon:g}: {error}") from error
+    return dataclasses.replace(design, stopping_rule=rule)
 
 
 def server_schedule(options: RunOptions) -> Schedule:

@@ -70,6 +70,11 @@ def options_of(values: flags.FlagValues, command: TaskCommand) -> RunOptions:
         "--secure_aggregation and --workers exclude each other: a secure sum is one of all "
         "clients, and no worker may see that of its own.",
     )
+    check_choice(
+        options.stop_at_epsilon is None or options.simulated_clients is None,
+        "--stop_at_epsilon and --simulated_clients exclude each other: the limit is for what a run "
+        "really releases, and one whose clients stand for more has too little noise for it.",
+    )
     sampled_runs.check_flags(options)
     return _with_noise_multiplier(options, defaults["target_epsilon"])
 

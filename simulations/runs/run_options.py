@@ -213,6 +213,13 @@ class RunOptions(Mapping[str, Any]):
         default="philox",
         choices=lambda: [source.value for source in NoiseSource],
     )
+    stop_at_epsilon: float | None = _flag(
+        "Privacy",
+        "Ends the run before a round with which all rounds together would exceed this epsilon, "
+        "under the participations that took place. Default: all rounds take place.",
+        default=None,
+        is_positive=True,
+    )
     secure_aggregation: bool = _flag(
         "Privacy",
         "Adds updates up by a secure sum, whose server sees nothing but the sum: in TFF's "
@@ -249,7 +256,10 @@ NOT_OF_THE_RUN = (
     *(field.name for field in _FIELDS if not field.metadata[_FLAG].is_of_the_run),
 )
 # Flags that no run of version 0.5.0 has written, with what it did.
-NEW_SINCE_VERSION_0_5_0: Mapping[str, Any] = {"secure_aggregation": False}
+NEW_SINCE_VERSION_0_5_0: Mapping[str, Any] = {
+    "secure_aggregation": False,
+    "stop_at_epsilon": None,
+}
 _INTEGERS, _NUMBERS = (int, int | None), (float, float | None)
 POSITIVE_INTEGERS = tuple(
     field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _INTEGERS

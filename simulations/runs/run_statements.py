@@ -92,13 +92,17 @@ class RunStatements:
             self._broken = self.after(ledger)
         return self._broken
 
-    def after(self, ledger: ParticipationLedger) -> PrivacyStatement:
+    def after(self, ledger: ParticipationLedger, stopped_by_rule: bool = False) -> PrivacyStatement:
         """Writes and returns the statement of a run that ended.
 
         Args:
           ledger: The ledger of all released rounds.
+          stopped_by_rule: Whether its stopping rule has ended it.
         """
-        statement = realised(self._design, self._planned, ledger, self._sampler)
+        statement = dataclasses.replace(
+            realised(self._design, self._planned, ledger, self._sampler),
+            stopped_by_rule=stopped_by_rule,
+        )
         write(self._directory, statement)
         return statement
 
@@ -127,23 +131,15 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
     options = design.options
     factorization, delta = design.factorization, options.delta
     represented = None
-    if design.sampling is None:
-        guarantee = guarantees.planned(
-            factorization, design.participation, design.released_noise_multiplier, delta
-        )
-        if design.simulated_clients != options.clients_per_round:
-            represented = Represented(
-                clients_per_round=options.clients_per_round,
-                num_clients=participation.smallest_population(
-                    design.participation, options.num_rounds, options.clients_per_round
-                ),
-                guarantee=guarantees.planned(
-                    factorization, design.participation, design.noise_multiplier, delta
-                ),
-            )
-    else:
-        guarantee = guarantees.sampled(
-            factorization, design.sampling, design.noise_multiplier, delta
+    if design.sampling is None and design.simulated_clients != options.clients_per_round:
+        represented = Represented(
+            clients_per_round=options.clients_per_round,
+            num_clients=participation.smallest_population(
+                design.participation, options.num_rounds, options.clients_per_round
+            ),
+            guarantee=guarantees.planned(
+                factorization, design.participation, design.noise_multiplier, delta
+            ),
         )
     return PrivacyStatement(
         facts=RunFacts(
@@ -159,8 +155,9 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
             noise_seed_is_fixed=options.seed is not None,
             enforcement=_enforcement(behaviour) if design.sampling is None else _DRAWN_BATCHES,
         ),
-        plan=dataclasses.replace(guarantee, num_rounds=options.num_rounds),
+        plan=dataclasses.replace(design.planned_guarantee(), num_rounds=options.num_rounds),
         represented=represented,
+        stopping_rule=design.stopping_rule,
     )
 
 

@@ -30,8 +30,11 @@ import tensorflow_federated as tff
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.participation import Participation
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
-from mf_aggregators.tff import declared_participation, processes
+from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
@@ -41,6 +44,10 @@ from simulations.workers.quiet import StopRequest
 
 # What an operating system says of a full disk, in an error of TFF's worker.
 _FULL = "No space left on device"
+
+
+class StoppedByRuleError(Exception):
+    """The run's stopping rule has ended it: the plan has come to its end."""
 
 
 class RoundRefusedError(ValueError):
@@ -68,8 +75,10 @@ class FederatedRun:
         themselves when to take part.
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
+      stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
 
     Raises:
+      UnnoisedSumError: If the process releases a second update without noise: a ValueError.
       ValueError: If two clients have the same name; if the timers allow participations that the
         noise of the process is not scaled to; or if the sampler is for another population or
         other rounds, or is asked for together with a behaviour of devices.
@@ -85,6 +94,7 @@ class FederatedRun:
     seed: int
     sampler: DataSampler | None = None
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
+    stopping_rule: StoppingRule | None = None
 
     def __post_init__(self) -> None:
         # NumPy's texts, and so the ledger's, end at the first of the zeros that end a name.
@@ -93,6 +103,7 @@ class FederatedRun:
                 "two of client_ids are the same, and participations are counted by name: give "
                 "each client one of its own."
             )
+        self._check_client_sums()
         if self.sampler is None:
             self._check_participation()
             return
@@ -109,6 +120,11 @@ class FederatedRun:
                 f"{scheme.num_rounds} rounds, and the run has {self.clients_per_round} of "
                 f"{len(self.client_ids)} in {self.num_rounds}."
             )
+
+    def _check_client_sums(self) -> None:
+        """Checks that no update leaves the clients a second time, without noise."""
+        if isinstance(self.process.next, compatibility.ConcreteComputation):
+            client_sums.check_others(client_sums.of(self.process.next))
 
     def _check_participation(self) -> None:
         for declared in declared_participation.in_state(self.initial_state):
@@ -216,6 +232,8 @@ def rounds(
         what the devices remember of the rounds before cannot be known.
       TooFewEligibleClientsError: If the timers leave too few clients for a cohort, or too
         few are available or upload. The rounds before it stand.
+      StoppedByRuleError: If the next round would take the run beyond the epsilon of its
+        stopping rule. Nothing of that round was released; the rounds before it stand.
       RoundRefusedError: If the process itself refused a round, with its reason, or found
         no space on the disk for its noise. Nothing of the round was released.
       StateNotSavedError: If a state cannot be written. The one before is there.
@@ -230,6 +248,9 @@ def rounds(
             return
         begin = time.monotonic()
         cohort, num_eligible, devices = _cohort(run, population, ledger, index)
+        if index == ledger.num_rounds:
+            # Rounds of the ledger were released already, whatever the rule.
+            _check_rule(run, ledger, cohort)
         data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
         try:
             output = run.process.next(state, data)
@@ -279,6 +300,23 @@ def _population(
                 "the trace of its first rounds, or start a new run and account for both."
             )
     return population
+
+
+def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarray) -> None:
+    """Raises StoppedByRuleError if the next round, with a cohort, would exceed the limit."""
+    rule, rounds = run.stopping_rule, ledger.num_rounds + 1
+    if rule is None:
+        return
+    if run.sampler is not None:
+        took_place = RealisedParticipation(rounds, 0, None, 0, keeps_sampling=True)
+    else:
+        with_it = ledger.with_round(cohort)
+        took_place = guarantees.realised_participation(with_it.rounds_of_clients(), rounds)
+    if not rule.allows(took_place):
+        raise StoppedByRuleError(
+            f"stopped after {ledger.num_rounds} rounds: with round {rounds} the epsilon of all "
+            f"rounds together would be above {rule.epsilon:g}"
+        )
 
 
 def _cohort(

@@ -26,6 +26,7 @@ import mf_aggregators as mfa
 from mf_aggregators import validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation
+from mf_aggregators.tff import compatibility
 
 # Columns of C^-1 at a time: bounds memory at n times this.
 _COLUMNS_AT_A_TIME = 512
@@ -152,8 +153,8 @@ class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
             )
 
         def measure(updates: Any) -> Any:
-            summaries = tff.federated_map(summarise, updates)
-            return tff.federated_aggregate(summaries, nothing(), merge, merge, report)
+            summaries = compatibility.federated_map(summarise, updates)
+            return compatibility.federated_aggregate(summaries, nothing(), merge, merge, report)
 
         return measure
 
@@ -213,7 +214,7 @@ def _released_norm(mean: Any) -> Any:
     def norm_of(value: Any) -> Any:
         return collections.OrderedDict(released_norm=_norm(value))
 
-    return tff.federated_map(norm_of, mean)
+    return compatibility.federated_map(norm_of, mean)
 
 
 def expected_noise_norm(

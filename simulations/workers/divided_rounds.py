@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from mf_aggregators.tff import compatibility
+
 
 class Place(Protocol):
     """Where the clients' part of a round can be run."""
@@ -38,7 +40,7 @@ class Place(Protocol):
         """
 
 
-class DividedContext(tff.framework.SyncContext):
+class DividedContext(compatibility.SyncContext):
     """A TFF context that divides the clients of a round among places.
 
     Computations from (state at the server, a value for each client) to (state, output) at
@@ -75,7 +77,7 @@ class DividedContext(tff.framework.SyncContext):
         return self._run_here(divided.server_part(len(sums)), state, sums)
 
     def _run_here(self, computation: Any, *arguments: Any) -> Any:
-        with tff.framework.get_context_stack().install(self.local):
+        with compatibility.get_context_stack().install(self.local):
             return computation(*arguments)
 
     def _sums(self, computation: Any, told: Any, clients: list[Any]) -> list[Any]:
@@ -139,19 +141,19 @@ def _is_round(signature: Any) -> bool:
     return (
         _is_pair(parameter)
         and _is_pair(result)
-        and _is_placed(parameter[0], tff.SERVER)
-        and _is_placed(parameter[1], tff.CLIENTS)
+        and _is_placed(parameter[0], compatibility.SERVER)
+        and _is_placed(parameter[1], compatibility.CLIENTS)
         and not parameter[1].all_equal
-        and all(_is_placed(part, tff.SERVER) for part in result)
+        and all(_is_placed(part, compatibility.SERVER) for part in result)
     )
 
 
 def _is_pair(kind: Any) -> bool:
-    return isinstance(kind, tff.StructType) and len(kind) == 2
+    return isinstance(kind, compatibility.StructType) and len(kind) == 2
 
 
 def _is_placed(kind: Any, placement: Any) -> bool:
-    return isinstance(kind, tff.FederatedType) and kind.placement is placement
+    return isinstance(kind, compatibility.FederatedType) and kind.placement is placement
 
 
 def _shares(clients: list[Any], most: int) -> list[list[Any]]:
@@ -180,30 +182,41 @@ def _divide(computation: Any) -> _Parts:
             "sums cannot be divided: run it without."
         )
     state_type, clients_type = computation.type_signature.parameter
-    names = tff.structure.name_list_with_nones(computation.type_signature.result)
+    names = compatibility.structure.name_list_with_nones(computation.type_signature.result)
     sum_type = form.merge.type_signature.result
 
-    @tff.federated_computation(
-        tff.FederatedType(form.prepare.type_signature.result, tff.SERVER), clients_type
+    @compatibility.federated_computation(
+        compatibility.FederatedType(form.prepare.type_signature.result, compatibility.SERVER),
+        clients_type,
     )
     def clients_part(told: Any, clients: Any) -> Any:
-        updates = tff.federated_map(
-            form.work, tff.federated_zip((clients, tff.federated_broadcast(told)))
+        updates = compatibility.federated_map(
+            form.work,
+            compatibility.federated_zip((clients, compatibility.federated_broadcast(told))),
         )
-        return tff.federated_aggregate(
+        return compatibility.federated_aggregate(
             updates[0], form.zero(), form.accumulate, form.merge, _identity(sum_type)
         )
 
     def server_part(num_sums: int) -> Any:
-        @tff.federated_computation(state_type, [tff.FederatedType(sum_type, tff.SERVER)] * num_sums)
+        @compatibility.federated_computation(
+            state_type, [compatibility.FederatedType(sum_type, compatibility.SERVER)] * num_sums
+        )
         def whole(state: Any, sums: Any) -> Any:
             total = sums[0]
             for further in range(1, num_sums):
-                total = tff.federated_map(form.merge, (total, sums[further]))
+                total = compatibility.federated_map(form.merge, (total, sums[further]))
             # The other three are what was summed securely: nothing.
-            nothing = tff.federated_value((), tff.SERVER)
-            aggregates = (tff.federated_map(form.report, total), nothing, nothing, nothing)
-            after = tff.federated_map(form.update, tff.federated_zip((state, aggregates)))
+            nothing = compatibility.federated_value((), compatibility.SERVER)
+            aggregates = (
+                compatibility.federated_map(form.report, total),
+                nothing,
+                nothing,
+                nothing,
+            )
+            after = compatibility.federated_map(
+                form.update, compatibility.federated_zip((state, aggregates))
+            )
             return (
                 collections.OrderedDict(zip(names, (after[0], after[1]), strict=True))
                 if all(names)
@@ -211,10 +224,10 @@ def _divide(computation: Any) -> _Parts:
             )
 
         # The type names the result's containers, which the parts have lost.
-        signature = tff.FunctionType(
+        signature = compatibility.FunctionType(
             whole.type_signature.parameter, computation.type_signature.result
         )
-        return tff.framework.ConcreteComputation.with_type(whole, signature)
+        return compatibility.ConcreteComputation.with_type(whole, signature)
 
     return _Parts(form.prepare, clients_part, server_part)
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import computation_pb2, executor_pb2, executor_pb2_grpc
+from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
 
+from mf_aggregators.tff import compatibility
 from simulations.workers.divided_rounds import DividedContext
 from simulations.workers.worker_addresses import WorkerLostError, parse, port_of
 
@@ -42,7 +43,9 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _NO_EXECUTOR = "No executor found for ID"
 _GREETING = executor_pb2.GetExecutorRequest(
     cardinalities=[
-        executor_pb2.Cardinality(placement=computation_pb2.Placement(uri=tff.CLIENTS.uri))
+        executor_pb2.Cardinality(
+            placement=compatibility.computation_pb2.Placement(uri=compatibility.CLIENTS.uri)
+        )
     ]
 )
 # Answered at once, without effect.
@@ -81,7 +84,7 @@ def use(addresses: Sequence[str], patience: Patience | None = None) -> DividedCo
       WorkerLostError: If a worker does not answer, or is none.
     """
     context = connect(addresses, patience)
-    tff.framework.set_default_context(context)
+    compatibility.set_default_context(context)
     return context
 
 
@@ -104,7 +107,7 @@ def connect(addresses: Sequence[str], patience: Patience | None = None) -> Divid
     if not addresses:
         raise ValueError("no worker was named: give the address of at least one.")
     patience = patience or Patience()
-    local = tff.framework.get_context_stack().current
+    local = compatibility.get_context_stack().current
     if isinstance(local, DividedContext):
         local = local.local
     workers = [_Worker(address, patience) for address in addresses]
@@ -124,7 +127,7 @@ class _Worker:
             remote.set_cardinalities(cardinalities)
             return remote
 
-        self._context = tff.framework.AsyncExecutionContext(
+        self._context = compatibility.AsyncExecutionContext(
             executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
             compiler_fn=tff.backends.native.desugar_and_transform_to_native,
             transform_args=tff.tensorflow.transform_args,
@@ -140,7 +143,7 @@ class _Worker:
         self._stub.abandoned = abandoned
         # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
         # blocks the thread that it runs in, whatever it promises by being asynchronous.
-        with tff.framework.get_context_stack().install(self._context):
+        with compatibility.get_context_stack().install(self._context):
             return asyncio.run(_awaited(computation(*arguments)))
 
     def check(self) -> None:

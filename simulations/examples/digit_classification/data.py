@@ -39,13 +39,13 @@ def load() -> tuple[Images, ...]:
     except ImportError as error:
         raise ValueError(
             f"the digits are part of scikit-learn, which cannot be imported ({error}): see "
-            "Installing in README.md."
+            "docs/installing.md."
         ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     if pixels.shape != (_BOUNDS[-1], NUM_PIXELS):
         raise ValueError(
             f"scikit-learn's digits are expected to be {_BOUNDS[-1]} images of {NUM_PIXELS} "
-            f"pixels, and are {pixels.shape}: install the locked version (README.md, Installing)."
+            f"pixels, and are {pixels.shape}: install the locked version (docs/installing.md)."
         )
     pixels, labels = (pixels / 16.0).astype(np.float32), labels.astype(np.int32)
     return tuple(

@@ -13,6 +13,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation, WorstClient
 from mf_aggregators.privacy.printed_guarantees import rounded_up
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from mf_aggregators.privacy.stopping_rules import StoppingRule
 
 
 def _statement(
@@ -206,3 +207,69 @@ def test_the_worst_client_is_told_without_its_name() -> None:
     text = statement.to_markdown()
     assert "took part in 3 rounds; for its rounds alone the sensitivity is 1.75" in text
     assert "ada" not in text
+
+
+def _under_a_rule(
+    rounds_of_client: list[int], num_rounds: int, stopped_by_rule: bool, share: float = 0.8
+) -> PrivacyStatement:
+    """Independent noise for three participations, under a limit that is a share of the plan's."""
+    statement = _statement(rounds_of_client, num_rounds)
+    limit = share * statement.plan.epsilon
+    rule = StoppingRule(statement.plan, identity(10), limit)
+    return dataclasses.replace(statement, stopping_rule=rule, stopped_by_rule=stopped_by_rule)
+
+
+def test_a_run_that_its_rule_ended_has_its_realised_guarantee() -> None:
+    statement = _under_a_rule([0], 3, stopped_by_rule=True)
+    assert statement.realised is not None
+    assert statement.stated == statement.realised
+    contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert contents["status"] == "stopped_at_epsilon"
+    assert contents["earned"] == contents["realised"]
+    assert contents["stopping_rule"]["ended_the_run"] is True
+    assert contents["stopping_rule"]["stop_at_epsilon"] == statement.plan.epsilon * 0.8
+    # The decision to stop was made before the first round.
+    assert statement.warnings == ()
+    text = statement.to_markdown()
+    assert "ended by its own rule" in text
+    assert "*Stopping rule.* Fixed before the first round" in text
+
+
+def test_a_run_that_somebody_ended_has_what_its_rule_promised() -> None:
+    statement = _under_a_rule([0], 3, stopped_by_rule=False)
+    assert statement.status == "interrupted"
+    assert statement.realised is not None
+    assert statement.stopping_rule is not None
+    assert statement.stated == statement.stopping_rule.guarantee
+    assert statement.realised.epsilon < statement.stated.epsilon < statement.plan.epsilon
+    assert any("decision to stop" in warning for warning in statement.warnings)
+    # The plan's own guarantee, where the limit is above it.
+    assert _under_a_rule([0], 3, False, share=1.2).stated == statement.plan
+
+
+def test_a_rule_bounds_a_run_that_broke_its_plan() -> None:
+    statement = _under_a_rule([0, 1, 2], 4, stopped_by_rule=False, share=1.1)
+    assert statement.keeps_plan is False
+    assert statement.worst_case is not None
+    assert statement.stopping_rule is not None
+    assert statement.stated.epsilon <= 1.1 * statement.plan.epsilon
+    ended = dataclasses.replace(statement, stopped_by_rule=True)
+    assert ended.realised is not None
+    assert ended.stated.epsilon == pytest.approx(ended.realised.epsilon)
+
+
+def test_no_rule_says_nothing_and_ends_nothing() -> None:
+    statement = _statement([0], num_rounds=4)
+    assert statement.to_dict()["stopping_rule"] is None
+    assert "Stopping rule" not in statement.to_markdown()
+    with pytest.raises(ValueError, match="only a run that has a stopping rule"):
+        dataclasses.replace(statement, stopped_by_rule=True)
+
+
+def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
+    kept, left = _sampled(True), _sampled(False)
+    rule = StoppingRule(kept.plan, banded(workloads.prefix_sum(12), 3), 0.9 * kept.plan.epsilon)
+    interrupted = dataclasses.replace(kept, stopping_rule=rule)
+    assert interrupted.stated.epsilon <= rule.epsilon
+    assert "follows from the plan alone" in " ".join(interrupted.to_markdown().split())
+    assert dataclasses.replace(left, stopping_rule=rule).stated == left.stated

@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators.commands.command_line import CommandError
 from simulations.devices import device_flags
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import run_designs, run_flags, run_options, run_statements
@@ -258,11 +259,40 @@ def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> Non
         (["--server_warmup=1.5"], r"--server_warmup must be in \[0, 1\]"),
         (["--zeroing_norm=0"], "--zeroing_norm"),
         (["--workload=training"], "--workload=training needs"),
+        (["--stop_at_epsilon=0"], "--stop_at_epsilon"),
+        (["--stop_at_epsilon=2", "--simulated_clients=2"], "exclude each other: the limit is for"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_flags.options_of(_values("--clients_per_round=20", *arguments), COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target_epsilon=4", "--stop_at_epsilon=0.01"], "=0.01: one round alone has epsilon"),
+        (["--noise_multiplier=0", "--stop_at_epsilon=2"], "=2: a run without noise"),
+        (
+            ["--sampling=poisson", "--mechanism=banded", "--num_bands=2", "--stop_at_epsilon=1e-4"],
+            "=0.0001: one round alone",
+        ),
+    ],
+)
+def test_limits_that_end_every_run_at_once_are_refused(arguments: list[str], message: str) -> None:
+    values = _values("--clients_per_round=5", *arguments)
+    with pytest.raises(CommandError, match=f"--stop_at_epsilon{message}"):
+        _plan(values)
+
+
+def test_a_limit_is_in_the_statement_from_the_beginning() -> None:
+    # Three participations of each client are planned.
+    arguments = ["--clients_per_round=5", "--separation=4", "--target_epsilon=4"]
+    values = _values(*arguments, "--stop_at_epsilon=3")
+    statement = run_statements.planned(_plan(values), device_flags.behaviour(values))
+    assert statement.plan.epsilon == pytest.approx(4.0, rel=1e-6)
+    assert statement.to_dict()["stopping_rule"]["stop_at_epsilon"] == 3.0
+    assert 2.99 < statement.stated.epsilon <= 3.0
 
 
 def test_momentum_and_schedule_inside_the_mechanism_change_its_matrix_alone() -> None:

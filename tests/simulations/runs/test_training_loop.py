@@ -19,12 +19,14 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.stopping_rules import StoppingRule
 from simulations.devices.availability import Independent
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.devices.participation_timers import WallClockTimer
 from simulations.runs import training_loop
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
-from simulations.runs.training_loop import FederatedRun, RoundRefusedError
+from simulations.runs.training_loop import FederatedRun, RoundRefusedError, StoppedByRuleError
 from simulations.sampling import data_samplers
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.workers import quiet
@@ -244,6 +246,26 @@ def test_the_ledger_of_another_run_is_refused(
         _finish(_run(process), tmp_path / "run")
     own.save(tmp_path / "run" / "ledger.npz")
     _finish(_run(process), tmp_path / "run")
+
+
+def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(
+    process: Any, whole_run: _WholeRun, tmp_path: pathlib.Path
+) -> None:
+    """Nine clients in cohorts of three: the fourth round is a second participation."""
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3)
+    plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
+    # Of three bands, three rounds apart, two participations change by the square root of two.
+    one, two = (mfa.accounting.epsilon((2.0 / k) ** 0.5, 1e-5) for k in (1, 2))
+    rule = StoppingRule(plan, factorization, 0.5 * (one + two))
+    models, whole = whole_run
+    for _ in range(2):
+        with pytest.raises(StoppedByRuleError, match="after 3 rounds: with round 4 the epsilon"):
+            _finish(_run(process, stopping_rule=rule), tmp_path)
+        ledger = ParticipationLedger.load(tmp_path / "ledger.npz")
+        assert _cohorts(ledger) == _cohorts(whole.first_rounds(3))
+    # Its rounds are those of the run without a rule, which goes on where it ended.
+    rest, _ = _finish(_run(process), tmp_path)
+    np.testing.assert_array_equal(np.array(rest), np.array(models[3:]))
 
 
 @pytest.mark.parametrize("name", ["client_0", "client_0\0"])

@@ -152,6 +152,39 @@ def test_a_run_on_two_workers_equals_the_one_without(
         assert of_divided_row == pytest.approx(row, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("_runs_in_this_process")
+def test_a_run_ends_by_itself_before_a_limit(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Cohorts of 20 of 143 clients at least seven rounds apart: the eighth round is too much."""
+    arguments = [
+        f"--output_dir={tmp_path / 'run'}",
+        "--num_rounds=10",
+        "--clients_per_round=20",
+        "--mechanism=identity",
+        "--target_epsilon=8",
+        "--format=json",
+    ]
+    # Two participations were planned for epsilon 8; one alone has less than 6.
+    for _ in range(2):
+        status, out, errors = _call(capfd, *arguments, "--stop_at_epsilon=6")
+        assert status == 0, errors
+        assert "stopped after 7 rounds: with round 8 the epsilon" in errors
+        result = json.loads(out)
+        assert result["rounds"] == 7
+        assert result["test_accuracy"] is not None
+        privacy = result["privacy"]
+        assert privacy["status"] == "stopped_at_epsilon"
+        assert privacy["earned"]["epsilon"] <= 6.0 < privacy["planned"]["epsilon"]
+        written = json.loads((tmp_path / "run" / "privacy.json").read_text())
+        assert written["earned"] == privacy["earned"]
+    # The limit was fixed before the first round.
+    status, _, errors = _call(capfd, *arguments, "--stop_at_epsilon=7")
+    assert status == 2
+    assert "stop_at_epsilon" in errors
+
+
 def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = command_line.run(
         "",

@@ -1,0 +1,127 @@
+"""A rule that ends a run before an epsilon is exceeded, and what such a run guarantees.
+
+The rule is fixed before the first round. Before each round it looks at who took part in the
+rounds so far and who would take part in the next one, and at nothing else: if all these rounds
+together would have an epsilon above the limit, the next round does not take place.
+
+Statement: whatever ends the run, and whenever, the rounds that it released are (limit, delta)-DP.
+
+Proof. Neighbouring data sets have the same participations, which are not hidden (zero-out
+adjacency), and no data and no release had a part in them, as for every guarantee of
+``guarantees``. So fix all participations that there would have been. The rule then stops after
+a number t of rounds that is fixed as well. The first t rounds are one Gaussian mechanism, whose
+noise multiplier, relative to the sensitivity of the leading t rows of C under what took place, is
+at least that of the limit: the rule let round t happen. A run that ends before round t, for
+whatever reason, released a part of these rounds, up to a time that may follow from them: that is
+post-processing.
+
+Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
+number t follows from the plan alone: it is the most rounds whose amplified epsilon is within the
+limit.
+"""
+
+import dataclasses
+import functools
+
+from mf_aggregators import accounting, validation
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingRule:
+    """Ends a run before the next round would exceed an epsilon at the planned delta.
+
+    Attributes:
+      plan: What ``guarantees.planned`` or ``guarantees.sampled`` returned; it fixes the noise.
+      factorization: What makes the noise.
+      epsilon: The limit.
+
+    Raises:
+      ValueError: If the limit is not above zero, there is no noise, or the first round alone
+        would exceed it.
+    """
+
+    plan: Guarantee
+    factorization: Factorization
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        validation.positive_number(self.epsilon, "the epsilon to stop at")
+        if self.plan.noise_multiplier == 0.0:
+            raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
+        keeps_sampling = None if self.plan.sampling is None else True
+        first = RealisedParticipation(1, 1, None, 1, keeps_sampling)
+        if not self.allows(first):
+            alone = guarantees.realised(self.plan, self.factorization, first)
+            raise ValueError(
+                f"one round alone has epsilon {alone.epsilon:.4g}, more than the limit of "
+                f"{self.epsilon:g}: no round could take place. Raise the limit, or use more noise."
+            )
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """What the rule promises whatever takes place, never worse than the limit.
+
+        For timers: a Gaussian mechanism of the smallest noise multiplier that the rule allows,
+        for the largest sensitivity that leaves. Its participation is the planned one, which it
+        does not depend on. For a sampler, the guarantee of the most rounds that the rule allows.
+        """
+        if self.plan.sampling is not None:
+            return guarantees.realised(
+                self.plan, self.factorization, _sampled_rounds(self._most_rounds)
+            )
+        multiplier = self._noise_multiplier
+        return dataclasses.replace(
+            self.plan,
+            sensitivity=self.plan.sensitivity * self.plan.noise_multiplier / multiplier,
+            sensitivity_is_exact=False,
+            noise_multiplier=multiplier,
+            zcdp_rho=accounting.zcdp_rho(multiplier),
+            epsilon=accounting.epsilon(multiplier, self.plan.delta),
+        )
+
+    def allows(self, took_place: RealisedParticipation) -> bool:
+        """Returns whether rounds may be released, the last of which is the next one.
+
+        Args:
+          took_place: The participations of all rounds, with those of the next one. Of a run
+            whose batches a sampler draws, ``keeps_sampling`` says that it drew these.
+
+        Returns:
+          False if the run has to end before the last of these rounds.
+
+        Raises:
+          ValueError: If there are more rounds than the factorization has.
+        """
+        if self.plan.sampling is not None:
+            return took_place.keeps_sampling is True and took_place.num_rounds <= self._most_rounds
+        # Noise multipliers and not epsilons are compared, so that the rounds are a part of the
+        # Gaussian mechanism of the guarantee, whose event may be composed with others.
+        realised = guarantees.realised(self.plan, self.factorization, took_place)
+        return realised.noise_multiplier >= self._noise_multiplier
+
+    @functools.cached_property
+    def _noise_multiplier(self) -> float:
+        return accounting.noise_multiplier(self.epsilon, self.plan.delta)
+
+    @functools.cached_property
+    def _most_rounds(self) -> int:
+        """The most rounds of a sampled run that are within the limit; 0 if one is too many."""
+        fits, exceeds = 0, self.factorization.num_rounds + 1
+        # Epsilon does not fall with further rounds. Where a bound did, fewer than the most would
+        # be found, and those that are found are checked themselves.
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) // 2
+            realised = guarantees.realised(self.plan, self.factorization, _sampled_rounds(middle))
+            if realised.epsilon <= self.epsilon:
+                fits = middle
+            else:
+                exceeds = middle
+        return fits
+
+
+def _sampled_rounds(num_rounds: int) -> RealisedParticipation:
+    # Who was drawn plays no part in an amplified guarantee.
+    return RealisedParticipation(num_rounds, 0, None, 0, keeps_sampling=True)
