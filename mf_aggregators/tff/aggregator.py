@@ -10,9 +10,12 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from mf_aggregators import checkpoints, validation
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.tff import dp_query, grid, noise_making
+from mf_aggregators.tff import adaptive_query, dp_query, grid, noise_making
+from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions
@@ -30,7 +33,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         factorization: Factorization,
         participation: Participation,
         noise_multiplier: float,
-        clip_norm: float,
+        clip_norm: float | AdaptiveClip,
         clients_per_round: float,
         seed: int | None,
         noise: NoiseOptions,
@@ -39,7 +42,11 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self.factorization = factorization
         self.participation = participation
         self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-        self._clip_norm = validation.positive_number(clip_norm, "clip_norm")
+        self._clip_norm = (
+            clip_norm
+            if isinstance(clip_norm, AdaptiveClip)
+            else validation.positive_number(clip_norm, "clip_norm")
+        )
         self._clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
         self._seed = seed
         self._noise = noise
@@ -57,21 +64,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         sensitivity = self.factorization.sensitivity(self.participation).value
         recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
         specs = tff.types.type_to_tf_tensor_specs(value_type)
-        noise_stddev = self.noise_multiplier * self._clip_norm
-        query = MatrixFactorizationSumQuery(
-            recursion,
-            specs,
-            l2_norm_clip=self._clip_norm,
-            noise_stddev=noise_stddev,
-            seed=self._seed,
-            noise=noise_making.make(
-                dp_query.drawn_recursion(recursion, noise_stddev),
-                dp_query.checked_specs(specs),
-                self._noise,
-            ),
-            participation=self.participation,
-            sums=self._sums,
-        )
+        query = self._query(recursion, specs)
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
         process = tff.aggregators.DifferentiallyPrivateFactory(
             mean, _record_aggregation(self._sums)
@@ -80,6 +73,33 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return tff.templates.AggregationProcess(
             _initialize(mean, state_type),
             _counting(process.next, self._clients_per_round, self._sums.is_secure),
+        )
+
+    def _query(self, recursion: NoiseRecursion, specs: Any) -> tfp.SumAggregationDPQuery:
+        """The query for tensors, with a clip norm that stays or one that adapts."""
+        drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
+        if isinstance(self._clip_norm, AdaptiveClip):
+            vectors = dp_query.checked_specs(adaptive_query.vector_specs(specs))
+            return AdaptiveClipSumQuery(
+                recursion,
+                specs,
+                clip=self._clip_norm,
+                noise_multiplier=self.noise_multiplier,
+                clients_per_round=self._clients_per_round,
+                seed=self._seed,
+                noise=noise_making.make(drawn, vectors, self._noise),
+                participation=self.participation,
+                sums=self._sums,
+            )
+        return MatrixFactorizationSumQuery(
+            recursion,
+            specs,
+            l2_norm_clip=self._clip_norm,
+            noise_stddev=self.noise_multiplier * self._clip_norm,
+            seed=self._seed,
+            noise=noise_making.make(drawn, dp_query.checked_specs(specs), self._noise),
+            participation=self.participation,
+            sums=self._sums,
         )
 
 
@@ -154,7 +174,7 @@ def mf_dp_aggregator(
     *,
     participation: Participation,
     noise_multiplier: float,
-    clip_norm: float,
+    clip_norm: float | AdaptiveClip,
     clients_per_round: float,
     seed: int | None = None,
     noise_storage: str = "auto",
@@ -184,6 +204,12 @@ def mf_dp_aggregator(
     too little or too much. The number is exact, without noise. Where a data sampler draws the
     clients, it is to be kept as secret as who they are.
 
+    With ``clip_norm=AdaptiveClip(...)`` the clip norm of a round follows from what earlier rounds
+    released, and so does the scale of the round's noise. The measurements then have, below
+    ``dp_query_metrics``, the round's ``clip_norm``, the ``unclipped_fraction`` of its clients and
+    the ``next_clip_norm``: all of them are released with noise, and part of the guarantee. It is
+    one for clients of whom nothing remains when they are left out: neither update nor bit.
+
     Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
     or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to
     ``build_weighted_fed_avg``: clients count equally in both, because a weighted mean
@@ -195,7 +221,8 @@ def mf_dp_aggregator(
         sensitivity of C under it.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity);
         ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise.
-      clip_norm: The L2 norm to which each client's whole update is clipped.
+      clip_norm: The L2 norm to which each client's whole update is clipped: a number, or how it
+        adapts (``mf_aggregators.AdaptiveClip``).
       clients_per_round: What the noisy sum is divided by: the cohort size, fixed in
         advance. A smaller cohort gives a smaller aggregate, not a weaker guarantee.
       seed: For tests only: an integer that all noise follows from, with a warning. None
