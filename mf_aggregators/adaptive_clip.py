@@ -11,9 +11,10 @@ fraction of clients whose norm was at most c_t, and c_(t+1) follows from such fr
 (Andrew, Thakkar, McMahan and Ramaswamy, 2021, "Differentially Private Learning with Adaptive
 Clipping", Algorithm 1 with its geometric update; there for independent noise).
 
-*Noise.* Let the noise of the updates be z_delta, in clip norms, and that of the sum of bits sigma_b,
-both over the sensitivity of C. In units of its noise, a participation has a norm of at most
-sqrt(z_delta^-2 + (2 sigma_b)^-2). So its noise multiplier is z with z^-2 equal to that sum, and
+*Noise.* Let the noise of the updates be z_delta, in clip norms, and that of the sum of bits
+sigma_b, both over the sensitivity of C. In units of its noise, a participation has a norm of at
+most sqrt(z_delta^-2 + (2 sigma_b)^-2). So the noise multiplier is z with z^-2 equal to the square
+of that, and
 
     z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
 
@@ -22,11 +23,11 @@ multiplied by w = z_delta / sigma_b has the noise of the updates. The vectors th
 most R = sqrt(1 + (w / 2)^2) = z_delta / z, and the mechanism is that of clip norm R and noise
 multiplier z, for any C.
 
-*Correlated noise in the fraction.* The logarithm of the norm is a running sum of fractions, so its
-noise is row t of A C^-1 Z with A of prefix sums (of a leaky sum, in closed loop): what C makes small.
-The noise in the fraction of a single round, row t of C^-1 Z, is larger. So every fraction enters
-once, as it was released and with the same weight: nothing limits it to [0, 1], and where the norm
-changes every p rounds only, it follows the mean of all p fractions and not the last of them.
+*Correlated noise in the fraction.* The logarithm of the norm is a running sum of fractions, so
+its noise is row t of A C^-1 Z with A of prefix sums (of a leaky sum, in closed loop): what C makes
+small. The noise in the fraction of a single round, row t of C^-1 Z, is larger. So every fraction
+enters once, as it was released and with the same weight: nothing limits it to [0, 1], and where
+the norm changes every p rounds only, it follows the mean of all p fractions and not the last.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 It adds two steps to ``dp_query``, and no noise of its own. Before the sum, each client turns its
 record into a vector: the record over the round's clip norm, clipped to norm 1, and a weighted bit
-that tells whether it had to be (``adaptive_clip``). After it, the noisy sum of records is multiplied
-by the clip norm, and the noisy sum of bits moves the clip norm of later rounds.
+that tells whether it had to be (``adaptive_clip``). After it, the noisy sum of records is
+multiplied by the clip norm, and the noisy sum of bits moves the clip norm of later rounds.
 
 *Why it is private.* The first step is a function of one record and of what was released before;
 the second is one of what is released. Between them is MatrixFactorizationSumQuery on vectors with

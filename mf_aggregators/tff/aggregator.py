@@ -42,7 +42,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self.factorization = factorization
         self.participation = participation
         self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-        self._clip_norm = (
+        self._clip_norm: float | AdaptiveClip = (
             clip_norm
             if isinstance(clip_norm, AdaptiveClip)
             else validation.positive_number(clip_norm, "clip_norm")

@@ -168,7 +168,8 @@ def _train(
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger)
     federated_training.draw_figure(design, directory, statement.plan.epsilon)
-    _print_outcome(values, command, directory, statement, outcome)
+    norms = federated_training.clip_norms(design, directory)
+    _print_outcome(values, command, directory, statement, outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
         return command_line.BAD_INPUT
@@ -314,6 +315,7 @@ def _print_outcome(
     directory: RunDirectory,
     statement: PrivacyStatement,
     outcome: Any,
+    clip_norms: dict[str, float] | None,
 ) -> None:
     rounds = outcome.num_rounds
     guarantee = statement.stated
@@ -324,6 +326,7 @@ def _print_outcome(
         "untrained_accuracy": outcome.untrained_accuracy,
         **outcome.facts,
         "num_parameters": outcome.num_parameters,
+        **({} if clip_norms is None else {"clip_norms": clip_norms}),
         "privacy": statement.to_dict(),
     }
     lines = [
@@ -331,6 +334,7 @@ def _print_outcome(
         ("test accuracy", percent(outcome.test_accuracy)),
         ("untrained model", percent(outcome.untrained_accuracy)),
         *command.outcome_lines(outcome.facts),
+        *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee)),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
@@ -339,6 +343,16 @@ def _print_outcome(
     for warning in statement.warnings:
         text += f"\nwarning: {warning}"
     command_line.print_result(values, fields, text)
+
+
+def _moved(norms: dict[str, float]) -> str:
+    """How a clip norm moved and what it cost, for a person to read."""
+    return (
+        f"{norms['first']:.3g} at first, {norms['last']:.3g} at last, within "
+        f"{norms['smallest']:.3g} and {norms['largest']:.3g}; running sums have the noise of a "
+        f"constant norm of {norms['equivalent']:.3g}, {100.0 * norms['drift_cost']:+.1f} % against one of the same "
+        "mean square"
+    )
 
 
 def stated_privacy(guarantee: Guarantee) -> str:

@@ -1,7 +1,8 @@
-"""Adaptive clipping in the query: its sums, its noise, and mechanisms that were broken on purpose."""
+"""Adaptive clipping in the query: sums, noise, and mechanisms that were broken on purpose."""
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def _factorization() -> Any:
     return banded(workloads.prefix_sum(_NUM_ROUNDS), 3)
 
 
-def _query(kind: type = AdaptiveClipSumQuery, **changes: Any) -> Any:
+def _query(kind: Callable[..., Any] = AdaptiveClipSumQuery, **changes: Any) -> Any:
     arguments: dict[str, Any] = {
         "clip": _CLIP,
         "noise_multiplier": _MULTIPLIER,
@@ -79,8 +80,8 @@ def _clipped(records: list[np.ndarray], norm: float) -> tuple[np.ndarray, float]
 
 
 _LENGTHS = (0.1, 0.4, 0.6, 3.0)
-_DATA = [
-    np.float32(length * np.eye(5)[i] + [0, 0, 0, 0, 0.01 * length])
+_DATA: list[np.ndarray] = [
+    (length * np.eye(5)[i] + [0, 0, 0, 0, 0.01 * length]).astype(np.float32)
     for i, length in enumerate(_LENGTHS)
 ]
 
@@ -140,7 +141,7 @@ def test_no_vector_is_longer_than_the_noise_is_for(
 def _whitened(kind: type, runs: int = 150) -> np.ndarray:
     """C (what was released less what was summed) over its standard deviation, of fresh runs.
 
-    The observer knows the data and recomputes every norm from fractions that were released.
+    The observer knows the data, and every norm has to follow from fractions that were released.
     """
     query = _query(kind)
     records = [_record(each) for each in _DATA]
@@ -160,6 +161,7 @@ def _whitened(kind: type, runs: int = 150) -> np.ndarray:
             count = (_CLIENTS * (fraction - 0.5) - bits) / _COUNT_STDDEV
             rows.append([*update, count])
             norm = _CLIP.next_norm(norm, fraction)
+            assert float(state.clip.norm) == pytest.approx(norm, rel=1e-9)
         samples.append(np.ravel(strategy @ np.array(rows)))
     return np.array(samples)
 
