@@ -2,7 +2,8 @@
 
 With clip norm c_t in round t, the noise of the outputs A x is A diag(c) C^-1 Z, in place of
 c A C^-1 Z: what C makes small is A C^-1, and noise of rounds with other norms does not cancel as
-well. :func:`measure` compares the two.
+well. :func:`measure` states the constant norm that would have had as much noise, and the same for
+independent noise, from which nothing cancels: what the two differ by is what the drift cost.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.identity import identity
 
 # Columns of C^-1 at a time: bounds memory at n times this.
 _COLUMNS_AT_A_TIME = 256
@@ -22,18 +24,19 @@ class ClipDrift:
     """What the noise of a run was like, beside that of a run with a constant norm.
 
     Attributes:
-      root_mean_square_norm: Of the rounds' norms.
       equivalent_norm: The constant norm with which the noise of the outputs would have had the
         same root mean square over the rounds, at the same noise in clip norms.
+      independent_norm: The same, of independent noise: a mean of the norms, in which a round
+        counts for all outputs that it is in.
     """
 
-    root_mean_square_norm: float
     equivalent_norm: float
+    independent_norm: float
 
     @property
     def cost(self) -> float:
-        """The noise of the outputs over that of a constant norm of the same mean square, less 1."""
-        return self.equivalent_norm / self.root_mean_square_norm - 1.0
+        """What the drift added to the noise of the outputs, as a share of it; 0 without drift."""
+        return self.equivalent_norm / self.independent_norm - 1.0
 
 
 def squared_rows(
@@ -83,9 +86,16 @@ def measure(
       ValueError: As there.
     """
     norms = np.asarray(norms, np.float64)
-    moved = float(np.sum(squared_rows(factorization, norms, workload)))
-    constant = float(np.sum(squared_rows(factorization, np.ones_like(norms), workload)))
     return ClipDrift(
-        root_mean_square_norm=math.sqrt(float(np.mean(np.square(norms)))),
-        equivalent_norm=math.sqrt(moved / constant),
+        _equivalent(factorization, norms, workload),
+        _equivalent(identity(factorization.num_rounds), norms, workload),
+    )
+
+
+def _equivalent(
+    factorization: Factorization, norms: np.ndarray, workload: np.ndarray | None
+) -> float:
+    moved = float(np.sum(squared_rows(factorization, norms, workload)))
+    return math.sqrt(
+        moved / float(np.sum(squared_rows(factorization, np.ones_like(norms), workload)))
     )

@@ -12,7 +12,6 @@ import tensorflow_privacy as tfp
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.tff import adaptive_query, dp_query, grid, noise_making
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
@@ -61,10 +60,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             directory cannot be used or is too small, or secure sums of updates of this size
             would have too few bits.
         """
-        sensitivity = self.factorization.sensitivity(self.participation).value
-        recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
-        specs = tff.types.type_to_tf_tensor_specs(value_type)
-        query = self._query(recursion, specs)
+        query = self.query(tff.types.type_to_tf_tensor_specs(value_type))
         mean = tfp.NormalizedQuery(query, denominator=self._clients_per_round)
         process = tff.aggregators.DifferentiallyPrivateFactory(
             mean, _record_aggregation(self._sums)
@@ -75,8 +71,18 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             _counting(process.next, self._clients_per_round, self._sums.is_secure),
         )
 
-    def _query(self, recursion: NoiseRecursion, specs: Any) -> tfp.SumAggregationDPQuery:
-        """The query for tensors, with a clip norm that stays or one that adapts."""
+    def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
+        """Returns the query that clips, sums and adds noise, which TFF then runs.
+
+        Args:
+          specs: A structure of tf.TensorSpec: the tensors of an update.
+
+        Raises:
+          TypeError: As :meth:`create` does.
+          ValueError: As :meth:`create` does.
+        """
+        sensitivity = self.factorization.sensitivity(self.participation).value
+        recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
         drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
         if isinstance(self._clip_norm, AdaptiveClip):
             vectors = dp_query.checked_specs(adaptive_query.vector_specs(specs))

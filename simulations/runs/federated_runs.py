@@ -350,8 +350,8 @@ def _moved(norms: dict[str, float]) -> str:
     return (
         f"{norms['first']:.3g} at first, {norms['last']:.3g} at last, within "
         f"{norms['smallest']:.3g} and {norms['largest']:.3g}; running sums have the noise of a "
-        f"constant norm of {norms['equivalent']:.3g}, {100.0 * norms['drift_cost']:+.1f} % against one of the same "
-        "mean square"
+        f"constant {norms['equivalent']:.3g}, of which {100.0 * norms['drift_cost']:.1f} % is what "
+        "the drift cost"
     )
 
 

@@ -384,10 +384,10 @@ def clip_norms(design: RunDesign, directory: RunDirectory) -> dict[str, float] |
       directory: Where its metrics are.
 
     Returns:
-      The ``first``, ``last``, ``smallest`` and ``largest`` norm of the rounds, their
-      ``root_mean_square``, the ``equivalent`` constant norm with the same noise in running sums of
-      updates, and the ``drift_cost`` of that (``clip_drift``). None for a constant norm, before
-      the first round, and where a round's row was lost.
+      The ``first``, ``last``, ``smallest`` and ``largest`` norm of the rounds, the ``equivalent``
+      constant norm with the same noise in running sums of updates, and the ``drift_cost``, what
+      correlated noise lost by the drift (``factorizations.clip_drift``). None for a constant
+      norm, before the first round, and where a round's row was lost.
 
     Raises:
       OSError: If the metrics cannot be read.
@@ -404,7 +404,6 @@ def clip_norms(design: RunDesign, directory: RunDirectory) -> dict[str, float] |
         "last": float(norms[-1]),
         "smallest": float(np.min(norms)),
         "largest": float(np.max(norms)),
-        "root_mean_square": drift.root_mean_square_norm,
         "equivalent": drift.equivalent_norm,
         "drift_cost": drift.cost,
     }
