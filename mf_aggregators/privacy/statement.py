@@ -378,7 +378,7 @@ def _clipping(facts: RunFacts) -> str:
     clip = adaptive.clip
     smallest, largest = clip.bounds
     return (
-        f"Each client's update is clipped to an L2 norm that is\n"
+        "\n     Each client's update is clipped to an L2 norm that is\n"
         f"     {clip.initial_norm:g} in the first round and then follows from what earlier rounds\n"
         f"     released, between {smallest:g} and {largest:g}, towards the norm that\n"
         f"     {100.0 * clip.target_quantile:g} % of the updates are within. Beside its update, a "
@@ -387,7 +387,7 @@ def _clipping(facts: RunFacts) -> str:
         "     updates, over the round's clip norm, and its sum of bits get the round's row of\n"
         f"     C^-1 Z, with Gaussian Z: {adaptive.update_noise_multiplier:.6g} and "
         f"{adaptive.count_stddev:.6g} times the sensitivity\n"
-        "     of C. Both together have the noise multiplier that is stated below."
+        "     of C. Both together have the noise multiplier that is stated below.\n    "
     )
 
 
