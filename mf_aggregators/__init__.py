@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
     accounting,
+    adaptive_clip,
     atomic_files,
     audit,
     checkpoints,
@@ -23,6 +24,7 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.planning import band_choice
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy import statement as privacy_statement
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
 __all__ = [
+    "AdaptiveClip",
     "__version__",
     "accounting",
+    "adaptive_clip",
     "atomic_files",
     "audit",
     "band_choice",

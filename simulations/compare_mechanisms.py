@@ -8,9 +8,11 @@ Examples:
   compare-mechanisms --output_dir=comparison
   compare-mechanisms --output_dir=comparison --mechanisms=banded,identity --repetitions=5 \
     --flags="--num_rounds=100 --target_epsilon=4"
+  compare-mechanisms --output_dir=norms --mechanisms=banded --clip_norms=0.4,1.2,3.6,adaptive
 """
 
 import dataclasses
+import math
 import pathlib
 import re
 import shlex
@@ -92,6 +94,12 @@ def define_flags(values: flags.FlagValues) -> None:
         f"What is compared, with commas: any of {', '.join(_mechanisms())}.",
         ["none", "blt", "banded", "tree", "identity"],
     )
+    group.words(
+        "clip_norms",
+        f"Clip norms to compare, with commas: numbers, and {run_options.ADAPTIVE} for one that "
+        "adapts. Each mechanism then trains with each of them. Default: that of --flags.",
+        [],
+    )
     group.integer("repetitions", "The number of runs with each mechanism.", 3)
     group.choice(
         "command", list(repeated_runs.MODULES), "The command that trains.", "run-stackoverflow"
@@ -100,7 +108,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "flags",
         "The flags of that command for every run, in quotes: --flags='--num_rounds=100 "
         f"--clip_norm=1'. --mechanism={run_options.NOT_PRIVATE} is not handed "
-        f"{' and '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse.",
+        f"{' and '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse, nor "
+        "are numbers of --clip_norms the flags of a norm that adapts.",
         "",
     )
     group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
@@ -142,18 +151,53 @@ def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
             f"--mechanisms has {mechanism} twice: --repetitions says how often each one runs.",
         )
     given = parse_flags(values.flags)
-    without_noise = {name: word for name, word in given.items() if name not in _OF_PRIVATE_RUNS}
+    norms = _clip_norms(values.clip_norms, given)
     variants = [
         Variant(
+            mechanism if norm is None else f"{mechanism}_clip_{norm}",
             mechanism,
-            mechanism,
-            tuple((without_noise if mechanism == run_options.NOT_PRIVATE else given).values()),
+            _flags_of(given, mechanism, norm),
         )
         for mechanism in mechanisms
+        for norm in norms
     ]
     return repeated_runs.planned(
         pathlib.Path(values.output_dir), values.command, variants, values.repetitions
     )
+
+
+def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | None]:
+    """The clip norms that are compared, as they are handed on; [None] for those of the flags."""
+    if not words:
+        return [None]
+    check_choice(
+        "clip_norm" not in given,
+        "--flags cannot have --clip_norm: --clip_norms names them.",
+    )
+    norms: list[str | None] = []
+    for word in (each.strip() for each in words):
+        try:
+            is_norm = word == run_options.ADAPTIVE or math.isfinite(float(word))
+        except ValueError:
+            is_norm = False
+        check_choice(
+            is_norm and (word == run_options.ADAPTIVE or float(word) > 0.0),
+            f"--clip_norms takes numbers above zero and {run_options.ADAPTIVE}, found {word!r}.",
+        )
+        check_choice(word not in norms, f"--clip_norms has {word} twice: leave one out.")
+        norms.append(word)
+    return norms
+
+
+def _flags_of(given: Mapping[str, str], mechanism: str, norm: str | None) -> tuple[str, ...]:
+    """The flags that runs are handed: those that runs of the mechanism and norm do not refuse."""
+    refused: set[str] = set()
+    if mechanism == run_options.NOT_PRIVATE:
+        refused |= set(_OF_PRIVATE_RUNS)
+    if norm is not None and norm != run_options.ADAPTIVE:
+        refused |= set(run_options.OF_ADAPTIVE)
+    flags_of_runs = [word for name, word in given.items() if name not in refused]
+    return (*flags_of_runs, *([] if norm is None else [f"--clip_norm={norm}"]))
 
 
 def _report(

@@ -1,5 +1,6 @@
 """Audits of aggregators: runs that try to refute the guarantee that is claimed of them."""
 
+from mf_aggregators.audit.adaptive_clipping import ClippingResult, audit_clipping
 from mf_aggregators.audit.auditing import (
     LARGE_DELTA,
     MOST_ROUNDS,
@@ -17,6 +18,8 @@ __all__ = [
     "AuditResult",
     "BitsResult",
     "Claim",
+    "ClippingResult",
     "audit",
     "audit_bits",
+    "audit_clipping",
 ]

@@ -53,7 +53,8 @@ class Claim:
       num_rounds: The rounds of a run.
       participation: The schema that clients keep to.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity): above zero.
-      clip_norm: The L2 norm to which each client's update is clipped.
+      clip_norm: The L2 norm to which each client's update is clipped; that of the first round if
+        it adapts.
       clients_per_round: What sums are divided by.
 
     Raises:
@@ -304,39 +305,46 @@ class _Runner:
         # The running sum of all that was released: a model that is trained at rate 1.
         released = np.zeros(self._dimension)
         state = self._process.initialize()
+        norm = claim.clip_norm
         for i in range(claim.num_rounds):
-            base = self._base(released)
+            base = self._base(released, norm)
             clients = [base]
             if contribution and i in rounds:
                 position = rounds.index(i)
                 signs[position] = _next_signs(contribution, position, signs, released)
-                clients += self._updates(signs[position], canaries)
+                clients += self._updates(signs[position], canaries, norm)
             output = self._process.next(state, clients)
             state = output.state
             total = np.asarray(output.result, np.float64) * claim.clients_per_round
-            residuals[i] = total - base
+            # In the first round's clip norm, where norms adapt.
+            residuals[i] = (total - base) * (claim.clip_norm / norm)
+            norm = _next_norm(output, norm)
             released += total
             self._report_rounds(1)
         return residuals, signs
 
-    def _base(self, released: np.ndarray) -> np.ndarray:
+    def _base(self, released: np.ndarray, norm: float) -> np.ndarray:
         """The other client's update: pulls the model back to where it was, as training would."""
         direction = -released if np.any(released) else np.ones(self._dimension)
-        length = self._claim.clip_norm * _BASE_NORM / np.linalg.norm(direction)
+        length = norm * _BASE_NORM / np.linalg.norm(direction)
         return np.asarray(direction * length, np.float32)
 
-    def _updates(self, signs: np.ndarray, canaries: int) -> list[np.ndarray]:
+    def _updates(self, signs: np.ndarray, canaries: int, norm: float) -> list[np.ndarray]:
         updates = np.zeros((canaries, self._dimension), np.float32)
         coordinates = self._coordinates(canaries)
-        updates[np.arange(canaries), coordinates] = (
-            _EXCESS * self._claim.clip_norm * signs[coordinates]
-        )
+        updates[np.arange(canaries), coordinates] = _EXCESS * norm * signs[coordinates]
         return list(updates)
 
     @staticmethod
     def _coordinates(canaries: int) -> np.ndarray:
         """The coordinates that belong to a client: spread over all."""
         return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
+
+
+def _next_norm(output: Any, norm: float) -> float:
+    """The clip norm of the next round, which an aggregator releases if its norm adapts."""
+    measured = getattr(output, "measurements", None) or {}
+    return float(measured.get("dp_query_metrics", {}).get("next_clip_norm", norm))
 
 
 def _next_signs(

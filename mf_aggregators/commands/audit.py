@@ -18,6 +18,7 @@ from absl import flags
 
 from mf_aggregators import audit, checkpoints, workloads
 from mf_aggregators import participation as participations
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization, Request, registry
@@ -31,6 +32,8 @@ _NOISE_MULTIPLIER = 1.0 / 3.0
 _NUM_ROUNDS = 8
 _CLIP_NORM = 1.0
 _CLIENTS_PER_ROUND = 100
+# Bits then have 83 % of the squared mu: little enough noise that they show.
+_COUNT_STDDEV_OVER_MULTIPLIER = 0.55
 # Below this share of the claim, an audit proves little.
 _SHARE_THAT_TELLS = 0.7
 
@@ -55,6 +58,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "false_alarm_rate",
         "The largest probability with which an intact mechanism is said to violate its claim.",
         1e-4,
+    )
+    group.boolean(
+        "adaptive_clip",
+        "Whether the clip norm adapts: then the clients' bits are attacked as well, in runs of the "
+        "aggregator's query by TensorFlow alone.",
+        False,
     )
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
@@ -88,7 +97,7 @@ def main(values: flags.FlagValues) -> int:
         _CLIENTS_PER_ROUND,
     )
 
-    def build_aggregator() -> Any:
+    def build_aggregator(clip: float | AdaptiveClip) -> Any:
         # Only now: what is wrong with the flags is said without seconds of imports.
         _import_tff()
         from mf_aggregators.tff.aggregator import mf_dp_aggregator
@@ -97,24 +106,46 @@ def main(values: flags.FlagValues) -> int:
             factorization,
             participation=schema,
             noise_multiplier=claim.noise_multiplier,
-            clip_norm=claim.clip_norm,
+            clip_norm=clip,
             clients_per_round=claim.clients_per_round,
             noise_storage=values.noise_storage,
             noise_source=values.noise_source,
         )
 
+    moving: float | AdaptiveClip = claim.clip_norm
+    standing: float | AdaptiveClip = claim.clip_norm
+    if values.adaptive_clip:
+        moving = AdaptiveClip(claim.clip_norm)
+        # The attack on bits of numbers has sums that a clip norm which moves would change.
+        standing = AdaptiveClip(claim.clip_norm, learning_rate=0.0)
+    rate = values.false_alarm_rate / (3.0 if values.adaptive_clip else 2.0)
     result = audit.audit(
-        build_aggregator,
+        lambda: build_aggregator(moving),
         claim,
         delta=values.delta,
         canaries=values.canaries,
-        false_alarm_rate=values.false_alarm_rate / 2.0,
+        false_alarm_rate=rate,
         show_progress=True,
     )
     bits = audit.audit_bits(
-        build_aggregator, claim, false_alarm_rate=values.false_alarm_rate / 2.0, show_progress=True
+        lambda: build_aggregator(standing), claim, false_alarm_rate=rate, show_progress=True
     )
-    exceeded = result.exceeded or bits.exceeded
+    clipping = None
+    if values.adaptive_clip:
+        clip = AdaptiveClip(
+            claim.clip_norm,
+            learning_rate=1.0,
+            count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * claim.noise_multiplier,
+        )
+        clipping = audit.audit_clipping(
+            build_aggregator(clip).query,
+            claim,
+            trials=max(1, values.canaries // 2),
+            false_alarm_rate=rate,
+            show_progress=True,
+        )
+    found = [each for each in (result, bits, clipping) if each is not None]
+    exceeded = any(each.exceeded for each in found)
     rates = result.rates[0]
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
@@ -143,10 +174,17 @@ def main(values: flags.FlagValues) -> int:
         "guesses_from_bits": bits.trials,
         "right_guesses_from_bits": bits.right,
         "right_guesses_allowed": bits.largest_right,
-        "false_alarm_rate": result.false_alarm_rate + bits.false_alarm_rate,
+    }
+    if clipping is not None:
+        fields |= {
+            "mu_lower_bound_with_bits_of_clients": clipping.mu_lower_bound,
+            "runs_with_bits_of_clients": clipping.rates.presences,
+        }
+    fields |= {
+        "false_alarm_rate": sum(each.false_alarm_rate for each in found),
         "seconds": time.monotonic() - start,
     }
-    text = f"{command_line.table(list(fields.items()))}\n\n{_verdict(result, bits)}"
+    text = f"{command_line.table(list(fields.items()))}\n\n{_verdict(result, bits, clipping)}"
     command_line.print_result(values, fields, text)
     return VIOLATED if exceeded else command_line.DONE
 
@@ -156,8 +194,20 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
-def _verdict(result: audit.AuditResult, bits: audit.BitsResult) -> str:
+def _verdict(
+    result: audit.AuditResult, bits: audit.BitsResult, clipping: audit.ClippingResult | None
+) -> str:
     false_alarm_rate = result.false_alarm_rate + bits.false_alarm_rate
+    if clipping is not None:
+        false_alarm_rate += clipping.false_alarm_rate
+        if clipping.exceeded:
+            return (
+                "VIOLATED: updates and their bits together, which the clip norm follows from, tell "
+                f"more than noise multiplier {clipping.claim.noise_multiplier!r} allows: mu is at "
+                f"least {clipping.mu_lower_bound!r}, and {clipping.claim.mu!r} is claimed (an "
+                "intact mechanism is said to be violated with probability "
+                f"{rounded_up(false_alarm_rate, '.6g')} at most)."
+            )
     if bits.exceeded:
         return (
             f"VIOLATED: the bits of what is released tell whether a client took part: "

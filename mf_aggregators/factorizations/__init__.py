@@ -1,6 +1,6 @@
 """Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
 
-from mf_aggregators.factorizations import registry
+from mf_aggregators.factorizations import clip_drift, registry
 from mf_aggregators.factorizations.banded import BandedFactorization, banded
 from mf_aggregators.factorizations.banded_inverse import (
     BandedInverseFactorization,
@@ -52,6 +52,7 @@ __all__ = [
     "banded",
     "banded_inverse",
     "blt",
+    "clip_drift",
     "identity",
     "optimal",
     "registry",

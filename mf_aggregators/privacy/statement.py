@@ -17,6 +17,7 @@ from mf_aggregators.accounting.sampling_schemes import (
     SamplingScheme,
     Shuffling,
 )
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.privacy import printed_guarantees
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
@@ -34,6 +35,21 @@ TIMERS_BY_ROUNDS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class AdaptiveClipping:
+    """How a run's clip norm adapted, and its noise.
+
+    Attributes:
+      clip: How.
+      update_noise_multiplier: z_delta of ``adaptive_clip``: of the updates.
+      count_stddev: sigma_b: of the sum of bits.
+    """
+
+    clip: AdaptiveClip
+    update_noise_multiplier: float
+    count_stddev: float
+
+
+@dataclasses.dataclass(frozen=True)
 class RunFacts:
     """What the statement says about the run apart from its guarantee.
 
@@ -41,11 +57,13 @@ class RunFacts:
       mechanism: The factorization's name and size, for a reader.
       num_clients: The population.
       clients_per_round: The cohort size.
-      clip_norm: The L2 norm that each update was clipped to.
+      clip_norm: The L2 norm that each update was clipped to; that of the first round if it
+        adapts.
       noise_seed_is_fixed: Whether the noise came from a seed that was given.
       public_data: What was used besides the clients' data, in a few words: public data for
         pre-training or a vocabulary, for example.
       enforcement: What makes the clients keep the participation schema, as a sentence.
+      adaptive_clip: How the clip norm adapts; None for a constant one.
     """
 
     mechanism: str
@@ -55,6 +73,7 @@ class RunFacts:
     noise_seed_is_fixed: bool
     public_data: str = "none"
     enforcement: str = TIMERS_BY_ROUNDS
+    adaptive_clip: AdaptiveClipping | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +324,9 @@ class PrivacyStatement:
                 if isinstance(self.plan.sampling, PoissonSampling)
                 else self.facts.clients_per_round
             ),
-            clip_norm=f"{self.facts.clip_norm:g}",
+            clipping=_clipping(self.facts),
+            released=_RELEASED if self.facts.adaptive_clip is None else _RELEASED_WITH_NORMS,
+            left_out=_LEFT_OUT if self.facts.adaptive_clip is None else _LEFT_OUT_WITH_BITS,
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
             together=_TOGETHER_SAMPLED if self.plan.sampling else _TOGETHER,
@@ -396,6 +417,29 @@ def _finite_or_none(value: float) -> float | None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _clipping(facts: RunFacts) -> str:
+    adaptive = facts.adaptive_clip
+    if adaptive is None:
+        return (
+            f"Each client's update is clipped to an L2 norm of {facts.clip_norm:g}; a\n"
+            "     round's sum gets the round's row of C^-1 Z, with Gaussian Z."
+        )
+    clip = adaptive.clip
+    smallest, largest = clip.bounds
+    return (
+        "\n     Each client's update is clipped to an L2 norm that is\n"
+        f"     {clip.initial_norm:g} in the first round and then follows from what earlier rounds\n"
+        f"     released, between {smallest:g} and {largest:g}, towards the norm that\n"
+        f"     {100.0 * clip.target_quantile:g} % of the updates are within. Beside its update, a "
+        "client reports a bit,\n"
+        "     plus or minus one half, that tells whether it was within the norm. A round's sum of\n"
+        "     updates, over the round's clip norm, and its sum of bits get the round's row of\n"
+        f"     C^-1 Z, with Gaussian Z: {adaptive.update_noise_multiplier:.6g} and "
+        f"{adaptive.count_stddev:.6g} times the sensitivity\n"
+        "     of C. Both together have the noise multiplier that is stated below.\n    "
+    )
 
 
 def _accounting(plan: Guarantee) -> str:
@@ -502,6 +546,24 @@ _VERIFIED_SAMPLING = """\
    the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who was drawn
    nothing is amplified."""
 
+_RELEASED = """\
+Every round's noisy average update, and with it every intermediate and
+     the final model."""
+
+_RELEASED_WITH_NORMS = """\
+Every round's noisy average update, its clip norm and the noisy fraction of
+     clients within that, and with them every intermediate and the final model."""
+
+_LEFT_OUT = """\
+whose updates are
+     replaced by zero in every round that it takes part in. A special form of adding or removing
+     a client."""
+
+_LEFT_OUT_WITH_BITS = """\
+whose updates
+     and bits are replaced by zero in every round that it takes part in: as if it were not there.
+     A special form of adding or removing a client."""
+
 _MARKDOWN = """\
 # Privacy statement
 
@@ -519,15 +581,11 @@ _MARKDOWN = """\
      `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
      numbers of each round's sum without noise: whoever has one of them can remove the noise, or
      tell which data were used.
-   - *Released output.* Every round's noisy average update, and with it every intermediate and
-     the final model.
+   - *Released output.* {released}
    - *Unit of privacy.* {unit}
-   - *Adjacency.* Zero-out: neighbouring data sets differ in one client, whose updates are
-     replaced by zero in every round that it takes part in. A special form of adding or removing
-     a client.
+   - *Adjacency.* Zero-out: neighbouring data sets differ in one client, {left_out}
 3. **Accounting.**
-   - *Mechanism.* {mechanism}. Each client's update is clipped to an L2 norm of {clip_norm}; a
-     round's sum gets the round's row of C^-1 Z, with Gaussian Z. {together}
+   - *Mechanism.* {mechanism}. {clipping} {together}
    - *Type of accounting.* {accounting}
      Floating-point samples stand for real ones: attacks on their rounding are not covered.
    - *Assumption.* {assumption}

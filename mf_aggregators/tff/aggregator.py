@@ -9,9 +9,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import checkpoints, validation
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.tff import compatibility, dp_query, grid, noise_making
+from mf_aggregators.tff import adaptive_query, compatibility, dp_query, grid, noise_making
+from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions
@@ -29,7 +31,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         factorization: Factorization,
         participation: Participation,
         noise_multiplier: float,
-        clip_norm: float,
+        clip_norm: float | AdaptiveClip,
         clients_per_round: float,
         seed: int | None,
         noise: NoiseOptions,
@@ -38,7 +40,11 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self.factorization = factorization
         self.participation = participation
         self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-        self._clip_norm = validation.positive_number(clip_norm, "clip_norm")
+        self._clip_norm: float | AdaptiveClip = (
+            clip_norm
+            if isinstance(clip_norm, AdaptiveClip)
+            else validation.positive_number(clip_norm, "clip_norm")
+        )
         self._clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
         self._seed = seed
         self._noise = noise
@@ -53,24 +59,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             directory cannot be used or is too small, or secure sums of updates of this size
             would have too few bits.
         """
-        sensitivity = self.factorization.sensitivity(self.participation).value
-        recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
-        specs = compatibility.type_to_tf_tensor_specs(value_type)
-        noise_stddev = self.noise_multiplier * self._clip_norm
-        query = MatrixFactorizationSumQuery(
-            recursion,
-            specs,
-            l2_norm_clip=self._clip_norm,
-            noise_stddev=noise_stddev,
-            seed=self._seed,
-            noise=noise_making.make(
-                dp_query.drawn_recursion(recursion, noise_stddev),
-                dp_query.checked_specs(specs),
-                self._noise,
-            ),
-            participation=self.participation,
-            sums=self._sums,
-        )
+        query = self.query(compatibility.type_to_tf_tensor_specs(value_type))
         mean = compatibility.NormalizedQuery(query, denominator=self._clients_per_round)
         process = tff.aggregators.DifferentiallyPrivateFactory(
             mean, _record_aggregation(self._sums)
@@ -79,6 +68,43 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return tff.templates.AggregationProcess(
             _initialize(mean, state_type),
             _counting(process.next, self._clients_per_round, self._sums.is_secure),
+        )
+
+    def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
+        """Returns the query that clips, sums and adds noise, which TFF then runs.
+
+        Args:
+          specs: A structure of tf.TensorSpec: the tensors of an update.
+
+        Raises:
+          TypeError: As :meth:`create` does.
+          ValueError: As :meth:`create` does.
+        """
+        sensitivity = self.factorization.sensitivity(self.participation).value
+        recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
+        if isinstance(self._clip_norm, AdaptiveClip):
+            vectors = dp_query.checked_specs(adaptive_query.vector_specs(specs))
+            return AdaptiveClipSumQuery(
+                recursion,
+                specs,
+                clip=self._clip_norm,
+                noise_multiplier=self.noise_multiplier,
+                clients_per_round=self._clients_per_round,
+                seed=self._seed,
+                noise=noise_making.make(drawn, vectors, self._noise),
+                participation=self.participation,
+                sums=self._sums,
+            )
+        return MatrixFactorizationSumQuery(
+            recursion,
+            specs,
+            l2_norm_clip=self._clip_norm,
+            noise_stddev=self.noise_multiplier * self._clip_norm,
+            seed=self._seed,
+            noise=noise_making.make(drawn, dp_query.checked_specs(specs), self._noise),
+            participation=self.participation,
+            sums=self._sums,
         )
 
 
@@ -153,7 +179,7 @@ def mf_dp_aggregator(
     *,
     participation: Participation,
     noise_multiplier: float,
-    clip_norm: float,
+    clip_norm: float | AdaptiveClip,
     clients_per_round: float,
     seed: int | None = None,
     noise_storage: str = "auto",
@@ -183,6 +209,12 @@ def mf_dp_aggregator(
     too little or too much. The number is exact, without noise. Where a data sampler draws the
     clients, it is to be kept as secret as who they are.
 
+    With ``clip_norm=AdaptiveClip(...)`` the clip norm of a round follows from what earlier rounds
+    released, and so does the scale of the round's noise. The measurements then have, below
+    ``dp_query_metrics``, the round's ``clip_norm``, the ``unclipped_fraction`` of its clients and
+    the ``next_clip_norm``: all of them are released with noise, and part of the guarantee. It is
+    one for clients of whom nothing remains when they are left out: neither update nor bit.
+
     Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
     or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to
     ``build_weighted_fed_avg``: clients count equally in both, because a weighted mean
@@ -194,7 +226,8 @@ def mf_dp_aggregator(
         sensitivity of C under it.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity);
         ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise.
-      clip_norm: The L2 norm to which each client's whole update is clipped.
+      clip_norm: The L2 norm to which each client's whole update is clipped: a number, or how it
+        adapts (``mf_aggregators.AdaptiveClip``).
       clients_per_round: What the noisy sum is divided by: the cohort size, fixed in
         advance. A smaller cohort gives a smaller aggregate, not a weaker guarantee.
       seed: For tests only: an integer that all noise follows from, with a warning. None

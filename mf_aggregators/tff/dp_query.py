@@ -110,10 +110,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             recursion or other tensors, the grid is too coarse for records of this size, or
             roundings would take a tenth of the noise.
         """
-        self._l2_norm_clip = _of_float32(l2_norm_clip, "l2_norm_clip")
+        self._l2_norm_clip = of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
         if self._noise_stddev > 0.0:
-            _of_float32(self._noise_stddev, "noise_stddev")
+            of_float32(self._noise_stddev, "noise_stddev")
         recursion = drawn_recursion(recursion, self._noise_stddev)
         self._specs = checked_specs(specs)
         if noise is None:
@@ -233,8 +233,13 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         return collections.OrderedDict(rounds_released=global_state.noise.round_index)
 
 
-def _of_float32(value: float, name: str) -> float:
-    """Returns a positive number that float32 can hold at full precision, or raises ValueError."""
+def of_float32(value: float, name: str) -> float:
+    """Returns a positive number that float32 can hold at full precision, or raises ValueError.
+
+    Args:
+      value: The number.
+      name: What to call it in the message.
+    """
     number = validation.positive_number(value, name)
     limits = np.finfo(np.float32)
     if not limits.tiny <= number <= limits.max:

@@ -132,15 +132,8 @@ def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) ->
       The structure as int64 tensors, in steps, whose squares add up to at most
       ``steps_per_clip_norm ** 2``; all zeros if any entry is NaN or infinite.
     """
-    flat = tf.nest.flatten(record)
-    wide = [tf.cast(tensor, tf.float64) for tensor in flat]
-    in_units, norm_in_units, unit = _norm(wide)
-    limit = tf.cast(clip_norm, tf.float64)
     steps = tf.constant(steps_per_clip_norm, tf.float64)
-    # A record that is not above the clip norm keeps its length.
-    is_within = unit * norm_in_units <= limit
-    scale = tf.where(is_within, unit * (steps / limit), steps / tf.maximum(norm_in_units, 1.0))
-    scaled = [tensor * scale for tensor in in_units]
+    scaled, _, _ = _clipped(record, clip_norm, steps)
     nearest = [tf.cast(tf.round(tensor), tf.int64) for tensor in scaled]
 
     def towards_zero() -> list[tf.Tensor]:
@@ -159,15 +152,48 @@ def to_floats(steps: tf.Tensor, clip_norm: tf.Tensor, steps_per_clip_norm: int) 
     return tf.cast(steps, tf.float64) * (clip_norm / steps_per_clip_norm)
 
 
-def _norm(wide: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Tensors over their largest magnitude, the L2 norm of that, and the largest magnitude.
+def clip_with_bit(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    """Returns a clipped record over its clip norm, and on which side of that its norm was.
+
+    Args:
+      record: A structure of floating-point tensors.
+      clip_norm: A scalar above zero.
+
+    Returns:
+      The structure as float64 tensors, of an L2 norm of at most 1 but for errors of floats, and a
+      float64 scalar: 1/2 if the record's norm was at most ``clip_norm``, and -1/2 otherwise. All
+      zeros, the bit as well, if any entry is NaN or infinite.
+    """
+    scaled, is_within, is_finite = _clipped(record, clip_norm, tf.ones([], tf.float64))
+    side = tf.where(is_within, tf.constant(0.5, tf.float64), tf.constant(-0.5, tf.float64))
+    bit = tf.where(is_finite, side, tf.zeros([], tf.float64))
+    return tf.nest.pack_sequence_as(record, scaled), bit
+
+
+def _clipped(
+    record: Any, clip_norm: tf.Tensor, unit_norm: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Float64 tensors with clip norms as ``unit_norm``; was it within the norm, and finite?"""
+    wide = [tf.cast(tensor, tf.float64) for tensor in tf.nest.flatten(record)]
+    in_units, norm_in_units, unit, is_finite = _norm(wide)
+    limit = tf.cast(clip_norm, tf.float64)
+    # A record that is not above the clip norm keeps its length.
+    is_within = unit * norm_in_units <= limit
+    scale = tf.where(
+        is_within, unit * (unit_norm / limit), unit_norm / tf.maximum(norm_in_units, 1.0)
+    )
+    return [tensor * scale for tensor in in_units], is_within, is_finite
+
+
+def _norm(wide: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Tensors over their largest magnitude, the L2 norm of that, the magnitude, all finite?
 
     So norms neither overflow nor underflow. All zeros if an entry is not finite.
     """
     with_entries = [tensor for tensor in wide if tensor.shape.num_elements() != 0]
     zero, one = tf.zeros([], tf.float64), tf.ones([], tf.float64)
     if not with_entries:
-        return wide, zero, one
+        return wide, zero, one, tf.constant(True)
     largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(tensor)) for tensor in with_entries]))
     is_finite = tf.reduce_all(
         tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in with_entries])
@@ -175,7 +201,7 @@ def _norm(wide: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]
     unit = tf.where(is_finite & (largest > 0.0), largest, one)
     in_units = [tf.where(is_finite, tensor / unit, tf.zeros_like(tensor)) for tensor in wide]
     squares = tf.add_n([tf.reduce_sum(tf.square(tensor)) for tensor in in_units])
-    return in_units, tf.sqrt(squares), unit
+    return in_units, tf.sqrt(squares), unit, is_finite
 
 
 def _sum_of_squares(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -168,7 +168,8 @@ def _train(
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger, outcome.stopped_by_rule)
     federated_training.draw_figure(design, directory, statement.plan.epsilon)
-    _print_outcome(values, command, directory, statement, outcome)
+    norms = federated_training.clip_norms(design, directory)
+    _print_outcome(values, command, directory, statement, outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
     if outcome.message and not outcome.stopped_by_rule:
@@ -315,6 +316,7 @@ def _print_outcome(
     directory: RunDirectory,
     statement: PrivacyStatement,
     outcome: Any,
+    clip_norms: dict[str, float] | None,
 ) -> None:
     rounds = outcome.num_rounds
     guarantee = statement.stated
@@ -325,6 +327,7 @@ def _print_outcome(
         "untrained_accuracy": outcome.untrained_accuracy,
         **outcome.facts,
         "num_parameters": outcome.num_parameters,
+        **({} if clip_norms is None else {"clip_norms": clip_norms}),
         "privacy": statement.to_dict(),
     }
     lines = [
@@ -332,6 +335,7 @@ def _print_outcome(
         ("test accuracy", percent(outcome.test_accuracy)),
         ("untrained model", percent(outcome.untrained_accuracy)),
         *command.outcome_lines(outcome.facts),
+        *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee)),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
@@ -340,6 +344,16 @@ def _print_outcome(
     for warning in statement.warnings:
         text += f"\nwarning: {warning}"
     command_line.print_result(values, fields, text)
+
+
+def _moved(norms: dict[str, float]) -> str:
+    """How a clip norm moved and what it cost, for a person to read."""
+    return (
+        f"{norms['first']:.3g} at first, {norms['last']:.3g} at last, within "
+        f"{norms['smallest']:.3g} and {norms['largest']:.3g}; running sums have the noise of a "
+        f"constant {norms['equivalent']:.3g}, of which {100.0 * norms['drift_cost']:.1f} % is what "
+        "the drift cost"
+    )
 
 
 def stated_privacy(guarantee: Guarantee) -> str:

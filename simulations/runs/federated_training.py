@@ -15,6 +15,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.dp_query import FixedSeedWarning
@@ -42,6 +44,8 @@ _MEASURED = (
     "non_finite_updates",
     "released_norm",
 )
+# What the mechanism releases of a clip norm that adapts; empty for a constant one.
+_OF_ADAPTIVE_CLIP = ("clip_norm", "unclipped_fraction")
 _COLUMNS = (
     "train_loss",
     "train_accuracy",
@@ -49,6 +53,7 @@ _COLUMNS = (
     "heldout_accuracy",
     *_MEASURED,
     "noise_norm",
+    *_OF_ADAPTIVE_CLIP,
     "num_updates",
     "clients_per_round",
     "eligible_clients",
@@ -296,7 +301,7 @@ def learning_process(
         design.factorization,
         participation=design.participation,
         noise_multiplier=design.released_noise_multiplier,
-        clip_norm=options.clip_norm,
+        clip_norm=design.clip,
         clients_per_round=design.simulated_clients,
         zeroing_norm=options.zeroing_norm,
         measure=not options.secure_aggregation,
@@ -373,11 +378,45 @@ def draw_figure(design: RunDesign, directory: RunDirectory, planned_epsilon: flo
         directory.path / run_directory.FIGURE_FILE,
         f"{design.factorization.mechanism if design.noise_multiplier else 'no noise'}, "
         f"{options.num_rounds} rounds of {design.simulated_clients} clients",
-        clip_norm=options.clip_norm,
+        clip_norm=None if isinstance(design.clip, AdaptiveClip) else design.clip,
+        target_quantile=getattr(design.clip, "target_quantile", None),
         planned_epsilon=planned_epsilon,
         delta=options.delta,
         clients_per_round=design.simulated_clients,
     )
+
+
+def clip_norms(design: RunDesign, directory: RunDirectory) -> dict[str, float] | None:
+    """Returns how a clip norm moved, and what that cost: all of it follows from private releases.
+
+    Args:
+      design: What the run does.
+      directory: Where its metrics are.
+
+    Returns:
+      The ``first``, ``last``, ``smallest`` and ``largest`` norm of the rounds, the ``equivalent``
+      constant norm with the same noise in running sums of updates, and the ``drift_cost``, what
+      correlated noise lost by the drift (``factorizations.clip_drift``). None for a constant
+      norm, before the first round, and where a round's row was lost.
+
+    Raises:
+      OSError: If the metrics cannot be read.
+    """
+    if not isinstance(design.clip, AdaptiveClip):
+        return None
+    with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
+        norms = run_figures.column(list(csv.DictReader(file)), "clip_norm")
+    if not len(norms) or not np.all(np.isfinite(norms)):
+        return None
+    drift = clip_drift.measure(design.factorization, norms)
+    return {
+        "first": float(norms[0]),
+        "last": float(norms[-1]),
+        "smallest": float(np.min(norms)),
+        "largest": float(np.max(norms)),
+        "equivalent": drift.equivalent_norm,
+        "drift_cost": drift.cost,
+    }
 
 
 class _Rows:
@@ -394,11 +433,13 @@ class _Rows:
         self._task = task
         self._process = process
         self._statements = statements
+        shares = design.noise_shares
+        # Where the clip norm adapts, in clip norms.
         self._noise_norms = private_aggregation.expected_noise_norm(
             design.factorization,
             design.participation,
-            design.released_noise_multiplier,
-            design.options.clip_norm,
+            design.released_noise_multiplier if shares is None else shares.update_noise_multiplier,
+            1.0 if isinstance(design.clip, AdaptiveClip) else design.clip,
             design.simulated_clients,
             _num_parameters(task),
         )
@@ -412,15 +453,17 @@ class _Rows:
     def of(self, finished: Round) -> dict[str, float | int]:
         """Returns the metrics of a round."""
         measured = finished.metrics["aggregator"]
+        clip = private_aggregation.released_clip(measured)
         row: dict[str, float | int] = {
             "eligible_clients": finished.num_eligible,
-            "noise_norm": float(self._noise_norms[finished.index]),
+            "noise_norm": float(self._noise_norms[finished.index]) * clip.get("clip_norm", 1.0),
             "epsilon_spent": self._epsilon_spent(finished),
             "epsilon_planned": self._budget.planned.epsilon,
             "seconds": finished.seconds,
         }
         if finished.devices is not None:
             row["available_clients"] = finished.devices.num_available
+        row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP if clip})
         row["clients_per_round"] = self._design.simulated_clients
         is_measured = not self._design.options.secure_aggregation
         if is_measured:
@@ -432,7 +475,7 @@ class _Rows:
             trained = finished.metrics["client_work"]["train"]
             row["train_loss"] = float(trained["loss"])
             row["train_accuracy"] = float(trained[self._task.accuracy])
-            row.update({name: float(measured[name]) for name in _MEASURED})
+            row.update({name: float(measured[name]) for name in _MEASURED if name in measured})
         options, number = self._design.options, finished.index + 1
         if number % options.evaluate_every == 0 or number == options.num_rounds:
             values = _evaluated(self._process, self._task, finished.state, HELDOUT)

@@ -4,8 +4,9 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from mf_aggregators import checkpoints, factorizations, workloads
+from mf_aggregators import adaptive_clip, checkpoints, factorizations, workloads
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseShares
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization, Request, registry
@@ -58,7 +59,34 @@ class RunDesign:
     @property
     def released_noise_multiplier(self) -> float:
         """The multiplier of the released sums: smaller if few clients stand for a larger cohort."""
-        return self.noise_multiplier * self.simulated_clients / int(self.options.clients_per_round)
+        return self.noise_multiplier * self._simulated_share
+
+    @property
+    def _simulated_share(self) -> float:
+        return self.simulated_clients / int(self.options.clients_per_round)
+
+    @property
+    def clip(self) -> float | AdaptiveClip:
+        """The clip norm, or how it adapts to the clients that are simulated."""
+        clip = self.options.clip
+        if not isinstance(clip, AdaptiveClip) or clip.count_stddev is None:
+            return clip
+        # In a fraction of fewer clients, the same noise.
+        return dataclasses.replace(clip, count_stddev=clip.count_stddev * self._simulated_share)
+
+    @property
+    def noise_shares(self) -> NoiseShares | None:
+        """What of the released noise is the updates' and the bits'; None for a constant norm.
+
+        Raises:
+          ValueError: If the bits have too little noise.
+        """
+        clip = self.clip
+        if not isinstance(clip, AdaptiveClip):
+            return None
+        multiplier = self.released_noise_multiplier
+        stddev = clip.count_stddev_for(multiplier, self.simulated_clients)
+        return adaptive_clip.noise_shares(multiplier, stddev)
 
     def planned_guarantee(self) -> Guarantee:
         """Returns the guarantee of all rounds of the factorization, if the plan is kept."""
@@ -104,6 +132,10 @@ def make(
         design = _under_timers(options, data, max_bands, own)
     else:
         design = _sampled(options, data, own, own_noise_multiplier)
+    try:
+        _ = design.noise_shares
+    except ValueError as error:
+        raise CommandError(str(error).replace("count_stddev", "--clip_count_stddev")) from None
     if options.stop_at_epsilon is None:
         return design
     try:

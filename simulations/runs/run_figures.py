@@ -75,6 +75,7 @@ def draw(
     title: str,
     *,
     clip_norm: float | None = None,
+    target_quantile: float | None = None,
     planned_epsilon: float | None = None,
     delta: float | None = None,
     clients_per_round: int | None = None,
@@ -82,21 +83,22 @@ def draw(
     """Draws the figure of a run and writes it, whole or not at all.
 
     Its panels are accuracy, loss, norms of the clients' updates, how many of them were clipped
-    or zeroed, norms of noise and released mean, clients who might have joined, and the
-    privacy budget. A panel without any data is left out; a missing or empty cell is a gap
-    that its line goes straight across.
+    or zeroed, the released fraction within a clip norm that adapts, norms of noise and released
+    mean, clients who might have joined, and the privacy budget. A panel without any data is left
+    out; a missing or empty cell is a gap that its line goes straight across.
 
     Args:
       rows: The rows of ``metrics.csv``, in any order: mappings from the columns ``round``,
         ``train_loss``, ``train_accuracy``, ``heldout_loss``, ``heldout_accuracy``,
         ``eligible_clients``, ``available_clients``, ``update_norm``, ``max_update_norm``,
-        ``clipped_fraction``, ``zeroed_fraction``, ``noise_norm``, ``released_norm`` and
-        ``epsilon_spent`` to numbers or their text. Others are not looked at; a row without
-        its round is left out.
+        ``clipped_fraction``, ``zeroed_fraction``, ``clip_norm``, ``unclipped_fraction``,
+        ``noise_norm``, ``released_norm`` and ``epsilon_spent`` to numbers or their text. Others
+        are not looked at; a row without its round is left out.
       path: The file; its suffix, ``.png``, ``.pdf`` or ``.svg``, is its format. What stands
         there is replaced. None for none.
       title: What stands above.
-      clip_norm: Drawn as a level beside the norms of updates.
+      clip_norm: Drawn as a level beside the norms of updates. One that adapts is a column.
+      target_quantile: Of a clip norm that adapts: a level beside the fraction within it.
       planned_epsilon: Drawn as a level beside the budget that was spent; None or infinity
         for none.
       delta: The delta of both the planned and the spent epsilon, for the label.
@@ -121,7 +123,11 @@ def draw(
         _Panel("loss", (_Line("train_loss", "training"), _Line("heldout_loss", "held out"))),
         _Panel(
             "L2 norm of updates",
-            (_Line("update_norm", "mean"), _Line("max_update_norm", "largest")),
+            (
+                _Line("update_norm", "mean"),
+                _Line("max_update_norm", "largest"),
+                _Line("clip_norm", "clip norm (a private release)"),
+            ),
             (("clip norm", clip_norm),),
             logarithmic=True,
         ),
@@ -131,6 +137,11 @@ def draw(
                 _Line("clipped_fraction", "clipped", 100.0),
                 _Line("zeroed_fraction", "zeroed", 100.0),
             ),
+        ),
+        _Panel(
+            "within the clip norm, %",
+            (_Line("unclipped_fraction", "a private release", 100.0),),
+            (("target", None if target_quantile is None else 100.0 * target_quantile),),
         ),
         _Panel(
             "L2 norm of a round",

@@ -1,16 +1,17 @@
 """The flags of every federated run, and what they say once defaults are filled in."""
 
 import dataclasses
+import re
 from typing import Any
 
 from absl import flags
 
 from mf_aggregators import accounting, validation
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.commands.command_line import CommandError, check_choice
 from simulations.devices import device_flags
 from simulations.runs import run_options, sampled_runs
-from simulations.runs.run_options import NOT_PRIVATE, PREFIX_SUM, TRAINING, RunOptions
+from simulations.runs.run_options import ADAPTIVE, NOT_PRIVATE, PREFIX_SUM, TRAINING, RunOptions
 from simulations.training.federated_task import TaskCommand
 
 
@@ -60,9 +61,11 @@ def options_of(values: flags.FlagValues, command: TaskCommand) -> RunOptions:
     for name, default in defaults.items():
         if name in given and given[name] is None and name != "target_epsilon":
             given[name] = default
+    given["clip_norm"] = _clip_norm(given["clip_norm"])
     options = run_options.of_values(given)
     _check_numbers(options)
     command.check_flags(options)
+    _check_clip(options)
     _check_mechanism(options)
     _check_simulated_clients(options)
     check_choice(
@@ -96,6 +99,32 @@ def _check_numbers(options: RunOptions) -> None:
     )
     if options.seed is not None:
         validation.integer_at_least(options.seed, 0, "--seed")
+
+
+def _clip_norm(value: float | str) -> float | str:
+    """The value of a flag that takes a number or a word."""
+    if value == ADAPTIVE:
+        return value
+    try:
+        return validation.positive_number(value, "--clip_norm")
+    except ValueError as error:
+        raise CommandError(f"{error} It is a number, or {ADAPTIVE}.") from None
+
+
+def _check_clip(options: RunOptions) -> None:
+    if options.clip_norm != ADAPTIVE:
+        for flag in run_options.OF_ADAPTIVE:
+            check_choice(
+                options[flag] is None,
+                f"--{flag} belongs to --clip_norm={ADAPTIVE}: leave it out, or clip adaptively.",
+            )
+    try:
+        _ = options.clip
+    except ValueError as error:
+        text = str(error)
+        for flag, name in run_options.OF_ADAPTIVE.items():
+            text = re.sub(rf"\b{name}\b", f"--{flag}", text)
+        raise CommandError(text) from None
 
 
 def _check_mechanism(options: RunOptions) -> None:

@@ -1,20 +1,38 @@
 """The options of every federated run: one dataclass, from which flags and configuration follow."""
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import registry
 from mf_aggregators.noise import NoiseSource, NoiseStorage
 from simulations.runs import run_directory, sampled_runs
 
+# The clip norm that is no number.
+ADAPTIVE = "adaptive"
 # The mechanism that is none at all.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
+
+# The flags of an adaptive clip norm, with the names of its parameters.
+OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
+    {
+        "clip_initial_norm": "initial_norm",
+        "clip_quantile": "target_quantile",
+        "clip_learning_rate": "learning_rate",
+        "clip_smallest_norm": "smallest_norm",
+        "clip_largest_norm": "largest_norm",
+        "clip_count_stddev": "count_stddev",
+        "clip_update_period": "update_period",
+    }
+)
+_DEFAULT: Mapping[str, Any] = types.MappingProxyType(dataclasses.asdict(AdaptiveClip()))
 
 _FLAG = "flag"
 
@@ -48,6 +66,15 @@ def _flag(
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def _of_adaptive(meaning: str, name: str) -> str:
+    """The help of a flag whose default AdaptiveClip has."""
+    return f"With --clip_norm={ADAPTIVE}: {_small_initial(meaning)} Default: {_DEFAULT[name]:g}."
+
+
+def _small_initial(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
 
 
 def _words(*words: str) -> Callable[[], Sequence[str]]:
@@ -148,8 +175,50 @@ class RunOptions(Mapping[str, Any]):
         "Privacy", "The epsilon of the planned guarantee.", default=None
     )
     delta: float = _flag("Privacy", "The delta of the guarantee, which is to be below 1 / clients.")
-    clip_norm: float = _flag(
-        "Privacy", "The L2 norm that each update is clipped to.", is_positive=True
+    clip_norm: float | str = _flag(
+        "Privacy",
+        "The L2 norm that each update is clipped to: a number, or adaptive for a norm that "
+        "follows a quantile of the clients' norms, as noise releases it.",
+    )
+    clip_initial_norm: float | None = _flag(
+        "Privacy", _of_adaptive("The norm of the first round.", "initial_norm"), default=None
+    )
+    clip_quantile: float | None = _flag(
+        "Privacy",
+        _of_adaptive("The fraction of updates that are to be within the norm.", "target_quantile"),
+        default=None,
+    )
+    clip_learning_rate: float | None = _flag(
+        "Privacy",
+        _of_adaptive(
+            "What the logarithm of the norm moves by for each unit that the fraction is off.",
+            "learning_rate",
+        ),
+        default=None,
+    )
+    clip_smallest_norm: float | None = _flag(
+        "Privacy",
+        f"With --clip_norm={ADAPTIVE}: the norm is never below it. Default: a thousandth of "
+        "--clip_initial_norm.",
+        default=None,
+    )
+    clip_largest_norm: float | None = _flag(
+        "Privacy",
+        f"With --clip_norm={ADAPTIVE}: the norm is never above it. Default: a thousand times "
+        "--clip_initial_norm.",
+        default=None,
+    )
+    clip_count_stddev: float | None = _flag(
+        "Privacy",
+        f"With --clip_norm={ADAPTIVE}: the standard deviation of the noise in the number of "
+        "clients within the norm, over the sensitivity of C. Default: a twentieth of "
+        "--clients_per_round, and at least twice the noise multiplier.",
+        default=None,
+    )
+    clip_update_period: int | None = _flag(
+        "Privacy",
+        _of_adaptive("The rounds between changes of the norm.", "update_period"),
+        default=None,
     )
     noise_multiplier: float | None = _flag(
         "Privacy",
@@ -243,6 +312,18 @@ class RunOptions(Mapping[str, Any]):
         """Returns the number of all options."""
         return len(NAMES) + len(self.others)
 
+    @property
+    def clip(self) -> float | AdaptiveClip:
+        """The clip norm of the updates, or how it adapts.
+
+        Raises:
+          ValueError: If a parameter is out of its range.
+        """
+        if self.clip_norm != ADAPTIVE:
+            return float(self.clip_norm)
+        given = {name: self[flag] for flag, name in OF_ADAPTIVE.items()}
+        return AdaptiveClip(**{name: each for name, each in given.items() if each is not None})
+
     def of_the_run(self) -> dict[str, Any]:
         """Returns the options that a run may not change when it is resumed."""
         return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
@@ -259,6 +340,7 @@ NOT_OF_THE_RUN = (
 NEW_SINCE_VERSION_0_5_0: Mapping[str, Any] = {
     "secure_aggregation": False,
     "stop_at_epsilon": None,
+    **dict.fromkeys(OF_ADAPTIVE),
 }
 _INTEGERS, _NUMBERS = (int, int | None), (float, float | None)
 POSITIVE_INTEGERS = tuple(

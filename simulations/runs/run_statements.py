@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 
 from mf_aggregators import participation
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
+    AdaptiveClipping,
     PrivacyStatement,
     Represented,
     RunFacts,
@@ -128,7 +130,7 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
       design: What the run does.
       behaviour: What the clients' devices do.
     """
-    options = design.options
+    options, clip = design.options, design.clip
     factorization, delta = design.factorization, options.delta
     represented = None
     if design.sampling is None and design.simulated_clients != options.clients_per_round:
@@ -151,9 +153,10 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
             ),
             num_clients=design.data.num_clients,
             clients_per_round=design.simulated_clients,
-            clip_norm=options.clip_norm,
+            clip_norm=clip.initial_norm if isinstance(clip, AdaptiveClip) else clip,
             noise_seed_is_fixed=options.seed is not None,
             enforcement=_enforcement(behaviour) if design.sampling is None else _DRAWN_BATCHES,
+            adaptive_clip=_adaptive_clipping(design),
         ),
         plan=dataclasses.replace(design.planned_guarantee(), num_rounds=options.num_rounds),
         represented=represented,
@@ -217,6 +220,17 @@ def write(directory: RunDirectory, statement: PrivacyStatement) -> None:
     """
     directory.write_json(run_directory.PRIVACY_FILE, statement.to_dict())
     directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
+
+
+def _adaptive_clipping(design: RunDesign) -> AdaptiveClipping | None:
+    clip, shares = design.clip, design.noise_shares
+    if not isinstance(clip, AdaptiveClip) or shares is None:
+        return None
+    smallest, largest = clip.bounds
+    whole = dataclasses.replace(
+        clip, smallest_norm=smallest, largest_norm=largest, count_stddev=shares.count_stddev
+    )
+    return AdaptiveClipping(whole, shares.update_noise_multiplier, shares.count_stddev)
 
 
 def _enforcement(behaviour: DeviceBehaviour) -> str:

@@ -5,8 +5,8 @@ the sum gets the round's noise. That order keeps the guarantee: zeroing and clip
 functions of one client's update alone, with thresholds fixed in advance, so whatever an
 update was, what enters the sum has an L2 norm of at most the clip norm, and one client
 changes the sum by no more. The sensitivity is that of clipping alone. (A threshold that
-followed from the updates of a round, a quantile of their norms for instance, would have to
-be released privately itself.)
+followed from the updates of a round, a quantile of their norms for instance, has to be
+released privately itself, as that of ``mf_aggregators.AdaptiveClip`` is.)
 
 The measurements are exact statistics of the clients' updates, without any noise. They are
 for simulations on data that may be looked at; published from a deployment, they would void
@@ -23,11 +23,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators import validation
+from mf_aggregators import AdaptiveClip, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import compatibility
 
+_OF_CLIP = ("clip_norm", "unclipped_fraction", "next_clip_norm")
 # Columns of C^-1 at a time: bounds memory at n times this.
 _COLUMNS_AT_A_TIME = 512
 
@@ -37,7 +38,7 @@ def aggregator(
     *,
     participation: Participation,
     noise_multiplier: float,
-    clip_norm: float,
+    clip_norm: float | AdaptiveClip,
     clients_per_round: float,
     zeroing_norm: float | None = None,
     measure: bool = True,
@@ -56,7 +57,9 @@ def aggregator(
       zeroing and clipping; 0 if there are none;
     * ``zeroed_fraction``: of the updates, those that had an entry above ``zeroing_norm``; 0
       without zeroing;
-    * ``clipped_fraction``: of the updates, those that were scaled down and not zeroed;
+    * ``clipped_fraction``: of the updates, those that were scaled down and not zeroed; not for
+      a clip norm that adapts, which is released with its own fraction, see
+      :func:`released_clip`;
     * ``released_norm``: L2 norm of the released mean, noise included; this one is private.
 
     The metrics of the inner processes are there as well; zeroing puts those of
@@ -66,7 +69,7 @@ def aggregator(
       factorization: A factorization, or the directory of its checkpoint.
       participation: The schema that the run enforces.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
-      clip_norm: The L2 norm to which each client's update is clipped.
+      clip_norm: The L2 norm to which each client's update is clipped, or how it adapts.
       clients_per_round: What the noisy sum is divided by.
       zeroing_norm: The largest magnitude that an entry of an update may have; an update
         with a larger one is replaced by zeros before clipping (its l-infinity norm; BandMF
@@ -98,7 +101,23 @@ def aggregator(
         process = tff.aggregators.zeroing_factory(zeroing_norm, process, norm_order=math.inf)
     if not measure:
         return process
-    return _MeasuredFactory(process, float(clip_norm), zeroing_norm)
+    constant = None if isinstance(clip_norm, AdaptiveClip) else float(clip_norm)
+    return _MeasuredFactory(process, constant, zeroing_norm)
+
+
+def released_clip(measurements: Any) -> dict[str, float]:
+    """Returns what a round released of a clip norm that adapts.
+
+    Args:
+      measurements: The measurements of a round, of an aggregator of :func:`aggregator`.
+
+    Returns:
+      ``clip_norm``, that of the round; ``unclipped_fraction``, the noisy fraction of the
+      clients whose updates were within it, shifted towards one half by clients that are
+      missing; and ``next_clip_norm``. All three are private. Empty for a constant clip norm.
+    """
+    of_query = measurements.get("zeroing", measurements).get("dp_query_metrics", {})
+    return {name: float(of_query[name]) for name in _OF_CLIP if name in of_query}
 
 
 class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -107,7 +126,7 @@ class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
     def __init__(
         self,
         inner: tff.aggregators.UnweightedAggregationFactory,
-        clip_norm: float,
+        clip_norm: float | None,
         zeroing_norm: float | None,
     ) -> None:
         self._inner = inner
@@ -143,14 +162,16 @@ class _MeasuredFactory(tff.aggregators.UnweightedAggregationFactory):
         def report(totals: Any) -> Any:
             updates = totals["updates"]
             finite = updates - totals["non_finite"]
-            return collections.OrderedDict(
+            found = collections.OrderedDict(
                 num_updates=updates,
                 non_finite_updates=totals["non_finite"],
                 update_norm=_ratio(totals["norms"], finite),
                 max_update_norm=totals["max_norm"],
                 zeroed_fraction=_ratio(totals["zeroed"], updates),
-                clipped_fraction=_ratio(totals["clipped"], updates),
             )
+            if clip_norm is not None:
+                found["clipped_fraction"] = _ratio(totals["clipped"], updates)
+            return found
 
         def measure(updates: Any) -> Any:
             summaries = compatibility.federated_map(summarise, updates)
@@ -177,7 +198,7 @@ def _ratio(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
 
 
 def _summary(
-    update: Any, clip_norm: float, zeroing_norm: float | None
+    update: Any, clip_norm: float | None, zeroing_norm: float | None
 ) -> collections.OrderedDict[str, tf.Tensor]:
     """The totals of one client's update."""
     norm = _norm(update)
@@ -186,7 +207,9 @@ def _summary(
     if zeroing_norm is not None:
         # As TFF's zeroing compares them: in single precision.
         zeroed = finite & (_largest_magnitude(update) > tf.constant(zeroing_norm, tf.float32))
-    clipped = finite & ~zeroed & (norm > clip_norm)
+    clipped = tf.constant(False)
+    if clip_norm is not None:
+        clipped = finite & ~zeroed & (norm > clip_norm)
     norm = tf.where(finite, norm, tf.zeros_like(norm))
     return _totals(1, ~finite, zeroed, clipped, norm, norm)
 

@@ -1,0 +1,222 @@
+"""An attack on clip norms that adapt: by a client's update and by its bit, together.
+
+The bits of all clients are one coordinate, so that audited clients cannot share a run as they do
+in ``auditing``. Each has a run of its own here, with a model of two coordinates, one of which it
+owns. In each of its rounds it moves that coordinate by the whole clip norm, and the sum of bits in
+the same direction: an update as long as the clip norm moves both up, and a longer one of the
+opposite sign both down. The observer knows the other client, and every norm, because norms follow
+from what was released; it decides by the likelihood ratio of both coordinates over the whole run.
+
+Runs are many and small, so that TensorFlow runs the aggregator's query, many runs in one graph,
+without TensorFlow Federated in between.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from mf_aggregators import validation
+from mf_aggregators.adaptive_clip import HALF
+from mf_aggregators.audit import statistics
+from mf_aggregators.audit.auditing import Claim
+from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
+
+# Runs without the client that the observer learns the noise from.
+_FEWEST_PILOTS, _PILOTS_PER_DIMENSION = 1000, 60
+# The norms of a client's updates over the clip norm: just within it, and far above it.
+_WITHIN, _ABOVE = 1.0 - 1e-6, 10.0
+# The other client's update, over the clip norm.
+_OTHER = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippingResult:
+    """What an attack on a clip norm that adapts found.
+
+    Attributes:
+      claim: What was attacked.
+      rates: The observed error rates.
+      power: The mu that the observer expected, from the noise that it learned.
+      false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
+        mechanism.
+    """
+
+    claim: Claim
+    rates: ErrorRates
+    power: float
+    false_alarm_rate: float
+
+    @property
+    def mu_lower_bound(self) -> float:
+        """The largest mu that was refuted."""
+        return self.rates.mu_lower_bound
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.mu_lower_bound > self.claim.mu
+
+
+def audit_clipping(
+    build_query: Callable[[Any], Any],
+    claim: Claim,
+    *,
+    trials: int = 1000,
+    false_alarm_rate: float = 1e-4,
+    show_progress: bool = False,
+) -> ClippingResult:
+    """Attacks a query whose clip norm adapts.
+
+    Args:
+      build_query: From tensor specs to a query with unseeded noise:
+        ``mf_dp_aggregator(...).query``, with ``clip_norm=AdaptiveClip(...)``. The smaller its
+        ``count_stddev``, the larger is the bit's part of the guarantee, and of this attack.
+      claim: What it promises; ``clip_norm`` is the initial norm.
+      trials: Runs with the client, and runs without it.
+      false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      What the attack has shown.
+
+    Raises:
+      ValueError: If a number is out of its range, or what is released is not finite.
+    """
+    trials = validation.positive_integer(trials, "trials")
+    rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
+    pilots = max(_FEWEST_PILOTS, 2 * _PILOTS_PER_DIMENSION * claim.num_rounds)
+    with tqdm.tqdm(
+        total=3 * claim.num_rounds, desc="audit of norms", unit="round", disable=not show_progress
+    ) as progress:
+        runs = _Runs(build_query, claim, lambda: progress.update())
+        noise, _ = runs.run(pilots, None, False)
+        model = statistics.fit_noise(noise, 1.0)
+        of_update = statistics.fit_noise(noise[: claim.num_rounds], 1.0)
+        contribution = statistics.choose_contribution(of_update, claim.participation, 1.0)
+        scored = [_scores(model, contribution, *runs.run(trials, contribution, False))]
+        scored.append(_scores(model, contribution, *runs.run(trials, contribution, True)))
+    power = float(np.sqrt(_squared_power(model, contribution)))
+    (threshold,) = statistics.choose_thresholds(power, trials, trials, rate / 2.0, ())
+    rates = statistics.rates_of_scores(scored[0], scored[1], threshold, rate / 2.0)
+    return ClippingResult(claim, rates, power, rate)
+
+
+def _vectors(contribution: Contribution, signs: np.ndarray, num_rounds: int) -> np.ndarray:
+    """(2 n, m): what the client adds to the rounds' updates and counts, by its signs (k, m)."""
+    vectors = np.zeros((2 * num_rounds, signs.shape[1]))
+    rounds = np.array(contribution.rounds)
+    vectors[rounds] = signs
+    vectors[num_rounds + rounds] = HALF * signs
+    return vectors
+
+
+def _scores(
+    model: NoiseModel, contribution: Contribution, residuals: np.ndarray, signs: np.ndarray
+) -> np.ndarray:
+    """(m,) the likelihood-ratio score of each run."""
+    if not np.all(np.isfinite(residuals)):
+        raise ValueError("the aggregator released numbers that are not finite.")
+    vectors = _vectors(contribution, signs, len(residuals) // 2)
+    weights = model.precision @ vectors
+    products = np.einsum("im,im->m", weights, residuals - model.mean[:, np.newaxis])
+    return np.asarray(products / np.sqrt(np.einsum("im,im->m", weights, vectors)))
+
+
+def _squared_power(model: NoiseModel, contribution: Contribution) -> float:
+    signs = np.array(contribution.signs, np.float64)[:, np.newaxis]
+    vector = _vectors(contribution, signs, len(model.mean) // 2)
+    return float((vector.T @ model.precision @ vector)[0, 0])
+
+
+class _Runs:
+    """Many runs of one query at a time, each from a fresh start."""
+
+    def __init__(
+        self, build_query: Callable[[Any], Any], claim: Claim, report_round: Callable[[], Any]
+    ) -> None:
+        # TensorFlow takes seconds to import.
+        import tensorflow as tf
+
+        self._claim, self._report_round = claim, report_round
+        query = build_query(tf.TensorSpec([2], tf.float64))
+
+        def start(_: Any) -> Any:
+            return query.initial_global_state()
+
+        def step(arguments: Any) -> Any:
+            state, other, update, is_there = arguments
+            params = query.derive_sample_params(state)
+            sums = query.initial_sample_state(tf.TensorSpec([2], tf.float64))
+            sums = query.accumulate_record(params, sums, other)
+            with_client = query.accumulate_record(params, sums, update)
+            sums = tf.nest.map_structure(
+                lambda one, two: tf.where(is_there, one, two), with_client, sums
+            )
+            result, state, _ = query.get_noised_result(sums, state)
+            return result, state, query.derive_metrics(state)
+
+        one = tf.nest.map_structure(tf.TensorSpec.from_tensor, query.initial_global_state())
+        metrics = tf.nest.map_structure(
+            tf.TensorSpec.from_tensor, query.derive_metrics(query.initial_global_state())
+        )
+        signature = (tf.TensorSpec([2], tf.float64), one, metrics)
+
+        self._start = tf.function(
+            lambda number: tf.map_fn(start, tf.range(number), fn_output_signature=one),
+            autograph=False,
+        )
+        self._step = tf.function(
+            lambda *arguments: tf.map_fn(step, arguments, fn_output_signature=signature),
+            autograph=False,
+        )
+
+    def run(
+        self, runs: int, contribution: Contribution | None, is_there: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Runs all rounds of many runs.
+
+        Args:
+          runs: Their number m.
+          contribution: The rounds and signs of the client; None for none.
+          is_there: Whether it takes part in them, or only chooses its signs.
+
+        Returns:
+          (2 n, m): the released sums over the rounds' clip norms, less the other client's part,
+          and below them the same of the count; and (k, m) the client's signs.
+        """
+        claim, rounds = self._claim, contribution.rounds if contribution else ()
+        signs = np.zeros((len(rounds), runs))
+        residuals = np.zeros((2 * claim.num_rounds, runs))
+        released = np.zeros(runs)
+        state, norms = self._start(runs), np.full(runs, claim.clip_norm)
+        for i in range(claim.num_rounds):
+            other = np.stack([np.zeros(runs), _OTHER * norms], axis=1)
+            update, joins = np.zeros((runs, 2)), np.zeros(runs, bool)
+            if contribution and i in rounds:
+                position = rounds.index(i)
+                signs[position] = _signs(contribution, position, signs, released)
+                update[:, 0] = norms * np.where(signs[position] > 0.0, _WITHIN, -_ABOVE)
+                joins[:] = is_there
+            result, state, metrics = self._step(state, other, update, joins)
+            sums = np.asarray(result)[:, 0]
+            residuals[i] = sums / norms
+            fraction = np.asarray(metrics["unclipped_fraction"])
+            # The other client is within the norm.
+            residuals[claim.num_rounds + i] = claim.clients_per_round * (fraction - HALF) - HALF
+            released += sums
+            norms = np.asarray(metrics["next_clip_norm"])
+            self._report_round()
+        return residuals, signs
+
+
+def _signs(
+    contribution: Contribution, position: int, signs: np.ndarray, released: np.ndarray
+) -> np.ndarray:
+    """The sign in one participation, against what was released before; see ``auditing``."""
+    first = contribution.groups.index(contribution.groups[position])
+    if position == first:
+        return np.where(released > 0.0, -1.0, 1.0)
+    return contribution.signs[position] * signs[first]

@@ -1,0 +1,226 @@
+"""A DPQuery whose clip norm follows the norms of the records, inside one matrix mechanism.
+
+It adds two steps to ``dp_query``, and no noise of its own. Before the sum, each client turns its
+record into a vector: the record over the round's clip norm, clipped to norm 1, and a weighted bit
+that tells whether it had to be (``adaptive_clip``). After it, the noisy sum of records is
+multiplied by the clip norm, and the noisy sum of bits moves the clip norm of later rounds.
+
+*Why it is private.* The first step is a function of one record and of what was released before;
+the second is one of what is released. Between them is MatrixFactorizationSumQuery on vectors with
+one coordinate more, which clips them once more, in integers, to the norm R that its noise is
+scaled to. So whatever the two steps did, what is released is a function of a mechanism with the
+noise multiplier z (``docs/privacy-proofs.md``, section 9).
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+import dp_accounting
+import tensorflow as tf
+
+from mf_aggregators import adaptive_clip, validation
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.participation import Participation
+from mf_aggregators.tff import compatibility, dp_query, grid
+from mf_aggregators.tff.dp_query import GlobalState, MatrixFactorizationSumQuery, SampleState
+from mf_aggregators.tff.grid import IntegerSums
+from mf_aggregators.tff.noise_making import NoiseParts
+
+
+class ClipState(NamedTuple):
+    """The clip norm between rounds, and what it follows from: functions of what was released.
+
+    Attributes:
+      norm: float64 scalar: the clip norm of the next round.
+      released_norm: float64 scalar: that of the last round; before the first one, the first's.
+      released_fraction: float64 scalar: the noisy fraction of clients of the last round whose
+        norm was at most its clip norm; NaN before the first one.
+      fraction_sum: float64 scalar: the sum of the fractions since the norm changed.
+      num_fractions: int64 scalar: how many these are.
+    """
+
+    norm: Any
+    released_norm: Any
+    released_fraction: Any
+    fraction_sum: Any
+    num_fractions: Any
+
+
+class AdaptiveState(NamedTuple):
+    """The state of an AdaptiveClipSumQuery between rounds.
+
+    Attributes:
+      clip: The clip norm.
+      mechanism: The state of the mechanism.
+    """
+
+    clip: ClipState
+    mechanism: GlobalState
+
+
+class AdaptiveParams(NamedTuple):
+    """What clients need.
+
+    Attributes:
+      clip_norm: float64 scalar: the round's clip norm.
+      vector_norm: float64 scalar: the norm that their vectors are clipped to.
+    """
+
+    clip_norm: Any
+    vector_norm: Any
+
+
+class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
+    """Clips records to a norm that adapts, sums them, and adds correlated noise.
+
+    In round t the result is the sum of the clipped records plus row t of
+    ``z_delta * c_t * sens(C) * C^-1 Z``, up to roundings. A record with a NaN or infinite entry
+    counts as zero, and its bit as well. The query is pure, as MatrixFactorizationSumQuery is: a
+    round that is run again from the same state has the same clip norm and the same noise.
+    """
+
+    def __init__(
+        self,
+        recursion: NoiseRecursion,
+        specs: Any,
+        *,
+        clip: AdaptiveClip,
+        noise_multiplier: float,
+        clients_per_round: float,
+        seed: int | None = None,
+        noise: NoiseParts | None = None,
+        participation: Participation | None = None,
+        sums: IntegerSums | None = None,
+    ) -> None:
+        """Creates the query.
+
+        Args:
+          recursion: How the rows of C^-1 Z follow from one another, for C of sensitivity 1.
+          specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
+            shapes.
+          clip: How the clip norm adapts.
+          noise_multiplier: z, of records and bits together; zero adds no noise.
+          clients_per_round: What the sum of bits is divided by: fixed in advance.
+          seed: As of MatrixFactorizationSumQuery.
+          noise: As there, for the tensors of :func:`vector_specs`.
+          participation: As there.
+          sums: As there: the grid is that of vectors, multiples of their norm.
+
+        Raises:
+          TypeError: If a tensor is not floating point.
+          ValueError: If a number is out of its range, or as MatrixFactorizationSumQuery does.
+        """
+        multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        self._clip = clip
+        self._clients = validation.positive_number(clients_per_round, "clients_per_round")
+        self._shares = adaptive_clip.noise_shares(
+            multiplier, clip.count_stddev_for(multiplier, self._clients)
+        )
+        for bound, name in zip(clip.bounds, ("smallest_norm", "largest_norm"), strict=True):
+            dp_query.of_float32(bound, name)
+            if multiplier > 0.0:
+                noise_stddev = bound * self._shares.update_noise_multiplier
+                dp_query.of_float32(noise_stddev, f"the noise at {name}")
+        self._dtypes = [spec.dtype for spec in dp_query.checked_specs(specs)]
+        self._mechanism = MatrixFactorizationSumQuery(
+            recursion,
+            vector_specs(specs),
+            l2_norm_clip=self._shares.vector_norm,
+            noise_stddev=multiplier * self._shares.vector_norm,
+            seed=seed,
+            noise=noise,
+            participation=participation,
+            sums=sums,
+        )
+
+    def initial_global_state(self) -> AdaptiveState:
+        """Returns the state before the first round."""
+        norm = tf.constant(self._clip.initial_norm, tf.float64)
+        return AdaptiveState(
+            ClipState(
+                norm=norm,
+                released_norm=norm,
+                released_fraction=tf.constant(float("nan"), tf.float64),
+                fraction_sum=tf.zeros([], tf.float64),
+                num_fractions=tf.zeros([], tf.int64),
+            ),
+            self._mechanism.initial_global_state(),
+        )
+
+    def derive_sample_params(self, global_state: AdaptiveState) -> AdaptiveParams:
+        """Returns the norms that clients need."""
+        vector_norm = self._mechanism.derive_sample_params(global_state.mechanism)
+        return AdaptiveParams(global_state.clip.norm, vector_norm)
+
+    def initial_sample_state(self, template: Any = None) -> SampleState:
+        """Returns the sum of no vectors, for records like the template."""
+        return self._mechanism.initial_sample_state((template, tf.TensorSpec([], tf.float64)))
+
+    def preprocess_record(self, params: AdaptiveParams, record: Any) -> SampleState:
+        """Returns a client's vector, in steps: its clipped record and its weighted bit."""
+        clipped, bit = grid.clip_with_bit(record, params.clip_norm)
+        vector = (clipped, bit * self._shares.bit_weight)
+        return self._mechanism.preprocess_record(params.vector_norm, vector)
+
+    def get_noised_result(
+        self, sample_state: SampleState, global_state: AdaptiveState
+    ) -> tuple[Any, AdaptiveState, dp_accounting.DpEvent]:
+        """Returns the sum plus the round's noise, the next state and a DpEvent.
+
+        As MatrixFactorizationSumQuery does. The next state has the norm of the next round.
+        """
+        released, mechanism, event = self._mechanism.get_noised_result(
+            sample_state, global_state.mechanism
+        )
+        *records, bits = tf.nest.flatten(released)
+        norm = global_state.clip.norm
+        # Noise and sum alike are in units of this round's norm, which was known before it.
+        scaled = [
+            tf.cast(record * norm, dtype)
+            for record, dtype in zip(records, self._dtypes, strict=True)
+        ]
+        result = tf.nest.pack_sequence_as(sample_state.steps[0], scaled)
+        fraction = adaptive_clip.HALF + bits / (self._shares.bit_weight * self._clients)
+        return result, AdaptiveState(self._next(global_state.clip, fraction), mechanism), event
+
+    def _next(self, clip: ClipState, fraction: tf.Tensor) -> ClipState:
+        """The norm after a round; ``AdaptiveClip.next_norm`` in a graph."""
+        period = self._clip.update_period
+        total, number = clip.fraction_sum + fraction, clip.num_fractions + 1
+        is_due = tf.equal(number, period)
+        error = total / period - self._clip.target_quantile
+        smallest, largest = self._clip.bounds
+        moved = clip.norm * tf.exp(-self._clip.learning_rate * error)
+        moved = tf.minimum(tf.maximum(moved, smallest), largest)
+        return ClipState(
+            norm=tf.where(is_due, moved, clip.norm),
+            released_norm=clip.norm,
+            released_fraction=fraction,
+            fraction_sum=tf.where(is_due, tf.zeros_like(total), total),
+            num_fractions=tf.where(is_due, tf.zeros_like(number), number),
+        )
+
+    def derive_metrics(self, global_state: AdaptiveState) -> collections.OrderedDict[str, Any]:
+        """Returns what the last round released: its norm and fraction, and the next norm."""
+        return collections.OrderedDict(
+            **self._mechanism.derive_metrics(global_state.mechanism),
+            clip_norm=global_state.clip.released_norm,
+            unclipped_fraction=global_state.clip.released_fraction,
+            next_clip_norm=global_state.clip.norm,
+        )
+
+
+def vector_specs(specs: Any) -> tuple[Any, tf.TensorSpec]:
+    """Returns the tensors of vectors: those of records in float64, and a scalar.
+
+    Args:
+      specs: A structure of tf.TensorSpec, of known shapes.
+
+    Raises:
+      TypeError: If a tensor is not floating point.
+      ValueError: If a shape is not known.
+    """
+    dp_query.checked_specs(specs)
+    wide = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, tf.float64), specs)
+    return wide, tf.TensorSpec([], tf.float64)

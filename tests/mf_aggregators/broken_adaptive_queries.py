@@ -1,0 +1,62 @@
+"""Adaptive clipping that was broken on purpose, to be found by tests and by the audit."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from mf_aggregators.tff import grid
+from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery, AdaptiveState
+
+
+class ScaledByTheNextNorm(AdaptiveClipSumQuery):
+    """Noise with the norm that follows from this round's clients."""
+
+    def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:
+        """As the intact query, but for what is broken."""
+        result, state, event = super().get_noised_result(sample_state, global_state)
+        exact = [
+            grid.to_floats(steps, self._shares.vector_norm, grid.STEPS_PER_CLIP_NORM)
+            * global_state.clip.norm
+            for steps in sample_state.steps[0]
+        ]
+        ratio = state.clip.norm / global_state.clip.norm
+        wrong = [
+            tf.cast(sums + (tf.cast(each, tf.float64) - sums) * ratio, each.dtype)
+            for sums, each in zip(exact, result, strict=True)
+        ]
+        return wrong, state, event
+
+
+class BitLeftOut(AdaptiveClipSumQuery):
+    """Noise as for updates alone: the bit is not in the sensitivity."""
+
+    def __init__(self, recursion: Any, specs: Any, **arguments: Any) -> None:
+        super().__init__(recursion, specs, **arguments)
+        self._mechanism._noise_stddev /= self._shares.vector_norm
+
+
+class BitWithoutNoise(AdaptiveClipSumQuery):
+    """The fraction is released as it is."""
+
+    def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:
+        """As the intact query, but for what is broken."""
+        result, state, event = super().get_noised_result(sample_state, global_state)
+        clip = self._next(global_state.clip, self._exact(sample_state))
+        return result, state._replace(clip=clip), event
+
+    def _exact(self, sample_state: Any) -> tf.Tensor:
+        weighted = grid.to_floats(
+            sample_state.steps[1], self._shares.vector_norm, grid.STEPS_PER_CLIP_NORM
+        )
+        return 0.5 + weighted / (self._shares.bit_weight * self._clients)
+
+
+class NormOfWhatIsNotReleased(BitWithoutNoise):
+    """A noisy fraction is shown, and the norm follows the exact one."""
+
+    def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:
+        """As the intact query, but for what is broken."""
+        shown = AdaptiveClipSumQuery.get_noised_result(self, sample_state, global_state)
+        result, state, event = super().get_noised_result(sample_state, global_state)
+        clip = state.clip._replace(released_fraction=shown[1].clip.released_fraction)
+        return result, state._replace(clip=clip), event

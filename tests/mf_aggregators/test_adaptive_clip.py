@@ -1,0 +1,100 @@
+"""What adaptive clipping takes of the noise, and how its norm moves."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import adaptive_clip
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from tests.examples import examples
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "known"), [(1.0, 1.0050378), (2.0, 2.0412415), (0.0, 0.0)]
+)
+def test_the_noise_of_updates_beside_bits(noise_multiplier: float, known: float) -> None:
+    """Numbers that TensorFlow Federated has for a count_stddev of 5."""
+    shares = adaptive_clip.noise_shares(noise_multiplier, 5.0)
+    assert shares.update_noise_multiplier == pytest.approx(known, abs=5e-8)
+
+
+@given(
+    st.floats(0.01, 100.0), st.floats(0.501, 1000.0), st.floats(-1.0, 1.0), st.sampled_from([-1, 1])
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_no_client_moves_more_standard_deviations_than_the_noise_multiplier_says(
+    z: float, ratio: float, update: float, sign: int
+) -> None:
+    """Of an update's norm and a bit of one half, each over the standard deviation of its noise."""
+    shares = adaptive_clip.noise_shares(z, ratio * z)
+    moved = math.hypot(
+        update / shares.update_noise_multiplier,
+        sign * 0.5 / shares.count_stddev,
+    )
+    assert moved <= 1.0 / z * (1.0 + 1e-9)
+    if abs(update) == 1.0:
+        assert moved == pytest.approx(1.0 / z, rel=1e-9)
+    # The same in vectors, whose coordinates all have one noise.
+    assert shares.bit_weight * shares.count_stddev == pytest.approx(shares.update_noise_multiplier)
+    assert z * shares.vector_norm == pytest.approx(shares.update_noise_multiplier, rel=1e-9)
+    assert math.hypot(update, 0.5 * shares.bit_weight) <= shares.vector_norm
+
+
+@pytest.mark.parametrize("count_stddev", [0.1, 0.5])
+def test_bits_that_take_the_whole_guarantee_are_refused(count_stddev: float) -> None:
+    with pytest.raises(ValueError, match="count_stddev must be above half the noise multiplier"):
+        adaptive_clip.noise_shares(1.0, count_stddev)
+
+
+def test_the_default_noise_of_the_count() -> None:
+    clip = AdaptiveClip()
+    # As TensorFlow Federated has it, and more where that would take much of the guarantee.
+    assert clip.count_stddev_for(1.0, 100) == 5.0
+    assert clip.count_stddev_for(4.0, 100) == 8.0
+    assert AdaptiveClip(count_stddev=3.0).count_stddev_for(4.0, 100) == 3.0
+    for z in (0.1, 1.0, 10.0, 100.0):
+        shares = adaptive_clip.noise_shares(z, clip.count_stddev_for(z, 100))
+        assert shares.update_noise_multiplier <= 1.033 * z
+
+
+def test_the_norm_finds_the_quantile() -> None:
+    """Of log-normal norms, whose quantile is known, from far away and with noisy fractions."""
+    generator = np.random.default_rng(0)
+    clip, norm, found = AdaptiveClip(0.1, target_quantile=0.75), 0.1, []
+    for _ in range(600):
+        norms = np.exp(generator.normal(size=400))
+        norm = clip.next_norm(norm, float(np.mean(norms <= norm)) + 0.05 * generator.normal())
+        found.append(norm)
+    # Phi^-1(0.75) = 0.6745; a step moves the logarithm by 0.2 x 0.055, and fifteen in a row count.
+    assert np.mean(np.log(found[200:])) == pytest.approx(0.6745, abs=0.02)
+
+
+def test_the_norm_stays_within_its_bounds() -> None:
+    clip = AdaptiveClip(1.0, smallest_norm=0.5, largest_norm=2.0, learning_rate=10.0)
+    assert clip.next_norm(1.0, 1e6) == 0.5
+    assert clip.next_norm(1.0, -1e6) == 2.0
+    assert clip.next_norm(1.0, 0.5) == 1.0
+    assert AdaptiveClip(1.0, learning_rate=0.0).next_norm(0.7, 5.0) == 0.7
+    assert AdaptiveClip(2.0).bounds == (0.002, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"initial_norm": 0.0}, "initial_norm"),
+        ({"initial_norm": math.nan}, "initial_norm"),
+        ({"target_quantile": 1.5}, "target_quantile"),
+        ({"learning_rate": -0.1}, "learning_rate"),
+        ({"update_period": 0}, "update_period"),
+        ({"count_stddev": 0.0}, "count_stddev"),
+        ({"smallest_norm": 1.0}, "initial_norm must be between"),
+        ({"largest_norm": 0.05}, "initial_norm must be between"),
+    ],
+)
+def test_bad_numbers_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdaptiveClip(**arguments)

@@ -1,0 +1,254 @@
+"""Adaptive clipping in the query: sums, noise, and mechanisms that were broken on purpose."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from mf_aggregators import adaptive_clip, workloads
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.tff import adaptive_query, declared_participation, dp_query, grid
+from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
+from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from tests.examples import examples
+from tests.mf_aggregators import broken_adaptive_queries
+from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+
+_NUM_ROUNDS = 4
+_SPECS = [tf.TensorSpec((2, 2), tf.float32), tf.TensorSpec((), tf.float64)]
+_MULTIPLIER, _COUNT_STDDEV, _CLIENTS = 1.5, 1.25, 4
+_CLIP = AdaptiveClip(0.5, 0.5, learning_rate=2.0, count_stddev=_COUNT_STDDEV)
+
+
+def _factorization() -> Any:
+    return banded(workloads.prefix_sum(_NUM_ROUNDS), 3)
+
+
+def _query(kind: Callable[..., Any] = AdaptiveClipSumQuery, **changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "clip": _CLIP,
+        "noise_multiplier": _MULTIPLIER,
+        "clients_per_round": _CLIENTS,
+        **changes,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        recursion = arguments.pop("recursion", _factorization().noise_recursion())
+        return kind(recursion, arguments.pop("specs", _SPECS), **arguments)
+
+
+def _record(entries: Any) -> list[tf.Tensor]:
+    entries = np.asarray(entries, np.float64)
+    return [
+        tf.constant(entries[:4].reshape(2, 2), tf.float32),
+        tf.constant(entries[4], tf.float64),
+    ]
+
+
+def _flat(result: Any) -> tf.Tensor:
+    return tf.concat([tf.cast(tf.reshape(each, [-1]), tf.float64) for each in result], 0)
+
+
+def _step(query: Any, state: Any, records: list[Any]) -> tuple[tf.Tensor, Any]:
+    params = query.derive_sample_params(state)
+    sums = query.initial_sample_state(records[0])
+    for record in records:
+        sums = query.accumulate_record(params, sums, record)
+    result, state, _ = query.get_noised_result(sums, state)
+    return _flat(result), state
+
+
+def _clipped(records: list[np.ndarray], norm: float) -> tuple[np.ndarray, float]:
+    """The sum of clipped records, and of the bits, in NumPy."""
+    total, bits = np.zeros(5), 0.0
+    for record in records:
+        if np.all(np.isfinite(record)):
+            length = float(np.linalg.norm(record))
+            total += record * min(1.0, norm / length)
+            bits += 0.5 if length <= norm else -0.5
+    return total, bits
+
+
+_LENGTHS = (0.1, 0.4, 0.6, 3.0)
+_DATA: list[np.ndarray] = [
+    (length * np.eye(5)[i] + [0, 0, 0, 0, 0.01 * length]).astype(np.float32)
+    for i, length in enumerate(_LENGTHS)
+]
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_without_noise_the_norm_follows_the_fraction(period: int) -> None:
+    clip = AdaptiveClip(0.5, 0.7, learning_rate=1.0, update_period=period)
+    query = _query(noise_multiplier=0.0, clip=clip)
+    state, norm, fractions = query.initial_global_state(), 0.5, []
+    data = [*_DATA, np.array([np.nan, 0, 0, 0, 0]), np.array([0, np.inf, 0, 0, 0])]
+    for i in range(_NUM_ROUNDS):
+        result, state = _step(query, state, [_record(each) for each in data])
+        total, bits = _clipped(data, norm)
+        np.testing.assert_allclose(result, total, rtol=1e-6, atol=1e-7)
+        metrics = query.derive_metrics(state)
+        assert float(metrics["clip_norm"]) == pytest.approx(norm)
+        # What is not finite counts as neither within the norm nor above it.
+        assert float(metrics["unclipped_fraction"]) == pytest.approx(0.5 + bits / _CLIENTS)
+        fractions.append(0.5 + bits / _CLIENTS)
+        if (i + 1) % period == 0:
+            norm = clip.next_norm(norm, float(np.mean(fractions[-period:])))
+        assert float(metrics["next_clip_norm"]) == pytest.approx(norm)
+        assert int(metrics["rounds_released"]) == i + 1
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=True), min_size=5, max_size=5),
+    st.floats(1e-6, 1e6),
+    st.sampled_from([0.0, 0.3, 2.0]),
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_no_vector_is_longer_than_the_noise_is_for(
+    entries: list[float], norm: float, noise_multiplier: float
+) -> None:
+    """In whole steps, and without help of the second clipping but for roundings."""
+    query = _query(noise_multiplier=noise_multiplier)
+    params = adaptive_query.AdaptiveParams(
+        tf.constant(norm, tf.float64), tf.constant(query._shares.vector_norm, tf.float64)
+    )
+    sums = query.preprocess_record(params, _record(entries))
+    steps = np.concatenate([np.ravel(each) for each in tf.nest.flatten(sums.steps)])
+    assert sum(int(step) ** 2 for step in steps) <= grid.STEPS_PER_CLIP_NORM**2
+    vector = steps * query._shares.vector_norm / grid.STEPS_PER_CLIP_NORM
+    record = np.array(_flat(_record(entries)))
+    if not np.all(np.isfinite(record)):
+        assert not np.any(steps)
+        return
+    with np.errstate(over="ignore"):
+        length = float(np.linalg.norm(record))
+    assert abs(vector[-1]) == pytest.approx(0.5 * query._shares.bit_weight, rel=1e-6)
+    if abs(length - norm) > 1e-9 * norm:
+        assert (vector[-1] > 0.0) == (length <= norm)
+    if np.isfinite(length) and length > 0.0:
+        np.testing.assert_allclose(vector[:-1], record / max(length, norm), atol=1e-6)
+
+
+def _whitened(kind: type, runs: int = 400) -> np.ndarray:
+    """C (what was released less what was summed) over its standard deviation, of fresh runs.
+
+    The observer knows the data, and every norm has to follow from fractions that were released.
+    """
+    query = _query(kind)
+    records = [_record(each) for each in _DATA]
+    step = tf.function(lambda state: _step(query, state, records), autograph=False)
+    start = tf.function(query.initial_global_state, autograph=False)
+    strategy = _factorization().strategy_matrix()
+    # By hand, and not by what the query says of itself.
+    of_updates = (_MULTIPLIER**-2 - (2.0 * _COUNT_STDDEV) ** -2) ** -0.5
+    samples = []
+    for _ in range(runs):
+        state, norm, rows = start(), _CLIP.initial_norm, []
+        for _ in range(_NUM_ROUNDS):
+            result, state = step(state)
+            fraction = float(state.clip.released_fraction)
+            total, bits = _clipped(_DATA, norm)
+            update = (np.array(result) - total) / (norm * of_updates)
+            count = (_CLIENTS * (fraction - 0.5) - bits) / _COUNT_STDDEV
+            rows.append([*update, count])
+            norm = _CLIP.next_norm(norm, fraction)
+            assert float(state.clip.norm) == pytest.approx(norm, rel=1e-9)
+        samples.append(np.ravel(strategy @ np.array(rows)))
+    return np.array(samples)
+
+
+def test_what_is_released_has_the_covariance_of_the_mechanism() -> None:
+    """Updates and bits, whitened by C and by a norm that adapts: false alarm in 1e-7 of runs."""
+    check_standard_normal(_whitened(AdaptiveClipSumQuery))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ScaledByTheNextNorm",
+        "BitLeftOut",
+        "NormOfWhatIsNotReleased",
+        pytest.param("BitWithoutNoise", marks=pytest.mark.long),
+    ],
+)
+def test_broken_mechanisms_do_not_have_it(name: str) -> None:
+    with pytest.raises(AssertionError):
+        check_standard_normal(_whitened(getattr(broken_adaptive_queries, name), 60))
+
+
+def test_a_norm_that_stays_is_the_constant_clip_with_the_noise_of_updates() -> None:
+    """The same rows of noise, for every coordinate but the bit's."""
+    stays = AdaptiveClip(0.5, learning_rate=0.0, count_stddev=_COUNT_STDDEV)
+    adaptive = _query(clip=stays, seed=7)
+    shares = adaptive_clip.noise_shares(_MULTIPLIER, _COUNT_STDDEV)
+    specs = [tf.TensorSpec(each.shape, tf.float64) for each in _SPECS]
+    constant = _query(
+        lambda recursion, specs, **arguments: MatrixFactorizationSumQuery(
+            recursion,
+            specs,
+            l2_norm_clip=0.5,
+            noise_stddev=0.5 * shares.update_noise_multiplier,
+            seed=arguments["seed"],
+        ),
+        specs=specs,
+        seed=7,
+    )
+    records = [_record(each) for each in _DATA]
+    one, other = adaptive.initial_global_state(), constant.initial_global_state()
+    for _ in range(_NUM_ROUNDS):
+        found, one = _step(adaptive, one, records)
+        known, other = _step(constant, other, records)
+        np.testing.assert_allclose(found, known, rtol=2e-6, atol=2e-6)
+
+
+def test_its_state_tells_its_participation_and_its_type_is_that_of_the_records() -> None:
+    query = _query(participation=MinSeparation(2, 2))
+    assert isinstance(query, tfp.SumAggregationDPQuery)
+    state = query.initial_global_state()
+    assert declared_participation.in_state(state) == (MinSeparation(2, 2),)
+    sums = query.initial_sample_state(_record(np.zeros(5)))
+    result, _, _ = query.get_noised_result(sums, state)
+    assert [each.dtype for each in result] == [each.dtype for each in _SPECS]
+
+
+def test_a_round_again_is_the_same_round() -> None:
+    query = _query()
+    records = [_record(each) for each in _DATA]
+    _, state = _step(query, query.initial_global_state(), records)
+    first, after = _step(query, state, records)
+    again, after_again = _step(query, state, records)
+    np.testing.assert_array_equal(first, again)
+    assert float(after.clip.norm) == float(after_again.clip.norm)
+
+
+def test_norms_that_floats_lose_are_refused() -> None:
+    with pytest.raises(ValueError, match="smallest_norm"):
+        _query(clip=AdaptiveClip(1.0, smallest_norm=1e-40))
+    with pytest.raises(ValueError, match="largest_norm"):
+        _query(clip=AdaptiveClip(1.0, largest_norm=1e38, count_stddev=10.0), noise_multiplier=10.0)
+    with pytest.raises(ValueError, match="count_stddev"):
+        _query(noise_multiplier=2.6)
+
+
+def test_rounds_past_the_last_one_fail() -> None:
+    query = _query(recursion=identity(1).noise_recursion())
+    records = [_record(each) for each in _DATA]
+    _, state = _step(query, query.initial_global_state(), records)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="1 rounds"):
+        _step(query, state, records)
+
+
+def test_integers_are_refused() -> None:
+    with pytest.raises(TypeError, match="int32"):
+        _query(specs=[tf.TensorSpec((2,), tf.int32)])
+    assert dp_query.checked_specs(adaptive_query.vector_specs(_SPECS))[-1].shape == ()
