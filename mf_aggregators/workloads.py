@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
+import scipy.signal
 
 from mf_aggregators import memory, validation
 
@@ -115,8 +116,8 @@ class Workload:
             size = 8 * self.num_rounds**2 / 2**30
             raise ValueError(
                 f"a dense matrix for {self.num_rounds} rounds would take {size:.0f} GiB; above "
-                f"{_MOST_ROUNDS_OF_A_MATRIX} rounds use toeplitz, blt, banded_inverse, tree or "
-                "identity, with a workload of constant learning rates."
+                f"{_MOST_ROUNDS_OF_A_MATRIX} rounds use banded, or toeplitz, blt, banded_inverse, "
+                "tree or identity with a workload of constant learning rates."
             )
         if self.name == "prefix_sum":
             return prefix_sum(self.num_rounds)
@@ -145,6 +146,38 @@ class Workload:
             return None
         return self.momentum
 
+    def inverse_bands(self) -> np.ndarray:
+        """Returns the (n, w) bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``, w at most 3.
+
+        With eta_i the learning rates, A^-1 is (I - beta S) diag(1 / eta) (I - S) for the S that
+        moves rows down by one, as A = M_eta M_beta.
+        """
+        if self.name == "prefix_sum":
+            momentum, rates = 0.0, np.ones(self.num_rounds)
+        else:
+            momentum = self.momentum
+            rates = np.ones(self.num_rounds)
+            if self.learning_rates is not None:
+                rates = np.asarray(self.learning_rates)
+        width = 2 if momentum == 0.0 else 3
+        bands = np.zeros((self.num_rounds, width))
+        bands[:, 0] = 1.0 / rates
+        bands[1:, 1] = -1.0 / rates[1:]
+        if width > 2:
+            bands[1:, 1] -= momentum / rates[:-1]
+            bands[2:, 2] = momentum / rates[1:-1]
+        return bands[:, : min(width, self.num_rounds)]
+
+    def largest_entry(self) -> float:
+        """Returns the largest entry of A, which is non-negative and largest in its last row."""
+        if self.name == "prefix_sum":
+            return 1.0
+        rates = np.ones(self.num_rounds)
+        if self.learning_rates is not None:
+            rates = np.asarray(self.learning_rates)
+        last_row = scipy.signal.lfilter([1.0], [1.0, -self.momentum], rates[::-1])
+        return float(np.max(last_row))
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the description that :func:`describe` takes."""
         if self.name == "prefix_sum":
@@ -154,6 +187,10 @@ class Workload:
 
 
 _MOST_ROUNDS_OF_A_MATRIX = 1 << 15
+_MOST_ROUNDS_OF_A_HASHED_MATRIX = 4096
+# An inverse of more bands counts as dense, and entries of less beside the largest as none.
+_MOST_INVERSE_BANDS = 8
+_NEGLIGIBLE = 1e-12
 _NAMES = ("prefix_sum", "momentum_sgd")
 
 
@@ -192,16 +229,100 @@ def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndar
     return describe(description, num_rounds).matrix()
 
 
-def fingerprint(workload: np.ndarray) -> str:
+def largest_entry(workload: Workload | np.ndarray) -> float:
+    """Returns the largest magnitude of a workload's entries.
+
+    Args:
+      workload: A, known by its name or an (n, n) array.
+    """
+    if isinstance(workload, Workload):
+        return workload.largest_entry()
+    return float(np.max(np.abs(workload)))
+
+
+def inverse_bands(workload: Workload | np.ndarray) -> np.ndarray | None:
+    """Returns the bands of a workload's inverse, if it has few.
+
+    Args:
+      workload: A, known by its name or an (n, n) lower-triangular array of full rank.
+
+    Returns:
+      (n, w) with ``bands[i, t] = A^-1[i, i - t]``, w at most 8; None if there are more. For an
+      array, A times the matrix of these bands is the identity to within 1e-12 of the sums of
+      magnitudes that its entries come from.
+    """
+    if isinstance(workload, Workload):
+        return workload.inverse_bands()
+    num_rounds = len(workload)
+    width = min(_MOST_INVERSE_BANDS + 1, num_rounds)
+    # Column j of A^-1 by substitution: by_column[t, j] = A^-1[j + t, j].
+    by_column = np.zeros((width, num_rounds))
+    with np.errstate(all="ignore"):
+        diagonal = np.diagonal(workload)
+        by_column[0] = 1.0 / diagonal
+        for t in range(1, width):
+            known = sum(
+                np.diagonal(workload, s - t)[s:] * by_column[s, : num_rounds - t]
+                if s
+                else np.diagonal(workload, -t) * by_column[0, : num_rounds - t]
+                for s in range(t)
+            )
+            by_column[t, : num_rounds - t] = -known / diagonal[t:]
+        magnitudes = np.max(np.abs(by_column), axis=1)
+        needed = np.flatnonzero(magnitudes > _NEGLIGIBLE * np.max(magnitudes))
+        if not len(needed) or needed[-1] >= _MOST_INVERSE_BANDS:
+            return None
+        width = int(needed[-1]) + 1
+        product, scale = np.zeros_like(workload), np.zeros_like(workload)
+        for t in range(width):
+            term = workload[:, t:] * by_column[t, : num_rounds - t]
+            product[:, : num_rounds - t] += term
+            scale[:, : num_rounds - t] += np.abs(term)
+        product[np.diag_indices(num_rounds)] -= 1.0
+        if not np.all(np.abs(product) <= _NEGLIGIBLE * scale):
+            return None
+    bands = np.zeros((num_rounds, width))
+    for t in range(width):
+        bands[t:, t] = by_column[t, : num_rounds - t]
+    return bands
+
+
+def fingerprint(workload: Workload | np.ndarray) -> str:
     """Returns what tells workloads apart that differ by more than a factor.
 
     Args:
-      workload: A, an (n, n) array with a largest magnitude above zero.
+      workload: A, known by its name or an (n, n) array with a largest magnitude above zero.
 
     Returns:
-      Sixteen hexadecimal digits of a hash of A / max |A|, in single precision.
+      Sixteen hexadecimal digits of a hash, in single precision, of A / max |A| for up to 4,096
+      rounds, and otherwise of the bands of its inverse, if it has few.
     """
-    scaled = np.ascontiguousarray(workload / np.max(np.abs(workload)), dtype=np.float32)
+    num_rounds = workload.num_rounds if isinstance(workload, Workload) else len(workload)
+    if num_rounds > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
+        bands = inverse_bands(workload)
+        if bands is not None:
+            return _digest(bands)
+    return _digest(workload.matrix() if isinstance(workload, Workload) else workload)
+
+
+def has_fingerprint(workload: Workload, known: Any) -> bool:
+    """Returns whether a fingerprint is that of a workload, as this or an earlier version makes it.
+
+    Args:
+      workload: The workload.
+      known: The fingerprint, or whatever stands for it in a file.
+    """
+    if known == fingerprint(workload):
+        return True
+    # Version 0.5.0 hashed matrices of any size.
+    is_earlier = isinstance(known, str) and (
+        _MOST_ROUNDS_OF_A_HASHED_MATRIX < workload.num_rounds <= _MOST_ROUNDS_OF_A_MATRIX
+    )
+    return is_earlier and known == _digest(workload.matrix())
+
+
+def _digest(entries: np.ndarray) -> str:
+    scaled = np.ascontiguousarray(entries / np.max(np.abs(entries)), dtype=np.float32)
     return hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
 
 

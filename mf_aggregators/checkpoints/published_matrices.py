@@ -89,7 +89,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
     parameters = {
         "source": f"{path.resolve().name}/{STRATEGY_FILE}",
         "num_bands": num_bands,
-        "workload": workloads.fingerprint(workload.matrix()),
+        "workload": workloads.fingerprint(workload),
     }
     if num_bands < num_rounds:
         bands = recursions.bands_of_matrix(strategy, num_bands)

@@ -269,7 +269,7 @@ def gap_for(
     if gap is None or not factorization.gap_holds_for(participation):
         return None
     own = factorization.parameters.get("workload")
-    return gap if own == workloads.fingerprint(workload.matrix()) else None
+    return gap if workloads.has_fingerprint(workload, own) else None
 
 
 def define_privacy(values: flags.FlagValues) -> None:

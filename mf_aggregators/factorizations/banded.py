@@ -8,6 +8,7 @@ import numpy as np
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.banded_covariances import BandedCovariances, WorkloadBlocks
 from mf_aggregators.factorizations import band_algebra
 from mf_aggregators.factorizations.band_constraints import (
     ColumnConstraint,
@@ -15,6 +16,7 @@ from mf_aggregators.factorizations.band_constraints import (
     PatternNorms,
 )
 from mf_aggregators.factorizations.banded_search import BandedSearch
+from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import (
@@ -40,6 +42,8 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.sensitivity import Sensitivity
 
+# Of bands, blocks and steps that a search keeps, at least, for each entry of C.
+_BYTES_PER_ENTRY = 8 * 30
 # In a plan: the search takes minutes above so many rounds; fewer bands than the most are for
 # those who look for less memory.
 MOST_ROUNDS_OF_A_PLAN = 4096
@@ -127,6 +131,25 @@ class BandedFactorization(Factorization):
             or participation.separation >= self.num_bands
         )
 
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns ||row i of B||^2, in O(n b) memory where A has a banded inverse."""
+        if isinstance(workload, workloads.Workload):
+            self._check_rounds(workload.num_rounds)
+        else:
+            workload = self._checked(workload)
+        inverse = workloads.inverse_bands(workload)
+        if inverse is None:
+            return super().squared_decoder_rows(workload)
+        blocks = WorkloadBlocks.of_inverse(inverse, self.num_bands)
+        return BandedCovariances(self._bands, blocks).squared_rows()
+
+    def _encode(self, x: np.ndarray) -> np.ndarray:
+        product = np.zeros(x.shape)
+        for lag in range(self.num_bands):
+            weights = self._bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
+            product[lag:] += weights * x[: self.num_rounds - lag]
+        return product
+
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the (n, b) bands of C."""
         return {"bands": self._bands}
@@ -160,7 +183,9 @@ def banded(
     Problem 2). Every such X is C^T C for exactly one lower-triangular banded C with a
     positive diagonal and columns of norm one (BandMF Prop. 4.1), and L-BFGS runs over the
     entries of C before their columns are scaled: the same problem, never infeasible, and
-    solved in a fraction of the steps that the entries of X take.
+    solved in a fraction of the steps that the entries of X take. Where A has a banded inverse, as
+    the prefix sum and momentum have, a step takes O(n b^2) operations and O(n b) memory, so that
+    100,000 rounds are no obstacle; for any other array it takes those of dense matrices.
 
     With equal column norms the squared sensitivity under any separation of at least
     ``num_bands`` is the number of participations times the squared norm, whatever the
@@ -193,14 +218,11 @@ def banded(
         rank, the number of bands is out of range or above the schema's separation, or
         the schema names more participations than fit.
     """
-    if isinstance(workload, workloads.Workload):
-        workload = workload.matrix()
-    memory.check_rounds(len(workload), 8 * 8 * len(workload), "the banded factorization")
-    # A factor on the workload changes nothing but the range of numbers.
-    workload = validation.lower_triangular(workload, "the workload")
-    workload = workload / np.max(np.abs(workload))
-    num_rounds = workload.shape[0]
+    if not isinstance(workload, workloads.Workload):
+        workload = validation.lower_triangular(workload, "the workload")
+    num_rounds = workload.num_rounds if isinstance(workload, workloads.Workload) else len(workload)
     num_bands = validation.positive_integer(num_bands, "num_bands")
+    memory.check_rounds(num_rounds, _BYTES_PER_ENTRY * num_bands, "the banded factorization")
     if num_bands > num_rounds:
         raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
     participation = check_fits(
@@ -219,6 +241,7 @@ def banded(
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
 
+    prepared = BandedWorkload.of(workload, num_bands)
     constraint: ColumnConstraint = EqualNorms(num_bands)
     most = participation.most_participations(num_rounds)
     if not equal_column_norms and most > 1 and not isinstance(participation, SingleParticipation):
@@ -229,7 +252,7 @@ def banded(
     if len(constraint.sharpness) > 1:
         # Where patterns share rounds the search is harder; equal norms are a good start.
         easier = BandedSearch(
-            workload, EqualNorms(num_bands), relative_gap, max_evaluations, show_progress
+            prepared, EqualNorms(num_bands), relative_gap, max_evaluations, show_progress
         )
         try:
             easier.run(start)
@@ -238,7 +261,7 @@ def banded(
         finally:
             easier.progress.close()
         start = easier.best_bands
-    search = BandedSearch(workload, constraint, relative_gap, max_evaluations, show_progress)
+    search = BandedSearch(prepared, constraint, relative_gap, max_evaluations, show_progress)
     search.consider(start)
     try:
         search.run(start)
@@ -292,7 +315,7 @@ class BandedMechanism(Mechanism):
         if request.separation is not None:
             request = request.with_defaults(num_bands=min(request.separation, request.num_rounds))
         return banded(
-            request.workload.matrix(),
+            request.workload,
             self.required(request, "num_bands", " or --separation"),
             participation=request.participation,
             show_progress=request.show_progress,

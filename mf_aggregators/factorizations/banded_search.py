@@ -1,21 +1,42 @@
-"""The search for the best banded strategy matrix, with its certificate."""
+"""The search for the best banded strategy matrix, with its certificate, in O(n b^2) operations.
+
+L-BFGS runs over the entries of C before its columns are scaled to keep the constraint. Error and
+slope come from :mod:`mf_aggregators.banded_covariances`. Its lower bound is the dual of the
+problem. With equal norms: for symmetric positive semi-definite V with V[i, j] = 0 for
+0 < |i - j| < b and any feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) = tr(A^T A X^-1) +
+tr(V X) - tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of 2 sqrt(a v) <= a / x + v x; the
+best multiple of V gives tr((A V A^T)^1/2)^2 / tr(V). At the optimum V is X^-1 A^T A X^-1, whose
+entries within the band vanish because the gradient does. With pattern weights w, V[i, i] the sum
+of those of the patterns that hold i, tr(V X) is at most the sum of w, which takes the place of
+tr(V). :mod:`mf_aggregators.factorizations.band_certificate` bounds the trace from bands alone.
+"""
 
 import numpy as np
-import scipy.linalg
 import tqdm
 
-from mf_aggregators.factorizations import band_algebra
+from mf_aggregators.banded_covariances import BandedCovariances
+from mf_aggregators.factorizations import band_algebra, band_certificate
 from mf_aggregators.factorizations.band_constraints import ColumnConstraint
+from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import Converged, minimise
-from mf_aggregators.noise import recursions
-from mf_aggregators.nuclear_norm import nuclear_norm_from_below
 
-# Evaluations between two looks at the certificate, which costs about ten of them.
-_EVALUATIONS_BETWEEN_CERTIFICATES = 25
-# The estimated gap at which a search ends, relative to the gap that is to be certified.
+# Evaluations before the first look at the certificate, which costs about five of them, and the
+# fewest and the most between two looks.
+_FIRST_CERTIFICATE = 50
+_FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 50
+# The gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
-# How often entries of a dual that is not positive definite are halved.
-_MOST_HALVINGS = 10
+# The power of the weight of a column that its variables are scaled by: the least number of steps
+# of 0.25, 0.375 and 0.5 together at (rounds, bands) = (1026, 171), (2052, 64) and (10,000, 32).
+_POWER_OF_WEIGHTS = -0.375
+# Least weight of a column, relative to the largest, in the scales of the variables.
+_LEAST_WEIGHT = 1e-4
+# Of entries of C: by so much they move for an estimate of the curvature.
+_SMALL_STEP = 1e-5
+# The length of the first step, if the error is not convex along it, beside that of C.
+_CAUTIOUS_STEP = 1e-2
+# In place of the logarithm of an error beyond floats.
+_LARGEST_LOG = 1e3
 
 
 class BandedSearch:
@@ -23,7 +44,7 @@ class BandedSearch:
 
     def __init__(
         self,
-        workload: np.ndarray,
+        workload: BandedWorkload,
         constraint: ColumnConstraint,
         relative_gap: float,
         max_evaluations: int,
@@ -32,31 +53,28 @@ class BandedSearch:
         """Begins without a matrix.
 
         Args:
-          workload: (n, n) float64.
+          workload: A, in blocks for matrices of as many bands as the constraint has.
           constraint: What the columns have to keep, and the number of bands.
           relative_gap: The relative gap at which the search ends.
           max_evaluations: The number of evaluations after which the search ends anyway.
           show_progress: Whether to show a bar on standard error.
         """
-        num_bands = constraint.num_bands
         self._workload = workload
         self._constraint = constraint
         self._sharpness = constraint.sharpness[0]
-        self._num_bands = num_bands
+        self._num_bands = constraint.num_bands
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
         self.progress = tqdm.tqdm(
-            desc=f"{num_bands} bands", unit=" evaluations", disable=not show_progress
+            desc=f"{self._num_bands} bands", unit=" evaluations", disable=not show_progress
         )
         self.evaluations = 0
         self._best_error = np.inf
         self.best_bands = np.empty(0)
-        self._estimated_bound = 0.0
-        self._dual = workload, 1.0
+        self._bound = 0.0
         self._certified_error = np.inf
-        in_band = np.tri(workload.shape[0], num_bands, dtype=bool)
-        # bands[i, t] exists for t <= i: the first rows are shorter than the band.
-        self._in_band = in_band
+        # The gap at the last look at the certificate, and when that was and the next one is.
+        self._gap, self._looked_at, self._next_certificate = np.inf, 0, _FIRST_CERTIFICATE
 
     def run(self, start: np.ndarray) -> None:
         """Searches until no progress is made.
@@ -67,19 +85,13 @@ class BandedSearch:
         Raises:
           Converged: When the target is certified.
         """
-        entries = start[self._in_band]
+        bands = start
         for sharpness in self._constraint.sharpness:
             self._sharpness = sharpness
             remaining = self._max_evaluations - self.evaluations
             if remaining <= 0:
                 return
-            entries = minimise(
-                self._log_error,
-                entries,
-                max_evaluations=remaining,
-                corrections=10,
-                least_change=1e-15,
-            ).x
+            bands = self._descend(bands, remaining)
 
     def consider(self, bands: np.ndarray) -> None:
         """Keeps a matrix as it is, scaled to sensitivity one, if its error is the best.
@@ -88,9 +100,8 @@ class BandedSearch:
           bands: (n, b) of the matrix.
         """
         squared = self._constraint.squared_sensitivity(band_algebra.column_sums(np.square(bands)))
-        strategy = recursions.matrix_from_bands(bands)
-        decoder_t = band_algebra.solve_transposed(strategy, self._num_bands, self._workload.T)
-        self._keep(bands, squared, float(np.sum(np.square(decoder_t))))
+        error = BandedCovariances(bands, self._workload.blocks).squared_error
+        self._keep(bands, squared, error)
 
     def _keep(self, bands: np.ndarray, squared_sensitivity: float, error: float) -> None:
         if error * squared_sensitivity < self._best_error:
@@ -98,81 +109,100 @@ class BandedSearch:
             self.best_bands = bands / np.sqrt(squared_sensitivity)
 
     def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix, with a lower bound that is certain."""
-        self._estimated_gap()
-        product, total = self._dual
-        root_sum = nuclear_norm_from_below(product)
-        return max(self._best_error * total / root_sum**2 - 1.0, 0.0)
-
-    def _estimated_gap(self) -> float:
+        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
         if self._certified_error > self._best_error:
-            self._certify()
-        return self._best_error / self._estimated_bound - 1.0
+            bound = band_certificate.lower_bound(self.best_bands, self._workload, self._constraint)
+            self._bound = max(self._bound, bound)
+            self._certified_error = self._best_error
+        if self._bound <= 0.0:
+            return float(np.inf)
+        return max(self._best_error / self._bound - 1.0, 0.0)
 
-    def _log_error(self, entries: np.ndarray) -> tuple[float, np.ndarray]:
-        bands = np.zeros(self._in_band.shape)
-        bands[self._in_band] = entries
-        squared_norms = band_algebra.column_sums(np.square(bands))
-        norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
-        scaled = band_algebra.divide_columns(bands, norms)
-        strategy = recursions.matrix_from_bands(scaled)
-        # B = A C^-1 and W = A X^-1 = B C^-T; the derivative of ||B||^2 by C is
-        # -2 B^T B C^-T = -2 B^T W, of which the entries within the band are needed.
-        decoder_t = band_algebra.solve_transposed(strategy, self._num_bands, self._workload.T)
-        error = float(np.sum(np.square(decoder_t)))
-        weighted_t = band_algebra.solve(strategy, self._num_bands, decoder_t)
-        slope = -2.0 * band_algebra.band_of_product(decoder_t, weighted_t, self._num_bands)
-        # The chain rule through the scaling of columns.
-        along = band_algebra.column_sums(slope * scaled)
-        by_norms = self._constraint.by_squared_norms(along, squared_norms, self._sharpness)
-        slope = band_algebra.divide_columns(slope, norms)
-        slope -= bands * band_algebra.spread_columns(by_norms, self._num_bands)
+    def _descend(self, bands: np.ndarray, max_evaluations: int) -> np.ndarray:
+        """Minimises from some bands on, and returns where that ended.
 
+        Entries of a column matter more the more the column does for the error, by the diagonal of
+        the dual: in variables that are larger by a power of it, the search takes fewer steps. The
+        optimiser's first step has length one, and is made the one that the curvature along the
+        gradient suggests.
+        """
+        in_band = np.tri(*bands.shape, dtype=bool)
+        _, slope, weights = self._log_error(bands)
+        weights = np.maximum(weights, _LEAST_WEIGHT * np.max(weights))
+        scales = band_algebra.spread_columns(weights**_POWER_OF_WEIGHTS, self._num_bands)
+        direction = slope * scales
+        length = float(np.linalg.norm(direction))
+        if not length > 0.0:
+            return bands
+        move = direction * scales
+        move *= _SMALL_STEP * np.max(np.abs(bands)) / np.max(np.abs(move))
+        _, moved, _ = self._log_error(bands - move)
+        share = float(np.max(np.abs(move)) / np.max(np.abs(direction * scales)))
+        curvature = float(np.vdot(direction, direction - moved * scales)) / (share * length**2)
+        step = length / curvature if curvature > 0.0 else np.inf
+        largest = float(np.linalg.norm(bands[in_band] / scales[in_band]))
+        step = step if step <= largest else _CAUTIOUS_STEP * largest
+        scales = scales * step
+
+        def log_error(variables: np.ndarray) -> tuple[float, np.ndarray]:
+            entries = np.zeros(bands.shape)
+            entries[in_band] = variables
+            entries *= scales
+            value, slope, _ = self._log_error(entries)
+            self._look_at_certificate()
+            return value, (slope * scales)[in_band]
+
+        found = minimise(
+            log_error,
+            bands[in_band] / scales[in_band],
+            max_evaluations=max_evaluations,
+            corrections=10,
+            least_change=1e-15,
+        ).x
+        entries = np.zeros(bands.shape)
+        entries[in_band] = found
+        return np.asarray(entries * scales)
+
+    def _log_error(self, bands: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """The logarithm of the error, its (n, b) slope, and (n,) weights of the columns."""
+        with np.errstate(all="ignore"):
+            squared_norms = band_algebra.column_sums(np.square(bands))
+            norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
+            scaled = band_algebra.divide_columns(bands, norms)
+            covariances = BandedCovariances(scaled, self._workload.blocks)
+            error = covariances.squared_error
+            slope = covariances.slope() if np.isfinite(error) else np.full(bands.shape, np.nan)
+            # The chain rule through the scaling of columns.
+            along = band_algebra.column_sums(slope * scaled)
+            by_norms = self._constraint.by_squared_norms(along, squared_norms, self._sharpness)
+            slope = band_algebra.divide_columns(slope, norms)
+            slope -= bands * band_algebra.spread_columns(by_norms, self._num_bands)
+            slope /= error
         self.evaluations += 1
         self.progress.update()
+        if not (0.0 < error < np.inf and np.all(np.isfinite(slope))):
+            # The line search takes a shorter step.
+            return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
         # The squared sensitivity is at most one, and one where the scales are exact.
         squared = self._constraint.squared_sensitivity(band_algebra.column_sums(np.square(scaled)))
         self._keep(scaled, squared, error)
-        if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
-            gap = self._estimated_gap()
-            self.progress.set_postfix_str(f"relative gap {gap:.1e}")
-            if gap <= _SAFE_SHARE * self._relative_gap:
-                raise Converged
-        return float(np.log(error)), slope[self._in_band] / error
+        # -along / 2 is (X V)_jj, whose largest part is V_jj X_jj.
+        return float(np.log(error)), slope, np.maximum(-0.5 * along / norms**2, 0.0)
 
-    def _certify(self) -> None:
-        """Raises the lower bound by the dual of the problem at the best matrix.
-
-        With equal norms: for symmetric positive semi-definite V with V[i, j] = 0 for
-        0 < |i - j| < b and any feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) =
-        tr(A^T A X^-1) + tr(V X) - tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of
-        2 sqrt(a v) <= a / x + v x; the best multiple of V gives
-        tr((A V A^T)^1/2)^2 / tr(V). At the optimum V is X^-1 A^T A X^-1, whose entries
-        within the band vanish because the gradient does.
-        With pattern weights w, V[i, i] the sum of those of the patterns that hold i,
-        tr(V X) is at most the sum of w, which takes the place of tr(V).
-        """
-        strategy = recursions.matrix_from_bands(self.best_bands)
-        decoder_t = band_algebra.solve_transposed(strategy, self._num_bands, self._workload.T)
-        weighted_t = band_algebra.solve(strategy, self._num_bands, decoder_t)
-        dual = weighted_t @ weighted_t.T
-        diagonal, total = self._constraint.dual_diagonal(np.diagonal(dual).copy())
-        num_rounds = dual.shape[0]
-        within_band = np.tri(num_rounds, k=self._num_bands - 1, dtype=bool)
-        within_band &= within_band.T
-        dual[within_band] = 0.0
-        factor = np.diag(np.sqrt(diagonal))
-        for _ in range(_MOST_HALVINGS):
-            np.fill_diagonal(dual, diagonal)
-            try:
-                factor = scipy.linalg.cholesky(dual, lower=True, check_finite=False)
-                break
-            except np.linalg.LinAlgError:
-                dual *= 0.5
-        product = self._workload @ factor
-        # Roots of eigenvalues are cheaper than singular values, and good enough to go on.
-        spectrum = np.linalg.eigvalsh(product.T @ product)
-        estimate = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0)))) ** 2 / total
-        if estimate > self._estimated_bound:
-            self._estimated_bound, self._dual = estimate, (product, total)
-        self._certified_error = self._best_error
+    def _look_at_certificate(self) -> None:
+        if self.evaluations < self._next_certificate:
+            return
+        before, since = self._gap, self.evaluations - self._looked_at
+        self._gap, self._looked_at = self.certified_gap(), self.evaluations
+        self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
+        target = _SAFE_SHARE * self._relative_gap
+        if self._gap <= target:
+            raise Converged
+        # When the target is reached if the gap goes on to fall as fast.
+        wait = float(_FEWEST_BETWEEN_CERTIFICATES)
+        if self._gap < before < np.inf:
+            wait = since * np.log(self._gap / target) / np.log(before / self._gap)
+        elif before < np.inf:
+            wait = float(_MOST_BETWEEN_CERTIFICATES)
+        wait = np.clip(wait, _FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES)
+        self._next_certificate = self.evaluations + int(np.ceil(wait))

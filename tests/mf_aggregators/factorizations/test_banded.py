@@ -20,6 +20,7 @@ from mf_aggregators.factorizations.band_constraints import (
     PatternNorms,
 )
 from mf_aggregators.factorizations.banded_search import BandedSearch
+from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
@@ -139,17 +140,20 @@ def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataOb
         separation = data.draw(st.integers(num_bands, num_rounds))
         most = data.draw(st.integers(1, -(-num_rounds // separation)))
         constraint = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
-    search = BandedSearch(workload, constraint, 1e-9, 10, show_progress=False)
-    entries = generator.normal(size=np.count_nonzero(np.tri(num_rounds, num_bands)))
-    entries = np.where(entries < 0, entries - 0.5, entries + 0.5)
-    _, gradient = search._log_error(entries)
-    direction = generator.normal(size=entries.shape)
+    prepared = BandedWorkload.of(workload, num_bands)
+    search = BandedSearch(prepared, constraint, 1e-9, 10, show_progress=False)
+    in_band = np.tri(num_rounds, num_bands)
+    entries = generator.normal(size=in_band.shape) * in_band
+    entries = np.where(entries < 0, entries - 0.5, entries + 0.5) * in_band
+    _, gradient, _ = search._log_error(entries)
+    direction = generator.normal(size=entries.shape) * in_band
     step = 1e-6
-    above, _ = search._log_error(entries + step * direction)
-    below, _ = search._log_error(entries - step * direction)
+    above, _, _ = search._log_error(entries + step * direction)
+    below, _, _ = search._log_error(entries - step * direction)
     slope = (above - below) / (2 * step)
     scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
-    assert gradient @ direction == pytest.approx(slope, rel=1e-4, abs=1e-6 * scale + 1e-6)
+    computed = float(np.vdot(gradient, direction))
+    assert computed == pytest.approx(slope, rel=1e-4, abs=1e-6 * scale + 1e-6)
 
 
 def test_fewer_rounds_between_participations_than_bands_give_a_bound() -> None:
