@@ -144,7 +144,9 @@ def main(values: flags.FlagValues) -> int:
             false_alarm_rate=rate,
             show_progress=True,
         )
-    found = [each for each in (result, bits, clipping) if each is not None]
+    found: list[audit.AuditResult | audit.BitsResult | audit.ClippingResult] = [result, bits]
+    if clipping is not None:
+        found.append(clipping)
     exceeded = any(each.exceeded for each in found)
     rates = result.rates[0]
     fields: dict[str, Any] = {
