@@ -202,7 +202,9 @@ def mf_dp_aggregator(
     scaled to (``mf_aggregators.tff.declared_participation.in_state``). Never call ``next`` twice
     from one state with different clients, and never resume from an older state with another
     cohort: two sums under one row of noise reveal their difference. ``simulations`` shows a
-    loop that resumes safely; TFF's ``run_training_process`` does not save who was drawn.
+    loop that resumes safely; TFF's ``run_training_process`` does not save who was drawn, and
+    its ``train_model`` needs ``simulations.runs.training_programs``. Mime Lite sends a second
+    update, which needs an aggregator of its own (``mf_aggregators.tff.client_sums``).
 
     The measurements of a round have ``num_clients``, how many updates were summed, beside
     ``clients_per_round``, what their sum was divided by: where they differ, the model moves by

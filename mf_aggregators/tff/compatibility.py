@@ -19,9 +19,13 @@ there takes any object with its methods, and TensorFlow Privacy need not be inst
 import dataclasses
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow_federated as tff
+
+if TYPE_CHECKING:
+    # Imported below by its name. Whoever lists what this package depends on finds it here.
+    import tensorflow_privacy  # noqa: F401
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Accounting against printed values and dp-accounting's discretized distributions."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
@@ -10,8 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
+from mf_aggregators.factorizations import banded, toeplitz
 from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.workloads import prefix_sum
 from tests.examples import examples
+from tests.mf_aggregators import brute_force
 
 
 @pytest.mark.parametrize(
@@ -133,6 +139,30 @@ def test_several_gaussian_runs_are_one(multipliers: list[float]) -> None:
     exact = accounting.exact_epsilon(one, 1e-4)
     assert exact - 1e-9 <= found <= exact * (1.0 + 1e-5) + 1e-9
     assert found >= max(accounting.epsilon(each, 1e-4) for each in multipliers) - 1e-9
+
+
+@pytest.mark.parametrize("multipliers", [(1.5, 1.5), (1.0, 3.0)])
+def test_two_sums_of_one_run_are_one_mechanism_of_a_stacked_matrix(
+    multipliers: tuple[float, float],
+) -> None:
+    """Mime Lite with two aggregators: a client changes an update and a gradient of each round."""
+    participation = MinSeparation(2)
+    matrices = (banded(prefix_sum(6), 2), toeplitz(6))
+    blocks = [
+        each.strategy_matrix() / (multiplier * each.sensitivity(participation).value)
+        for each, multiplier in zip(matrices, multipliers, strict=True)
+    ]
+    # Enumerated, with other signs for updates than for gradients.
+    most = 0.0
+    for pattern in brute_force.patterns(participation, 6):
+        signs = np.array(list(itertools.product([-1.0, 1.0], repeat=len(pattern))))
+        changes = [np.sum((block[:, pattern] @ signs.T) ** 2, axis=0) for block in blocks]
+        most = max(most, float(np.max(np.add.outer(*changes))))
+    expected = accounting.exact_epsilon(1.0 / math.sqrt(most), 1e-5)
+    found = accounting.composed_gaussian_epsilon(multipliers, 1e-5)
+    assert found == pytest.approx(expected, rel=1e-4)
+    events = [accounting.event(each) for each in multipliers]
+    assert accounting.composed_epsilon(events, 1e-5) == pytest.approx(expected, rel=1e-2)
 
 
 def test_several_runs_of_which_no_epsilon_can_be_stated() -> None:

@@ -1,15 +1,18 @@
 """Rounds in TFF: cohorts under timers, and runs that resume where they stopped."""
 
+import collections
 import dataclasses
 import errno
 import os
 import pathlib
 import shutil
+import types
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.accounting.sampling_schemes import PoissonSampling
@@ -21,6 +24,8 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.tff import compatibility
+from mf_aggregators.tff.client_sums import UnnoisedSumError
 from simulations.devices.availability import Independent
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.devices.participation_timers import WallClockTimer
@@ -266,6 +271,23 @@ def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(
     # Its rounds are those of the run without a rule, which goes on where it ended.
     rest, _ = _finish(_run(process), tmp_path)
     np.testing.assert_array_equal(np.array(rest), np.array(models[3:]))
+
+
+def test_a_process_that_releases_its_updates_a_second_time_is_refused(process: Any) -> None:
+    def without_noise(updates: Any) -> Any:
+        return collections.OrderedDict(again=compatibility.federated_sum(updates))
+
+    aggregator = mfa.mf_dp_aggregator(
+        mfa.factorizations.identity(_NUM_ROUNDS),
+        participation=MinSeparation(3),
+        noise_multiplier=1.0,
+        clip_norm=1.0,
+        clients_per_round=3,
+    )
+    measured = tff.aggregators.add_measurements(aggregator, client_measurement_fn=without_noise)
+    doubled = measured.create(compatibility.TensorType(np.float32, [2]))
+    with pytest.raises(UnnoisedSumError, match="a second sum of the shape of its updates"):
+        _run(types.SimpleNamespace(next=doubled.next, initialize=tuple))
 
 
 @pytest.mark.parametrize("name", ["client_0", "client_0\0"])

@@ -16,6 +16,7 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.tff import compatibility, declared_participation
 from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.training_loop import FederatedRun
 from simulations.runs.training_programs import CohortDataSource, ModelReleaseManager
 from simulations.workers import quiet
 from tests.simulations import linear_run
@@ -187,35 +188,34 @@ def _federated_context() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def process() -> Any:
-    return linear_run.learning_process(_NUM_ROUNDS)
-
-
-@pytest.fixture(scope="module")
-def initial_state(process: Any) -> Any:
-    return process.initialize()
+def run() -> FederatedRun:
+    """A run of the simulations, whose process, state and clients the program gets."""
+    return linear_run.federated_run(linear_run.learning_process(_NUM_ROUNDS), _NUM_ROUNDS)
 
 
 def _run_program(
-    process: Any, initial_state: Any, directory: pathlib.Path, num_rounds: int, **changes: Any
+    run: FederatedRun, directory: pathlib.Path, num_rounds: int, **changes: Any
 ) -> dict[str, Any]:
     """Runs TFF's program up to a round, and returns what it released of the model."""
-    run = linear_run.federated_run(process, _NUM_ROUNDS, initial_state=initial_state)
+    directory.mkdir(exist_ok=True)
     source = _source(
-        process, directory, initial_state=initial_state, client_dataset=run.client_dataset
+        run.process,
+        directory,
+        initial_state=run.initial_state,
+        client_dataset=run.client_dataset,
     )
     released = tff.program.MemoryReleaseManager()
     asyncio.run(
         tff.learning.programs.train_model(
-            train_process=process,
-            initial_train_state=initial_state,
+            train_process=run.process,
+            initial_train_state=run.initial_state,
             train_data_source=source,
             train_per_round_clients=3,
             train_total_rounds=num_rounds,
             program_state_manager=tff.program.FileProgramStateManager(
                 str(directory / "states"), keep_total=0
             ),
-            model_output_manager=ModelReleaseManager(process, released),
+            model_output_manager=ModelReleaseManager(run.process, released),
             evaluation_manager=None,
             evaluation_periodicity=100,
             **changes,
@@ -234,44 +234,42 @@ def _weights(released: dict[str, Any], num_rounds: int) -> np.ndarray:
 @pytest.mark.long
 @pytest.mark.usefixtures("_federated_context")
 def test_a_program_resumes_from_any_state_and_releases_the_same(
-    process: Any, initial_state: Any, tmp_path: pathlib.Path
+    run: FederatedRun, tmp_path: pathlib.Path
 ) -> None:
-    whole = _run_program(process, initial_state, tmp_path / "whole", 5)
+    whole = _run_program(run, tmp_path / "whole", 5)
     ledger = ParticipationLedger.load(tmp_path / "whole" / "ledger.npz")
     # Ended and started again.
-    _run_program(process, initial_state, tmp_path / "cut", 2)
-    cut = _run_program(process, initial_state, tmp_path / "cut", 5)
+    _run_program(run, tmp_path / "cut", 2)
+    cut = _run_program(run, tmp_path / "cut", 5)
     np.testing.assert_array_equal(_weights(cut, 5), _weights(whole, 5))
     assert ParticipationLedger.load(tmp_path / "cut" / "ledger.npz").digest() == ledger.digest()
     # Killed before its newer states were on disk: rounds 3 to 5 are run again as they were.
     for number in (3, 4, 5):
         shutil.rmtree(tmp_path / "cut" / "states" / f"program_state_{number}")
-    again = _run_program(process, initial_state, tmp_path / "cut", 5)
+    again = _run_program(run, tmp_path / "cut", 5)
     np.testing.assert_array_equal(_weights(again, 5), _weights(whole, 5))
     assert ParticipationLedger.load(tmp_path / "cut" / "ledger.npz").digest() == ledger.digest()
     # All states lost: there would be other noise for the rounds that were released.
     shutil.rmtree(tmp_path / "cut" / "states")
     with pytest.raises(LedgerError, match="second release"):
-        _run_program(process, initial_state, tmp_path / "cut", 5)
+        _run_program(run, tmp_path / "cut", 5)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_federated_context")
-def test_rounds_that_are_discarded_are_refused(
-    process: Any, initial_state: Any, tmp_path: pathlib.Path
-) -> None:
+def test_rounds_that_are_discarded_are_refused(run: FederatedRun, tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="round 1 was run already"):
-        _run_program(process, initial_state, tmp_path, 2, should_discard_round=lambda result: True)
+        _run_program(run, tmp_path, 2, should_discard_round=lambda result: True)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_federated_context")
 def test_what_is_released_of_a_state_is_the_model_alone(
-    process: Any, initial_state: Any, tmp_path: pathlib.Path
+    run: FederatedRun, tmp_path: pathlib.Path
 ) -> None:
-    released = _run_program(process, initial_state, tmp_path, 1)
+    released = _run_program(run, tmp_path, 1)
     (value,) = released.values()
     assert _weights(released, 1).shape == (3,)
     assert not declared_participation.in_state(value)
     # The program itself would have released the state, in which the noise's seed stands.
-    assert declared_participation.in_state(initial_state)
+    assert declared_participation.in_state(run.initial_state)
