@@ -18,7 +18,8 @@ import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization, clip_drift
 
 _CLIENTS = 100
-# Of log-normal norms of unit variance: what the fraction below a median moves by with its logarithm.
+# Of log-normal norms of unit variance: what the fraction below the median moves by with the
+# logarithm of that.
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 # How the norm changes: the rounds between changes, and the rate.
 _SETTINGS = ((1, 0.2), (10, 1.0), (10, 0.5))
