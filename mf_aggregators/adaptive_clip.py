@@ -28,6 +28,10 @@ its noise is row t of A C^-1 Z with A of prefix sums (of a leaky sum, in closed 
 small. The noise in the fraction of a single round, row t of C^-1 Z, is larger. So every fraction
 enters once, as it was released and with the same weight: nothing limits it to [0, 1], and where
 the norm changes every p rounds only, it follows the mean of all p fractions and not the last.
+
+*A norm that moves in every round costs noise.* The noise of the model is A diag(c) C^-1 Z, and what
+cancels between rounds of one norm does not between rounds of two (``factorizations.clip_drift``).
+So the default changes the norm after every ten rounds, by steps five times those of TFF.
 """
 
 import dataclasses
@@ -54,7 +58,7 @@ class AdaptiveClip:
     Attributes:
       initial_norm: The clip norm of the first round.
       target_quantile: The fraction of clients whose updates are to be within the norm, 0 to 1.
-      learning_rate: Of the logarithm of the norm: how far an update moves it for each unit that
+      learning_rate: Of the logarithm of the norm: how far a change moves it for each unit that
         the fraction is off the target. Zero keeps the norm.
       smallest_norm: The norm is never below it; None for a thousandth of ``initial_norm``.
       largest_norm: The norm is never above it; None for a thousand times ``initial_norm``.
@@ -68,11 +72,11 @@ class AdaptiveClip:
 
     initial_norm: float = 0.1
     target_quantile: float = 0.5
-    learning_rate: float = 0.2
+    learning_rate: float = 1.0
     smallest_norm: float | None = None
     largest_norm: float | None = None
     count_stddev: float | None = None
-    update_period: int = 1
+    update_period: int = 10
 
     def __post_init__(self) -> None:
         initial = validation.positive_number(self.initial_norm, "initial_norm")

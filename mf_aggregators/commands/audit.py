@@ -115,7 +115,7 @@ def main(values: flags.FlagValues) -> int:
     moving: float | AdaptiveClip = claim.clip_norm
     standing: float | AdaptiveClip = claim.clip_norm
     if values.adaptive_clip:
-        moving = AdaptiveClip(claim.clip_norm)
+        moving = AdaptiveClip(claim.clip_norm, update_period=1)
         # The attack on bits of numbers has sums that a clip norm which moves would change.
         standing = AdaptiveClip(claim.clip_norm, learning_rate=0.0)
     rate = values.false_alarm_rate / (3.0 if values.adaptive_clip else 2.0)
@@ -134,7 +134,7 @@ def main(values: flags.FlagValues) -> int:
     if values.adaptive_clip:
         clip = AdaptiveClip(
             claim.clip_norm,
-            learning_rate=1.0,
+            update_period=1,
             count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * claim.noise_multiplier,
         )
         clipping = audit.audit_clipping(

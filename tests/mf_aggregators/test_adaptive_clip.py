@@ -64,7 +64,7 @@ def test_the_default_noise_of_the_count() -> None:
 def test_the_norm_finds_the_quantile() -> None:
     """Of log-normal norms, whose quantile is known, from far away and with noisy fractions."""
     generator = np.random.default_rng(0)
-    clip, norm, found = AdaptiveClip(0.1, target_quantile=0.75), 0.1, []
+    clip, norm, found = AdaptiveClip(0.1, 0.75, learning_rate=0.2), 0.1, []
     for _ in range(600):
         norms = np.exp(generator.normal(size=400))
         norm = clip.next_norm(norm, float(np.mean(norms <= norm)) + 0.05 * generator.normal())

@@ -254,6 +254,48 @@ def test_the_comparison_of_three_mechanisms(
     assert len(workplace.checks()) == 3
 
 
+def test_clip_norms_are_compared(workplace: _Workplace, capfd: pytest.CaptureFixture[str]) -> None:
+    status, out, err = _call(
+        capfd,
+        "--mechanisms=none,banded",
+        "--clip_norms=0.4,adaptive",
+        "--repetitions=1",
+        "--flags=--clip_quantile=0.7 --target_epsilon=4 --a=1",
+        "--format=json",
+    )
+    assert status == 0, err
+    names = {row["mechanism"] for row in json.loads(out)["rows"]}
+    assert names == {
+        f"{mechanism}_clip_{norm}"
+        for mechanism in ("none", "banded")
+        for norm in ("0.4", "adaptive")
+    }
+    handed = {name: set(given) for name, given in workplace.started()}
+    assert {"--a=1", "--target_epsilon=4", "--clip_norm=0.4"} <= handed["banded_clip_0.4_1"]
+    assert "--clip_quantile=0.7" not in handed["banded_clip_0.4_1"]
+    assert {"--clip_quantile=0.7", "--clip_norm=adaptive"} <= handed["banded_clip_adaptive_1"]
+    assert {"--a=1", "--clip_quantile=0.7"} <= handed["none_clip_adaptive_1"]
+    assert "--target_epsilon=4" not in handed["none_clip_adaptive_1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--clip_norms=0.4,much"], "--clip_norms takes numbers above zero and adaptive"),
+        (["--clip_norms=0.4,-1"], "--clip_norms takes numbers above zero and adaptive"),
+        (["--clip_norms=0.4,0.4"], "--clip_norms has 0.4 twice"),
+        (["--clip_norms=0.4", "--flags=--clip_norm=1"], "--flags cannot have --clip_norm"),
+    ],
+)
+def test_bad_clip_norms_are_refused(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    status, out, err = _call(capfd, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert not workplace.started()
+
+
 _THREE_MECHANISMS = ("identity", "none", "banded")
 
 

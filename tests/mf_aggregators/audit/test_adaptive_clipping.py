@@ -19,7 +19,7 @@ _NUM_ROUNDS, _CLIENTS = 3, 7
 _SCHEMA = MinSeparation(2)
 _MULTIPLIER = 1.0 / 3.0
 # The bits have 83 % of the squared mu.
-_CLIP = AdaptiveClip(0.3, learning_rate=1.0, count_stddev=0.55 * _MULTIPLIER)
+_CLIP = AdaptiveClip(0.3, update_period=1, count_stddev=0.55 * _MULTIPLIER)
 
 
 def _audit(kind: type, trials: int) -> ClippingResult:

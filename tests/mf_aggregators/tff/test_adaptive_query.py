@@ -28,7 +28,7 @@ from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 _NUM_ROUNDS = 4
 _SPECS = [tf.TensorSpec((2, 2), tf.float32), tf.TensorSpec((), tf.float64)]
 _MULTIPLIER, _COUNT_STDDEV, _CLIENTS = 1.5, 1.25, 4
-_CLIP = AdaptiveClip(0.5, 0.5, learning_rate=2.0, count_stddev=_COUNT_STDDEV)
+_CLIP = AdaptiveClip(0.5, 0.5, learning_rate=2.0, count_stddev=_COUNT_STDDEV, update_period=1)
 
 
 def _factorization() -> Any:

@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators.noise import recursions
 from mf_aggregators.tff import grid, processes
-from mf_aggregators.tff.dp_query import FixedSeedWarning
+from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
 from simulations.workers import quiet, secure_sums
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -106,6 +106,94 @@ def test_without_noise_the_clipped_mean_is_exact() -> None:
     # A smaller cohort gives a smaller aggregate: the divisor is fixed in advance.
     alone = process.next(process.initialize(), clients[:1])
     np.testing.assert_allclose(alone.result, [0.15, 0.0], rtol=1e-6)
+
+
+def test_a_constant_clip_norm_is_the_query_of_before_bit_for_bit() -> None:
+    """Beside one that is built by hand: all noise is that of the clip norm times the multiplier."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        made = _aggregator(5, noise_multiplier=1.3, clip_norm=0.7)
+        specs = [tf.TensorSpec([3], tf.float32)]
+        sensitivity = _factorization().sensitivity(_PARTICIPATION).value
+        by_hand = MatrixFactorizationSumQuery(
+            _factorization().noise_recursion().scaled_to_sensitivity_one(sensitivity),
+            specs,
+            l2_norm_clip=0.7,
+            noise_stddev=1.3 * 0.7,
+            seed=5,
+            participation=_PARTICIPATION,
+        )
+        found = made.query(specs)
+    assert type(found) is MatrixFactorizationSumQuery
+    states = [found.initial_global_state(), by_hand.initial_global_state()]
+    tf.nest.assert_same_structure(*states)
+    for _ in range(_NUM_ROUNDS):
+        results = []
+        for number, query in enumerate((found, by_hand)):
+            record = [tf.constant([0.5, -2.0, 0.1])]
+            params = query.derive_sample_params(states[number])
+            sums = query.accumulate_record(params, query.initial_sample_state(specs), record)
+            result, states[number], _ = query.get_noised_result(sums, states[number])
+            results.append(result[0].numpy())
+        np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.long
+def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> None:
+    """On disk, as the query in TensorFlow alone; and a round's noise is for its own data."""
+    chosen: dict[str, Any] = {
+        "clip_norm": mfa.AdaptiveClip(0.5, update_period=1, count_stddev=2.0),
+        "noise_multiplier": 0.5,
+        "seed": 11,
+        "noise_storage": "disk",
+        "noise_directory": tmp_path / "noise",
+    }
+    process = _process(_NEST, **chosen)
+    assert process.next.type_signature.result.result.member == _NEST
+    specs = tff.types.type_to_tf_tensor_specs(_NEST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        in_state = {**chosen, "noise_directory": None, "noise_storage": "state"}
+        query = _aggregator(**in_state).query(specs)
+    state, alone = process.initialize(), query.initial_global_state()
+    before = state
+    clients = [_value(0.1), _value(0.05), _value(3.0), _value(np.nan)]
+    for _ in range(2):
+        before = state
+        output = process.next(state, clients)
+        state = output.state
+        params = query.derive_sample_params(alone)
+        sums = query.initial_sample_state(specs)
+        for update in clients:
+            tensors = tf.nest.map_structure(tf.constant, update)
+            sums = query.accumulate_record(params, sums, tensors)
+        result, alone, _ = query.get_noised_result(sums, alone)
+        known = tf.nest.map_structure(lambda tensor: tensor.numpy(), result)
+        np.testing.assert_allclose(_flat(output.result) * 4, _flat(known), rtol=1e-2, atol=1e-6)
+        for name, value in query.derive_metrics(alone).items():
+            found = output.measurements["dp_query_metrics"][name]
+            assert float(found) == pytest.approx(float(value))
+    assert mfa.declared_participation.in_state(state) == (_PARTICIPATION,)
+    with pytest.raises(Exception, match="noise") as raised:
+        process.next(before, clients[:2])
+    assert "noise of this round was added to other data" in str(processes.refusal_of(raised.value))
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+def test_a_clip_norm_that_adapts_in_secure_sums() -> None:
+    """Updates and bits alike are integers of a secure sum, and no other sum of clients is made."""
+    clip = mfa.AdaptiveClip(0.5, update_period=1)
+    process = _process(tff.TensorType(np.float32, [2]), clip_norm=clip, secure_aggregation_bits=32)
+    tff.test.assert_not_contains_unsecure_aggregation(process.next)
+    clients = [np.array([0.3, 0.0], np.float32), np.array([0.0, 3.0], np.float32)]
+    output = process.next(process.initialize(), clients)
+    np.testing.assert_allclose(output.result, [0.3 / 4, 0.5 / 4], rtol=1e-6)
+    found = output.measurements["dp_query_metrics"]
+    assert found["unclipped_fraction"] == pytest.approx(0.5)
+    one = process.next(output.state, clients[:1])
+    found = one.measurements["dp_query_metrics"]
+    assert found["unclipped_fraction"] == pytest.approx(0.5 + 0.5 / 4)
+    assert found["next_clip_norm"] == pytest.approx(0.5 * np.exp(-0.125))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])

@@ -112,6 +112,19 @@ def test_a_run_has_all_panels_with_its_numbers() -> None:
     assert figure.get_suptitle() == "banded"
 
 
+def test_a_clip_norm_that_adapts_is_a_curve_and_said_to_be_a_private_release() -> None:
+    rows = [
+        {**row, "clip_norm": str(0.1 * i), "unclipped_fraction": str(0.2 * i)}
+        for i, row in enumerate(_rows(3), start=1)
+    ]
+    axes = _axes(run_figures.draw(rows, None, "banded", target_quantile=0.5))
+    norm = _lines(axes["L2 norm of updates"])["clip norm (a private release)"]
+    assert norm == ([1, 2, 3], pytest.approx([0.1, 0.2, 0.3]))
+    within = _lines(axes["within the clip norm, %"])
+    assert within["a private release"][1] == pytest.approx([20.0, 40.0, 60.0])
+    assert within["target"][1] == [50.0, 50.0]
+
+
 def test_rows_out_of_order_are_sorted_and_rows_without_a_round_left_out() -> None:
     rows: list[dict[str, Any]] = [
         *reversed(_rows(4)),

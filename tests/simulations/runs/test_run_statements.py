@@ -59,6 +59,66 @@ def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     assert warning in statement.to_markdown()
 
 
+def test_a_clip_norm_that_adapts_has_its_noise_and_its_bits_in_the_statement() -> None:
+    values = _values(
+        "--clip_norm=adaptive",
+        "--clip_initial_norm=0.3",
+        "--clip_quantile=0.8",
+        "--clip_count_stddev=4",
+        "--clients_per_round=20",
+        "--simulated_clients=10",
+        "--noise_multiplier=2",
+    )
+    plan = _plan(values)
+    statement = run_statements.planned(plan, device_flags.behaviour(values))
+    # Of half as many clients, half the noise in the sum and in the count.
+    delta = plan.options["delta"]
+    assert statement.plan.epsilon == mfa.accounting.epsilon(1.0, delta)
+    contents = json.loads(json.dumps(statement.to_dict()))
+    assert contents["clip_norm"] == 0.3
+    found = contents["adaptive_clip"]
+    assert found["clip"]["target_quantile"] == 0.8
+    assert found["clip"]["largest_norm"] == pytest.approx(300.0)
+    assert found["count_stddev"] == 2.0
+    assert found["update_noise_multiplier"] == pytest.approx((1.0 - 1.0 / 16.0) ** -0.5)
+    text = " ".join(statement.to_markdown().split())
+    assert "an L2 norm that is 0.3 in the first round" in text
+    assert "the norm that 80 % of the updates are within" in text
+    assert "1.0328 and 2 times the sensitivity of C" in text
+    assert "whose updates and bits are replaced by zero" in text
+    assert "its clip norm and the noisy fraction of clients within that" in text
+
+
+def test_a_constant_clip_norm_says_nothing_of_bits() -> None:
+    values = _values("--clip_norm=0.7")
+    plan = _plan(values)
+    assert plan.clip == 0.7
+    assert plan.options.of_the_run()["clip_norm"] == 0.7
+    statement = run_statements.planned(plan, device_flags.behaviour(values))
+    assert statement.to_dict()["adaptive_clip"] is None
+    assert "clipped to an L2 norm of 0.7;" in statement.to_markdown()
+    assert "bit" not in statement.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--clip_norm=much"], "--clip_norm must be a number, found 'much'. It is a number, or"),
+        (["--clip_norm=-1"], "--clip_norm must be above zero"),
+        (["--clip_quantile=0.5"], "--clip_quantile belongs to --clip_norm=adaptive"),
+        (["--clip_norm=adaptive", "--clip_quantile=2"], "--clip_quantile must be between 0 and 1"),
+        (["--clip_norm=adaptive", "--clip_update_period=0"], "--clip_update_period must be at"),
+        (
+            ["--clip_norm=adaptive", "--clip_count_stddev=0.1"],
+            "--clip_count_stddev must be above half the noise multiplier",
+        ),
+    ],
+)
+def test_bad_clip_norms_are_one_clear_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _plan(_values(*arguments))
+
+
 def test_few_clients_whose_noise_is_too_little_for_any_epsilon_earn_none() -> None:
     values = _values("--clients_per_round=40", "--simulated_clients=4", "--target_epsilon=8")
     plan = _plan(values)

@@ -94,6 +94,21 @@ def test_measurements_of_a_round_with_zeroing() -> None:
     assert found["zeroing_norm"] == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize("zeroing_norm", [pytest.param(None, marks=pytest.mark.long), 10.0])
+def test_a_clip_norm_that_adapts_is_released_and_not_measured(zeroing_norm: float | None) -> None:
+    clip = mfa.AdaptiveClip(1.01, update_period=1)
+    process = _process(zeroing_norm=zeroing_norm, clip_norm=clip)
+    output = process.next(process.initialize(), _UPDATES)
+    assert "clipped_fraction" not in output.measurements
+    found = private_aggregation.released_clip(output.measurements)
+    # Of norms 0.5, 1, 2 and 50, NaN and infinity. What is zeroed, infinity as well, is within.
+    within, above = (4, 1) if zeroing_norm else (2, 2)
+    fraction = 0.5 + (within - above) / 2 / 4
+    assert found["clip_norm"] == pytest.approx(1.01)
+    assert found["unclipped_fraction"] == pytest.approx(fraction)
+    assert found["next_clip_norm"] == pytest.approx(1.01 * np.exp(0.5 - fraction))
+
+
 def test_without_zeroing_a_large_update_is_clipped() -> None:
     process = _process(clip_norm=1.01)
     output = process.next(process.initialize(), _UPDATES)
