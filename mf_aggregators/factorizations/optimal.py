@@ -302,7 +302,8 @@ class _Search:
         if self._gap_over_distance * distance <= self._relative_gap:
             self._certify(evaluation, eigenvalues, eigenvectors)
             self._gap_over_distance = max(
-                _GAP_OVER_DISTANCE, _SAFE_SHARE * self._estimated_gap() / distance
+                _GAP_OVER_DISTANCE,
+                _SAFE_SHARE * self._estimated_gap() / max(distance, np.finfo(np.float64).tiny),
             )
             self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
             if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
