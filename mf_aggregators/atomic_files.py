@@ -61,6 +61,26 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes | memoryview) -> N
         file.write(contents)
 
 
+def write_cached_bytes(path: str | os.PathLike[str], contents: bytes | memoryview) -> None:
+    """Writes a file that takes its name once it is complete, and does not wait for the disk.
+
+    After a crash of the machine it may be damaged: for what is checked before it is used and can
+    be made again.
+
+    Args:
+      path: The file; what stands there is replaced.
+      contents: Its contents.
+
+    Raises:
+      OSError: If the file cannot be written.
+    """
+    with (
+        _replacing(pathlib.Path(path), waits_for_disk=False) as (_, descriptor),
+        os.fdopen(descriptor, "wb", closefd=False) as file,
+    ):
+        file.write(contents)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes a UTF-8 text file, whole or not at all.
 
@@ -119,7 +139,9 @@ def usual_mode(mode: int) -> int:
 
 
 @contextlib.contextmanager
-def _replacing(target: pathlib.Path) -> Iterator[tuple[pathlib.Path, int]]:
+def _replacing(
+    target: pathlib.Path, waits_for_disk: bool = True
+) -> Iterator[tuple[pathlib.Path, int]]:
     """Yields the unfinished file's path and a descriptor of it."""
     descriptor, name = tempfile.mkstemp(
         prefix=f".{target.name}.", suffix=".partial", dir=target.parent
@@ -131,10 +153,12 @@ def _replacing(target: pathlib.Path) -> Iterator[tuple[pathlib.Path, int]]:
             os.fchmod(descriptor, usual_mode(0o666))
             # By a descriptor that was open all the time: it is told of everything that the disk
             # has refused.
-            os.fsync(descriptor)
+            if waits_for_disk:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         partial.replace(target)
-        synchronise(target.parent)
+        if waits_for_disk:
+            synchronise(target.parent)
     finally:
         partial.unlink(missing_ok=True)

@@ -132,6 +132,19 @@ class WorkloadBlocks:
         """
         return cls.of_inverse(np.ones((num_rounds, 1)), num_bands)
 
+    def largest_condition(self, inverse_bands: np.ndarray) -> float:
+        """Returns at least the largest condition number of a diagonal block of A, for maxima.
+
+        Args:
+          inverse_bands: What the blocks were made of.
+        """
+        sums = np.sum(np.abs(inverse_bands), axis=1)
+        found = 0.0
+        for k, block in enumerate(self.blocks):
+            own = float(np.max(np.sum(np.abs(block.own), axis=1)))
+            found = max(found, own * float(np.max(sums[k * self.size : (k + 1) * self.size])))
+        return found
+
 
 class BandedCovariances:
     """The covariances of the noise of a banded strategy matrix, and what follows from them.

@@ -166,15 +166,13 @@ def from_column_norms(
             "(BandMF Thm 2)."
         )
     if isinstance(participation, MinSeparation):
-        squared = float(
-            _largest_pattern_sums(squared_norms[np.newaxis], participation.separation, most)[0]
-        )
+        squared = largest_pattern_sum(squared_norms, participation.separation, most)
         return Sensitivity(
             float(np.sqrt(squared)), is_exact=True, theorem="banded matrix (BandMF Thm 2, Alg. 5)"
         )
     squared = max(
         float(np.sum(squared_norms[start :: participation.separation][:most]))
-        for start in _maximal_starts(num_rounds, participation.separation, most)
+        for start in maximal_starts(num_rounds, participation.separation, most)
     )
     return Sensitivity(
         float(np.sqrt(squared)), is_exact=True, theorem="enumeration of patterns (BandMF Eq. 5)"
@@ -382,7 +380,7 @@ def from_gram_matrix(gram_matrix: Any, participation: Participation) -> Sensitiv
 def _enumerated(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
     """BandMF Eq. 5 over the maximal patterns of (k, b)-participation."""
     best, best_pattern = -1.0, gram[:0, :0]
-    for start in _maximal_starts(gram.shape[0], separation, most):
+    for start in maximal_starts(gram.shape[0], separation, most):
         stop = start + separation * most
         pattern = gram[start:stop:separation, start:stop:separation]
         total = float(np.sum(np.abs(pattern)))
@@ -390,7 +388,7 @@ def _enumerated(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
             best, best_pattern = total, pattern
     return Sensitivity(
         float(np.sqrt(best)),
-        is_exact=_is_reached(best_pattern),
+        is_exact=is_reached(best_pattern),
         theorem="enumeration of patterns (BandMF Eq. 5)",
     )
 
@@ -409,9 +407,22 @@ def _min_separation_bound(gram: np.ndarray, separation: int, most: int) -> Sensi
     for first in range(0, num_rounds, _ROWS_AT_A_TIME):
         rows = np.arange(first, min(first + _ROWS_AT_A_TIME, num_rounds))
         row_bounds[rows] = _row_sums_through_diagonal(np.abs(gram[rows]), rows, separation, most)
-    squared = _largest_pattern_sums(row_bounds[np.newaxis], separation, most)[0]
-    norms = np.sqrt(np.diagonal(gram))
-    by_norms = _largest_pattern_sums(norms[np.newaxis], separation, most)[0]
+    return from_row_bounds(row_bounds, np.diagonal(gram), separation, most)
+
+
+def from_row_bounds(
+    row_bounds: np.ndarray, squared_norms: np.ndarray, separation: int, most: int
+) -> Sensitivity:
+    """Returns the smaller of two upper bounds: by rows of X (BandMF Thm 3), and by column norms.
+
+    Args:
+      row_bounds: (n,) for each row of |X|, at least its largest sum over a pattern that holds it.
+      squared_norms: (n,) of the columns of C.
+      separation: b.
+      most: The most participations k.
+    """
+    squared = largest_pattern_sum(row_bounds, separation, most)
+    by_norms = largest_pattern_sum(np.sqrt(squared_norms), separation, most)
     return Sensitivity(
         float(min(np.sqrt(squared), by_norms)),
         is_exact=False,
@@ -433,18 +444,35 @@ def _row_sums_through_diagonal(
     return magnitudes[within, rows] + np.max(following + preceding[::-1], axis=0)
 
 
-def _largest_pattern_sums(vectors: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """BandMF Alg. 3: the largest sum of non-negative entries over a min-separation pattern.
+def largest_pattern_sum(values: np.ndarray, separation: int, most: int) -> float:
+    """BandMF Alg. 3: the largest sum of non-negative numbers over a min-separation pattern.
+
+    F[i], the largest sums over at most 0, 1, ..., k rounds from round i on, follow from F[i + 1]
+    and F[i + b], so that b of them are kept: O(n k) operations and O(n) memory.
 
     Args:
-      vectors: (m, n) non-negative entries, one problem per row.
+      values: (n,) non-negative numbers.
       separation: b.
-      most: The most entries of a pattern, at least 1.
+      most: The most rounds of a pattern k, at least 1.
 
     Returns:
-      The m largest sums over at most ``most`` entries at least b apart.
+      The largest sum over at most ``most`` rounds at least b apart.
     """
-    return _suffix_tables(vectors, separation, most)[most, 0]
+    num_rounds = len(values)
+    if most >= -(-num_rounds // separation):
+        # The number of participations limits nothing.
+        unlimited = [0.0] * (num_rounds + separation)
+        for i, value in zip(range(num_rounds - 1, -1, -1), values[::-1].tolist(), strict=True):
+            unlimited[i] = max(value + unlimited[i + separation], unlimited[i + 1])
+        return unlimited[0]
+    kept = np.zeros((separation, most + 1))
+    sums, taken = np.zeros(most + 1), np.empty(most)
+    for i, value in zip(range(num_rounds - 1, -1, -1), values[::-1].tolist(), strict=True):
+        of_round = kept[i % separation]
+        np.add(of_round[:-1], value, out=taken)
+        np.maximum(taken, sums[1:], out=sums[1:])
+        of_round[:] = sums
+    return float(sums[most])
 
 
 def _suffix_tables(vectors: np.ndarray, separation: int, most: int) -> np.ndarray:
@@ -464,22 +492,30 @@ def _suffix_tables(vectors: np.ndarray, separation: int, most: int) -> np.ndarra
     return tables
 
 
-def _maximal_starts(num_rounds: int, separation: int, most: int) -> range:
-    """First rounds of the (k, b)-participation patterns that no other pattern contains.
+def maximal_starts(num_rounds: int, separation: int, most: int) -> range:
+    """Returns the first rounds of the (k, b)-participation patterns that no other one contains.
 
     A pattern that starts at round b or later and has no room for all its participations
     lies within the one that starts b rounds earlier.
+
+    Args:
+      num_rounds: n.
+      separation: b.
+      most: The most participations k.
     """
     full = num_rounds - (most - 1) * separation
     return range(max(full, min(separation, num_rounds)))
 
 
-def _is_reached(pattern: np.ndarray) -> bool:
-    """Whether sum |X[i, j]| is reached: signs s exist with s_i s_j X[i, j] >= 0 for all i, j.
+def is_reached(pattern: np.ndarray) -> bool:
+    """Returns whether sum |X[i, j]| is reached.
 
-    Then contributions s_i u, with one unit vector u, change C x by exactly the bound.
-    Signs are spread along the non-zero entries from each connected group's first round.
-    Entries of the size of rounding errors have no sign.
+    It is if signs s exist with s_i s_j X[i, j] >= 0 for all i, j: then contributions s_i u, with
+    one unit vector u, change C x by exactly the bound. Signs are spread along the non-zero entries
+    from each connected group's first round. Entries of the size of rounding errors have no sign.
+
+    Args:
+      pattern: (k, k), X in the rounds of a pattern.
     """
     count = pattern.shape[0]
     rounding = _ROUNDING_OF_GRAM * np.max(np.diagonal(pattern))

@@ -37,10 +37,10 @@ of it in all rows, after which E <= 0 by diagonal dominance.
 
 **Rounding.** Every matrix here is a sum of positive semi-definite terms or a product of few bands.
 The entries of V0 and F are taken to be off by 8 n_s u kappa, relative to the root of the product of
-diagonal entries: n_s is the length of inner products, u the unit roundoff and kappa the largest
-condition number of a diagonal block of C (and of A, where A is no banded inverse). This follows the
-usual forward bounds of triangular inverses; it is not proven to the last constant, and the tests
-compare it with computations in many digits. What it adds to E goes into all terms.
+diagonal entries: n_s is the length of inner products, u the unit roundoff and kappa the sum of the
+largest condition numbers of diagonal blocks of C and of A. This follows the usual forward bounds of
+triangular inverses; it is not proven to the last constant, and the tests compare it with
+computations in many digits. What it adds to E goes into all terms.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ class _Point:
         strategy = BandedMatrix.lower_triangular(bands)
         gram = strategy.transposed().times(strategy)
         inner = workload.blocks.size + len(workload.blocks.blocks)
-        condition = covariances.largest_condition() * workload.condition
+        condition = covariances.largest_condition() + workload.condition
         return cls(
             covariances.squared_error,
             strategy,

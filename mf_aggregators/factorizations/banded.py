@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, validation, workloads
-from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators import banded_sensitivity, memory, validation, workloads
 from mf_aggregators.banded_covariances import BandedCovariances, WorkloadBlocks
 from mf_aggregators.factorizations import band_algebra
 from mf_aggregators.factorizations.band_constraints import (
@@ -105,20 +104,9 @@ class BandedFactorization(Factorization):
         return BandedNoise(self._bands)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        """By column norms where BandMF Thm 2 applies."""
-        bands = self._bands[:rounds, : min(self.num_bands, rounds)]
-        num_bands = bands.shape[1]
-        most = check(participation).most_participations(rounds)
-        separated = (
-            not isinstance(participation, SingleParticipation)
-            and participation.separation >= num_bands
-        )
-        if most > 1 and not separated:
-            return sensitivities.compute(recursions.matrix_from_bands(bands), participation)
-        largest = float(np.max(np.abs(bands)))
-        squared_norms = band_algebra.column_sums(np.square(bands / largest))
-        return sensitivities.from_column_norms(squared_norms, participation, num_bands).times(
-            largest
+        """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
+        return banded_sensitivity.compute(
+            self._bands[:rounds, : min(self.num_bands, rounds)], participation
         )
 
     def gap_holds_for(self, participation: Participation) -> bool:

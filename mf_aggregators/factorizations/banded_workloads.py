@@ -17,7 +17,7 @@ class BandedWorkload:
     Attributes:
       blocks: In blocks of rounds.
       inverse_bands: (n, w) of A^-1; w is n where it is not banded.
-      condition: What the inversion of A may lose: 1 where A is known by its inverse.
+      condition: The largest condition number, for maxima, of a diagonal block of A.
     """
 
     blocks: WorkloadBlocks
@@ -36,7 +36,8 @@ class BandedWorkload:
         inverse_bands = workloads.inverse_bands(workload)
         if inverse_bands is not None:
             inverse_bands = inverse_bands * largest
-            return cls(WorkloadBlocks.of_inverse(inverse_bands, num_bands), inverse_bands, 1.0)
+            blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands)
+            return cls(blocks, inverse_bands, blocks.largest_condition(inverse_bands))
         assert isinstance(workload, np.ndarray)
         scaled = workload / largest
         inverse, _ = dtrtri(scaled.T, lower=0)

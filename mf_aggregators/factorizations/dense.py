@@ -40,7 +40,9 @@ class DenseFactorization(Factorization):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the lower triangle of C, row by row."""
-        return {"lower_triangle": self._strategy_matrix[np.tril_indices(self.num_rounds)]}
+        # Row by row: indices of the triangle would take as much memory as three matrices.
+        rows = [row[: i + 1] for i, row in enumerate(self._strategy_matrix)]
+        return {"lower_triangle": np.concatenate(rows)}
 
     @classmethod
     def from_arrays(
@@ -54,5 +56,8 @@ class DenseFactorization(Factorization):
                 f"{num_rounds} rounds"
             )
         matrix = np.zeros((num_rounds, num_rounds))
-        matrix[np.tril_indices(num_rounds)] = triangle
+        start = 0
+        for i in range(num_rounds):
+            matrix[i, : i + 1] = triangle[start : start + i + 1]
+            start += i + 1
         return cls(matrix, **attributes)

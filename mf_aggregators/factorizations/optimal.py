@@ -7,17 +7,22 @@ gives a lower bound on the smallest error (Eq. 8). That bound is a concave funct
 v whose gradient, phi(v) / v - 1, vanishes at the fixed point, so the fixed point is
 found as its maximum: iterating phi is gradient ascent of fixed step, and L-BFGS from
 the same evaluations needs a third of them, fewer still for momentum workloads.
+
+Each evaluation is an eigendecomposition of V^1/2 A^T A V^1/2: see
+:mod:`mf_aggregators.factorizations.workload_spectra`, where it takes O(n^2) operations if A^-1 has
+two bands, as for prefix sums. The search then starts from the optimum of a fourth of the rounds.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import tqdm
 
 from mf_aggregators import memory, validation, workloads
+from mf_aggregators.factorizations import workload_spectra
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
@@ -36,7 +41,7 @@ from mf_aggregators.factorizations.multi_epoch import (
     PatternEntries,
     bounded_entries,
 )
-from mf_aggregators.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.factorizations.workload_spectra import WorkloadSpectra
 from mf_aggregators.participation import (
     FixedEpochOrder,
     Participation,
@@ -51,6 +56,10 @@ _SAFE_SHARE = 0.99
 # The optimiser's first step relative to one of the fixed-point iteration.
 _FIRST_STEP = 1.5
 _SHORTEST_STEP = 1e-12
+# What gaps are beside distances from feasible matrices, before more is known.
+_GAP_OVER_DISTANCE = 2.0
+# The gap of the optimum of fewer rounds that a search starts from.
+_GAP_OF_START = 1e-4
 
 # In a plan: dense optimisation takes minutes above so many rounds, and seconds for 2,052.
 _MOST_ROUNDS_OF_A_PLAN = 4096
@@ -63,7 +72,6 @@ class _Evaluation:
 
     v: np.ndarray
     phi: np.ndarray
-    eigenvectors: np.ndarray
     eigenvalues: np.ndarray
 
     @property
@@ -74,20 +82,6 @@ class _Evaluation:
         s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
         """
         return float(np.sum(self.phi) ** 2 / np.sum(self.v))
-
-    @property
-    def safe_bound(self) -> float:
-        """The estimated bound, less what rounding may have added to any eigenvalue."""
-        # Once for the product A^T A, once for its eigenvalues.
-        rounding = 2.0 * len(self.v) * np.finfo(np.float64).eps * self.eigenvalues[-1]
-        root_sum = np.sum(np.sqrt(np.maximum(self.eigenvalues - rounding, 0.0)))
-        return float(root_sum**2 / np.sum(self.v))
-
-    @property
-    def root_eigenvalues(self) -> np.ndarray:
-        """Roots of the eigenvalues; what rounding made non-positive is set to rounding."""
-        floor = np.finfo(np.float64).eps * self.eigenvalues[-1]
-        return np.sqrt(np.maximum(self.eigenvalues, floor))
 
     @property
     def distance_from_feasible(self) -> float:
@@ -138,13 +132,10 @@ def optimal(
         rank, the schema is MinSeparation and lets a client take part more than once, or
         it names more participations than fit.
     """
-    if isinstance(workload, workloads.Workload):
-        workload = workload.matrix()
-    memory.check_rounds(len(workload), 6 * 8 * len(workload), "the optimal factorization")
-    # A factor on the workload changes nothing but the range of numbers.
-    workload = validation.lower_triangular(workload, "the workload")
-    workload = workload / np.max(np.abs(workload))
-    num_rounds = workload.shape[0]
+    if not isinstance(workload, workloads.Workload):
+        workload = validation.lower_triangular(workload, "the workload")
+    num_rounds = workload.num_rounds if isinstance(workload, workloads.Workload) else len(workload)
+    memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -164,8 +155,10 @@ def optimal(
     search: _Search | MultiEpochSearch
     if returns:
         assert isinstance(participation, FixedEpochOrder)
+        matrix = workload.matrix() if isinstance(workload, workloads.Workload) else workload
         search = MultiEpochSearch(
-            workload,
+            # A factor on the workload changes nothing but the range of numbers.
+            matrix / np.max(np.abs(matrix)),
             participation,
             equal_column_norms=equal_column_norms,
             pattern_entries=pattern_entries,
@@ -174,7 +167,8 @@ def optimal(
             show_progress=show_progress,
         )
     else:
-        search = _Search(workload, relative_gap, max_evaluations, show_progress)
+        spectra = workload_spectra.of(workload)
+        search = _Search(spectra, relative_gap, max_evaluations, show_progress)
     try:
         search.run()
     except Converged:
@@ -205,26 +199,31 @@ class _Search:
     """Maximises the lower bound of Eq. 8 and keeps the best certified matrix."""
 
     def __init__(
-        self, workload: np.ndarray, relative_gap: float, max_evaluations: int, show_progress: bool
+        self,
+        spectra: WorkloadSpectra,
+        relative_gap: float,
+        max_evaluations: int,
+        show_progress: bool,
     ) -> None:
-        self._workload = workload
-        self._gram = workload.T @ workload
+        self._spectra = spectra
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
+        self._show_progress = show_progress
         self.progress = tqdm.tqdm(
             desc="fixed point", unit=" evaluations", disable=not show_progress
         )
         self.evaluations = 0
         self._estimated_bound = 0.0
         self._safe_bound = 0.0
-        self._best_v = np.ones(workload.shape[0])
+        self._best_v = np.ones(spectra.num_rounds)
         self._squared_error = np.inf
         self._closest: _Evaluation | None = None
+        self._gap_over_distance = _GAP_OVER_DISTANCE
         self.strategy_matrix = np.empty(0)
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
-        start = np.log(self._evaluate(np.sqrt(np.diagonal(self._gram))).phi)
+        start = np.log(self._evaluate(self._first_v()).phi)
         first = self._evaluate(np.exp(start))
         # In y = sqrt(v) log(v) the bound's Hessian at the fixed point has a condition
         # number that does not depend on the spread of v. The optimiser's first step has
@@ -253,6 +252,21 @@ class _Search:
             least_change=1e-16,
         )
 
+    def _first_v(self) -> np.ndarray:
+        """Where the search starts: the roots of the diagonal of A^T A, or a coarser optimum."""
+        coarser = self._spectra.coarser()
+        if coarser is None:
+            return np.sqrt(self._spectra.gram_diagonal())
+        search = _Search(coarser, _GAP_OF_START, self._max_evaluations, self._show_progress)
+        with contextlib.suppress(Converged):
+            search.run()
+        search.progress.close()
+        # Positions of rounds from the last one on, where v changes fastest.
+        rounds, fewer = self._spectra.num_rounds, coarser.num_rounds
+        positions = (np.arange(rounds) + 0.5) / rounds
+        known = (np.arange(fewer) + 0.5) / fewer
+        return np.exp(np.interp(positions, known, np.log(search._best_v)))
+
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix, with a lower bound that is certain.
 
@@ -261,10 +275,10 @@ class _Search:
         """
         if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
             assert self._closest is not None
-            self._certify(self._closest)
+            self._certify(self._closest, *self._spectra.decomposition(self._closest.v))
         bound = self._safe_bound
         if self._squared_error > bound * (1.0 + self._relative_gap):
-            root_sum = nuclear_norm_from_below(self._workload * np.sqrt(self._best_v))
+            root_sum = self._spectra.nuclear_norm_from_below(self._best_v)
             bound = max(bound, root_sum**2 / float(np.sum(self._best_v)))
         return max(self._squared_error / bound - 1.0, 0.0)
 
@@ -272,44 +286,47 @@ class _Search:
         return self._squared_error / self._estimated_bound - 1.0
 
     def _evaluate(self, v: np.ndarray) -> _Evaluation:
-        root_v = np.sqrt(v)
-        eigenvalues, eigenvectors = np.linalg.eigh(self._gram * root_v * root_v[:, np.newaxis])
-        floor = np.finfo(np.float64).eps * eigenvalues[-1]
-        phi = np.square(eigenvectors) @ np.sqrt(np.maximum(eigenvalues, floor))
-        evaluation = _Evaluation(v, phi, eigenvectors, eigenvalues)
+        eigenvalues, eigenvectors = self._spectra.decomposition(v)
+        phi = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, np.sqrt(eigenvalues))
+        evaluation = _Evaluation(v, phi, eigenvalues)
         self.evaluations += 1
         if evaluation.estimated_bound > self._estimated_bound:
             self._estimated_bound, self._best_v = evaluation.estimated_bound, v
-        self._safe_bound = max(self._safe_bound, evaluation.safe_bound)
+        safe_sum = np.sum(np.sqrt(self._spectra.safe_eigenvalues(eigenvalues)))
+        self._safe_bound = max(self._safe_bound, float(safe_sum**2 / np.sum(v)))
         distance = evaluation.distance_from_feasible
         if self._closest is None or distance < self._closest.distance_from_feasible:
             self._closest = evaluation
         self.progress.update()
         # Certifying costs a factorization of its own, so it waits until it may succeed.
-        if distance <= 0.5 * self._relative_gap:
-            self._certify(evaluation)
+        if self._gap_over_distance * distance <= self._relative_gap:
+            self._certify(evaluation, eigenvalues, eigenvectors)
+            self._gap_over_distance = max(
+                _GAP_OVER_DISTANCE,
+                _SAFE_SHARE * self._estimated_gap() / max(distance, np.finfo(np.float64).tiny),
+            )
             self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
             if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
                 raise Converged
         return evaluation
 
-    def _certify(self, evaluation: _Evaluation) -> None:
+    def _certify(
+        self, evaluation: _Evaluation, eigenvalues: np.ndarray, eigenvectors: np.ndarray
+    ) -> None:
         """Keeps C of X(v) (Eq. 6), its columns scaled to norm one, if its error is the best.
 
-        The error is that of the matrix itself, by a triangular solve, so that no error of
-        the eigendecomposition enters the certificate.
+        The error is that of the matrix itself, so that no error of the eigendecomposition enters
+        the certificate. The eigenvectors are overwritten.
         """
-        half = evaluation.eigenvectors * np.sqrt(evaluation.root_eigenvalues)
+        half = eigenvectors
+        half *= eigenvalues**0.25
         half /= np.sqrt(evaluation.v)[:, np.newaxis]
         try:
             strategy = lower_triangular_factor(half @ half.T)
         except np.linalg.LinAlgError:
             return
         strategy /= np.linalg.norm(strategy, axis=0)
-        decoder = scipy.linalg.solve_triangular(
-            strategy, self._workload.T, lower=True, trans="T", check_finite=False
-        )
-        squared_error = float(np.sum(np.square(decoder)))
+        squared_error = self._spectra.squared_error(strategy)
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy
@@ -351,7 +368,7 @@ class OptimalMechanism(Mechanism):
     def build(self, request: Request) -> DenseFactorization:
         """Makes the factorization."""
         return optimal(
-            request.workload.matrix(),
+            request.workload,
             request.participation,
             show_progress=request.show_progress,
             **request.given("equal_column_norms", "pattern_entries", "relative_gap"),

@@ -163,7 +163,8 @@ def prepare(
     for block, content in contents.items():
         path = own / f"weights-{block}"
         if not path.exists() or path.read_bytes() != content:
-            atomic_files.write_bytes(path, content)
+            # Many files for many rounds; contents are compared here and checked by the graphs.
+            atomic_files.write_cached_bytes(path, content)
     checksums = {block: tensor_files.checksum_of(content) for block, content in contents.items()}
     return RowsOnDisk(
         rows,

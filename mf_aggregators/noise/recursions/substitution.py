@@ -5,10 +5,12 @@ From C Y = Z, ``C[i, i] Y[i] = Z[i] - sum_{t=1}^{b-1} C[i, i - t] Y[i - t]``.
 
 import abc
 import dataclasses
+import math
 
 import numpy as np
 import scipy.linalg
 
+from mf_aggregators.banded_covariances import BandedCovariances, WorkloadBlocks
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 
 # With many bands, what is kept is large, and a block of rows is to add little to it.
@@ -105,6 +107,14 @@ class BandedNoise(SubstitutionNoise):
     def divided_by(self, divisor: float) -> NoiseRecursion:
         """Returns the recursion of C / divisor."""
         return BandedNoise(self.bands / divisor)
+
+    def largest_row_norm(self) -> float:
+        """Returns the largest L2 norm of the rows of C^-1, in O(n b^2) operations."""
+        identity = WorkloadBlocks.identity(self.num_rounds, self.num_bands)
+        with np.errstate(all="ignore"):
+            largest = float(np.max(BandedCovariances(self.bands, identity).squared_rows()))
+        # Beyond floats means beyond everything that is compared with it.
+        return math.sqrt(largest) if largest < math.inf else math.inf
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         columns = np.arange(self.num_rounds)[:, np.newaxis] - np.arange(self.num_bands)

@@ -1,0 +1,213 @@
+"""The certificate of banded matrices, attacked: it may never be above what is really possible."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import power_series, workloads
+from mf_aggregators.banded_matrices import BandedMatrix
+from mf_aggregators.factorizations import band_algebra, band_certificate, banded
+from mf_aggregators.factorizations.band_constraints import (
+    ColumnConstraint,
+    EqualNorms,
+    PatternNorms,
+)
+from mf_aggregators.factorizations.banded_workloads import BandedWorkload
+from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.noise import recursions
+from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.workloads import Workload
+from tests.examples import examples
+
+
+def _workload(data: st.DataObject, num_rounds: int, generator: np.random.Generator) -> Workload:
+    momentum = data.draw(st.sampled_from([0.0, 0.5, 0.95]))
+    rates = data.draw(
+        st.sampled_from([None, tuple(10.0 ** generator.uniform(-1.0, 1.0, num_rounds))])
+    )
+    return Workload("momentum_sgd", num_rounds, momentum, rates)
+
+
+def _candidate(
+    data: st.DataObject, num_rounds: int, num_bands: int, generator: np.random.Generator
+) -> np.ndarray:
+    """A matrix near the optimum of this or of another workload, far from it, or nearly singular."""
+    kind = data.draw(st.sampled_from(["root", "optimum", "another", "any", "ill-conditioned"]))
+    in_band = np.tri(num_rounds, num_bands, dtype=bool)
+    bands = np.where(in_band, power_series.square_root_coefficients(num_bands), 0.0)
+    if kind in ("optimum", "another"):
+        momentum = 0.0 if kind == "optimum" else 0.9
+        found = banded(Workload("momentum_sgd", num_rounds, momentum), num_bands)
+        bands = found.arrays()["bands"].copy()
+    if kind == "any":
+        bands = np.where(in_band, generator.normal(size=in_band.shape), 0.0)
+        bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
+    if kind == "ill-conditioned":
+        # Singular values of C over twelve orders of magnitude.
+        bands = bands * 10.0 ** generator.uniform(-3.0, 3.0, (num_rounds, 1))
+    size = data.draw(st.sampled_from([0.0, 1e-8, 1e-4, 1e-2, 0.3]))
+    return np.asarray(bands * (1.0 + size * generator.normal(size=bands.shape)))
+
+
+def _constraint(data: st.DataObject, num_rounds: int, num_bands: int) -> ColumnConstraint:
+    if data.draw(st.booleans()):
+        return EqualNorms(num_bands)
+    separation = data.draw(st.integers(num_bands, num_rounds))
+    most = data.draw(st.integers(1, -(-num_rounds // separation)))
+    return PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
+
+
+def _feasible(bands: np.ndarray, constraint: ColumnConstraint) -> np.ndarray:
+    squared = band_algebra.column_sums(np.square(bands))
+    scales = np.sqrt(constraint.scales(squared, constraint.sharpness[-1]))
+    scaled = band_algebra.divide_columns(bands, scales)
+    squared = band_algebra.column_sums(np.square(scaled))
+    return np.asarray(scaled / np.sqrt(constraint.squared_sensitivity(squared)))
+
+
+def _error(bands: np.ndarray, workload: np.ndarray) -> float:
+    decoder = scipy.linalg.solve_triangular(
+        recursions.matrix_from_bands(bands), workload.T, lower=True, trans="T"
+    )
+    return float(np.sum(np.square(decoder)))
+
+
+def _least_error(
+    num_rounds: int, num_bands: int, constraint: ColumnConstraint, workload: Workload
+) -> float:
+    """An error that a feasible matrix has, whose bands all searches may have found."""
+    participation = SingleParticipation()
+    if isinstance(constraint, EqualNorms):
+        found = banded(workload, num_bands, relative_gap=1e-9)
+        assert found.sensitivity(participation) == pytest.approx(1.0, rel=1e-12)
+        return _error(found.arrays()["bands"], workload.matrix() / workload.largest_entry())
+    root = np.where(
+        np.tri(num_rounds, num_bands, dtype=bool),
+        power_series.square_root_coefficients(num_bands),
+        0.0,
+    )
+    return _error(_feasible(root, constraint), workload.matrix() / workload.largest_entry())
+
+
+def _attack(num_rounds: int, data: st.DataObject) -> None:
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    num_bands = data.draw(st.integers(1, min(num_rounds, 40)))
+    workload = _workload(data, num_rounds, generator)
+    constraint = _constraint(data, num_rounds, num_bands)
+    bands = _feasible(_candidate(data, num_rounds, num_bands, generator), constraint)
+    prepared = BandedWorkload.of(workload, num_bands)
+    bound = band_certificate.lower_bound(bands, prepared, constraint)
+    own = _error(bands, workload.matrix() / workload.largest_entry())
+    # What is compared with has errors of floats itself.
+    assert 0.0 <= bound <= own * (1.0 + 1e-12)
+    assert bound <= _least_error(num_rounds, num_bands, constraint, workload) * (1.0 + 1e-12)
+
+
+@given(st.integers(1, 60), st.data())
+@settings(max_examples=examples(100), deadline=None)
+def test_no_bound_is_above_the_error_of_a_feasible_matrix(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    _attack(num_rounds, data)
+
+
+@pytest.mark.long
+@given(st.one_of(st.integers(1, 60), st.integers(61, 512)), st.data())
+@settings(max_examples=1000, deadline=None)
+def test_no_bound_is_above_the_error_of_a_feasible_matrix_in_a_thousand_cases(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    _attack(num_rounds, data)
+
+
+@given(st.integers(2, 40), st.data())
+@settings(max_examples=examples(100), deadline=None)
+def test_bands_bound_the_trace_of_the_root_from_below(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    """The theorem itself: against eigenvalues, for E that are not even those of a search."""
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    num_bands = data.draw(st.integers(1, num_rounds))
+    workload = Workload("momentum_sgd", num_rounds, data.draw(st.sampled_from([0.0, 0.9])))
+    bands = _feasible(
+        np.where(np.tri(num_rounds, num_bands), power_series.square_root_coefficients(num_bands), 0)
+        * (1.0 + 0.1 * generator.normal(size=(num_rounds, num_bands))),
+        EqualNorms(num_bands),
+    )
+    prepared = BandedWorkload.of(workload, num_bands)
+    point = band_certificate._Point.of(bands, prepared)
+    size = data.draw(st.sampled_from([1e-6, 1e-3, 0.03, 0.3, 1.0]))
+    dual = point.dual
+    noise = np.tril(generator.normal(size=(num_rounds, num_rounds)))
+    noise = recursions.bands_of_matrix(noise, num_bands)
+    removed = BandedMatrix(
+        dual.lower, dual.upper, size * dual.rows * BandedMatrix.symmetric(noise).rows
+    )
+    half = point.root.transposed().times(removed)
+    epsilon = band_certificate._epsilon(point, removed, half.times(point.root))
+    matrix, strategy = workload.matrix() / workload.largest_entry(), recursions.matrix_from_bands
+    weighted = np.linalg.solve((strategy(bands).T @ strategy(bands)).T, matrix.T).T
+    full = weighted.T @ weighted
+    dense = removed.dense_rows(0, num_rounds)[:, removed.lower :][:, :num_rounds]
+    least = float(np.linalg.eigvalsh(full - dense)[0])
+    if epsilon is None:
+        return
+    assert least >= -1e-9 * np.max(full)
+    spectrum = np.linalg.eigvalsh(matrix @ (full - dense) @ matrix.T)
+    trace = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))))
+    bound = band_certificate._bound(point, removed, half, 1.0, epsilon)
+    assert bound <= trace**2 * (1.0 + 1e-9)
+    if size <= 1e-6:
+        # Nothing is lost of the first order.
+        assert bound == pytest.approx(trace**2, rel=1e-7)
+
+
+def test_the_gap_is_of_second_order_in_the_distance_from_the_optimum() -> None:
+    num_rounds, num_bands = 200, 12
+    workload = Workload("prefix_sum", num_rounds)
+    best = banded(workload, num_bands, relative_gap=1e-10).arrays()["bands"]
+    generator = np.random.default_rng(0)
+    direction = generator.normal(size=best.shape) * np.tri(*best.shape)
+    constraint = EqualNorms(num_bands)
+    prepared = BandedWorkload.of(workload, num_bands)
+    gaps = []
+    for size in (1e-4, 1e-5):
+        bands = _feasible(best + size * direction, constraint)
+        error = _error(bands, workload.matrix())
+        gaps.append(error / band_certificate.lower_bound(bands, prepared, constraint) - 1.0)
+    assert gaps[0] / gaps[1] == pytest.approx(100.0, rel=0.2)
+
+
+def test_a_bound_is_close_where_the_search_has_just_begun() -> None:
+    """V is not positive semi-definite there; its diagonal is raised until it is."""
+    num_rounds, num_bands = 2000, 16
+    workload = Workload("prefix_sum", num_rounds)
+    root = np.where(
+        np.tri(num_rounds, num_bands, dtype=bool),
+        power_series.square_root_coefficients(num_bands),
+        0.0,
+    )
+    constraint = EqualNorms(num_bands)
+    bands = _feasible(root, constraint)
+    prepared = BandedWorkload.of(workload, num_bands)
+    assert band_certificate.lower_bound(bands, prepared, constraint) > 0.0
+
+
+def test_nothing_is_claimed_of_numbers_beyond_floats() -> None:
+    bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
+    prepared = BandedWorkload.of(Workload("prefix_sum", 400), 2)
+    assert band_certificate.lower_bound(bands, prepared, EqualNorms(2)) == 0.0
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_workloads_of_dense_inverses_are_certified_as_well(dense: bool) -> None:
+    generator = np.random.default_rng(3)
+    matrix = np.tril(generator.normal(size=(30, 30))) * 0.1 + np.eye(30)
+    if not dense:
+        matrix = workloads.momentum_sgd(30, 0.9)
+    assert (workloads.inverse_bands(matrix) is None) == dense
+    found = banded(matrix, 6, relative_gap=1e-8)
+    assert found.optimality_gap is not None
+    assert found.optimality_gap <= 1e-8

@@ -1,0 +1,107 @@
+"""Sensitivities from bands against those of the dense matrix and of all patterns."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import banded_sensitivity, sensitivity
+from mf_aggregators.noise import recursions
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from tests.examples import examples
+from tests.mf_aggregators import brute_force
+
+
+def _bands(data: st.DataObject, num_rounds: int) -> np.ndarray:
+    num_bands = data.draw(st.integers(1, num_rounds))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    bands = generator.normal(size=(num_rounds, num_bands))
+    if data.draw(st.booleans()):
+        bands = np.abs(bands)
+    if data.draw(st.booleans()):
+        bands[:, num_bands // 2 + 1 :] = 0.0
+    return np.where(np.tri(num_rounds, num_bands, dtype=bool), bands, 0.0)
+
+
+def _schema(data: st.DataObject, num_rounds: int) -> Participation:
+    separation = data.draw(st.integers(1, num_rounds))
+    most = data.draw(st.integers(1, -(-num_rounds // separation)))
+    return data.draw(
+        st.sampled_from(
+            [
+                SingleParticipation(),
+                MinSeparation(separation),
+                MinSeparation(separation, most),
+                FixedEpochOrder(most, separation),
+            ]
+        )
+    )
+
+
+@given(st.integers(1, 60), st.data())
+@settings(max_examples=examples(400), deadline=None)
+def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataObject) -> None:
+    bands = _bands(data, num_rounds)
+    participation = _schema(data, num_rounds)
+    found = banded_sensitivity.compute(bands, participation)
+    dense = sensitivity.compute(recursions.matrix_from_bands(bands), participation)
+    assert found == pytest.approx(dense, rel=1e-12)
+    assert found.is_exact == dense.is_exact
+    assert found.theorem == dense.theorem
+
+
+@given(st.integers(1, 8), st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_no_pattern_changes_more(num_rounds: int, data: st.DataObject) -> None:
+    bands = _bands(data, num_rounds)
+    participation = _schema(data, num_rounds)
+    found = banded_sensitivity.compute(bands, participation)
+    truth = brute_force.scalar_sensitivity(recursions.matrix_from_bands(bands), participation)
+    assert found >= truth * (1.0 - 1e-12)
+    if found.is_exact:
+        assert found == pytest.approx(truth, rel=1e-9)
+
+
+@given(st.integers(1, 30), st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_the_largest_pattern_sum_is_that_of_all_patterns(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    """Against a recursion over the first participation, with nothing kept."""
+    separation = data.draw(st.integers(1, num_rounds))
+    most = data.draw(st.integers(1, min(4, -(-num_rounds // separation))))
+    values = np.array(data.draw(st.lists(st.integers(0, 9), min_size=num_rounds, max_size=30)))
+    values = values[:num_rounds].astype(float)
+
+    def largest(first: int, left: int) -> float:
+        if not left:
+            return 0.0
+        later = range(first, num_rounds)
+        return max((values[i] + largest(i + separation, left - 1) for i in later), default=0.0)
+
+    assert sensitivity.largest_pattern_sum(values, separation, most) == largest(0, most)
+
+
+@pytest.mark.parametrize(
+    "participation",
+    [
+        MinSeparation(1000, 20),
+        MinSeparation(10, 50),
+        MinSeparation(10),
+        MinSeparation(1),
+        FixedEpochOrder(12_500, 8),
+        SingleParticipation(),
+    ],
+    ids=str,
+)
+def test_a_hundred_thousand_rounds_need_no_dense_matrix(participation: Participation) -> None:
+    bands = np.where(np.tri(100_000, 32, dtype=bool), 0.9 ** np.arange(32), 0.0)
+    found = banded_sensitivity.compute(bands, participation)
+    # The same in all rounds, so that a matrix for fewer rounds bounds it from below.
+    fewer = sensitivity.compute(recursions.matrix_from_bands(bands[:100]), participation)
+    assert found >= fewer
