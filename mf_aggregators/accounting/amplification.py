@@ -63,7 +63,7 @@ _SMALLEST_INTERVAL = 1e-7
 
 # With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and
 # the grid of its privacy losses grows without bound.
-_LEAST_NOISE_MULTIPLIER = 0.1
+LEAST_NOISE_MULTIPLIER = 0.1
 
 # A first search for a noise multiplier takes intervals so many times as large.
 _COARSER = 10.0
@@ -130,7 +130,7 @@ def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates
     except TailError as error:
         # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
         refused = error
-    if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
+    if unamplified == 0.0 or sigma < LEAST_NOISE_MULTIPLIER:
         found = unamplified
     else:
         found = min(unamplified, _amplified(scheme, sigma, less, num_coordinates))
@@ -318,14 +318,14 @@ def _smallest(excess: Callable[[float], float], enough: float, factor: float) ->
       The noise multiplier, to a relative error of 1e-6 on the side of more noise.
     """
     known = functools.lru_cache(maxsize=None)(excess)
-    least, high = math.log(_LEAST_NOISE_MULTIPLIER), math.log(enough)
+    least, high = math.log(LEAST_NOISE_MULTIPLIER), math.log(enough)
     if high <= least or known(high) > 0.0:
         return enough
     step = math.log(factor)
     low = max(least, high - step)
     while known(low) <= 0.0:
         if low == least:
-            return _LEAST_NOISE_MULTIPLIER
+            return LEAST_NOISE_MULTIPLIER
         # Never far below the root: accounting for little noise takes long.
         high, step = low, min(2.0 * step, math.log(2.5))
         low = max(least, high - step)
@@ -339,8 +339,12 @@ def _interval_for(epsilon: float) -> float:
     return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
-def _finest_interval(sigma: float) -> float:
-    """The interval that puts the largest losses at the end of the largest grid."""
+def finest_interval(sigma: float) -> float:
+    """Returns the interval of losses that puts the largest one at the end of the largest grid.
+
+    Args:
+      sigma: The noise multiplier, above zero.
+    """
     return (0.5 / sigma**2 + 12.0 / sigma) / _MOST_POINTS
 
 
@@ -362,7 +366,7 @@ def _poisson_excess(
 def _poisson_loss(
     scheme: PoissonSampling, sigma: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    grid = max(interval, _finest_interval(sigma))
+    grid = max(interval, finest_interval(sigma))
     loss = sampled_gaussian.loss_distribution(sigma, scheme.sampling_probability, grid)
     return loss.self_compose(scheme.most_participations)
 
@@ -372,17 +376,29 @@ def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> flo
     while True:
         found = float(_poisson_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
         needed = _interval_for(found)
-        if interval <= 2.0 * max(needed, _finest_interval(sigma)):
+        if interval <= 2.0 * max(needed, finest_interval(sigma)):
             return found
         interval = needed
 
 
 def _fixed_size_epsilon(scheme: FixedSizeSampling, sigma: float, delta: float) -> float:
+    return float(fixed_size_accountant(scheme, sigma).get_epsilon(delta))
+
+
+def fixed_size_accountant(
+    scheme: FixedSizeSampling, sigma: float
+) -> rdp_privacy_accountant.RdpAccountant:
+    """Returns dp-accounting's Renyi accountant of a run, for real normal numbers.
+
+    Args:
+      scheme: How batches are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+    """
     accountant = rdp_privacy_accountant.RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
     accountant.compose(event(scheme, min(sigma, _LARGEST_NOISE_OF_SUBSETS)))
-    return float(accountant.get_epsilon(delta))
+    return accountant
 
 
 def _shuffling_epsilon(
@@ -449,7 +465,7 @@ def safe_delta(delta: float, compositions: int) -> float:
         of it.
     """
     delta = validation.delta(delta)
-    rounding = _ROUNDING_PER_COMPOSITION * compositions
+    rounding = composition_rounding(compositions)
     smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
     if delta < smallest:
         raise ValueError(
@@ -457,3 +473,12 @@ def safe_delta(delta: float, compositions: int) -> float:
             f"mechanisms, which is computed by Fourier transforms, found {delta:g}."
         )
     return delta - rounding
+
+
+def composition_rounding(compositions: int) -> float:
+    """Returns what of a delta composition by Fourier transforms may lose to rounding.
+
+    Args:
+      compositions: How many mechanisms are composed.
+    """
+    return _ROUNDING_PER_COMPOSITION * compositions

@@ -6,12 +6,18 @@ to take part are never amplified.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 
-from mf_aggregators.accounting import amplification, noise_failure, sampling_schemes
+from mf_aggregators.accounting import (
+    amplification,
+    noise_failure,
+    sampling_schemes,
+    trade_offs,
+)
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 
 
@@ -95,6 +101,56 @@ def amplified_noise_multiplier(
         clients_per_round=clients_per_round,
     )
     return amplification.noise_multiplier(scheme, epsilon, delta, num_coordinates=num_coordinates)
+
+
+def amplified_true_positive_rate(
+    noise_multiplier: float,
+    false_positive_rate: float | np.ndarray,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+    guarantees: Sequence[tuple[float, float]] = (),
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float | np.ndarray:
+    """Returns the highest true positive rate of an attacker who does not know the batches.
+
+    ``trade_offs`` says what the attacker knows and decides, and why no test does better.
+
+    Args:
+      noise_multiplier: Relative to the largest column norm of C; zero means no noise.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The batch size B.
+      sampling: As in :func:`amplified_epsilon`.
+      guarantees: Pairs (epsilon, delta) that are known to hold, as further bounds.
+      num_coordinates: As in :func:`amplified_epsilon`.
+
+    Returns:
+      The rate, of the shape of the argument; never above that without amplification.
+
+    Raises:
+      TailError: If so little noise cannot be accounted for: a ValueError.
+      ValueError: As :func:`amplified_epsilon` does.
+    """
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return trade_offs.sampled_true_positive_rate(
+        scheme,
+        noise_multiplier,
+        false_positive_rate,
+        guarantees=guarantees,
+        num_coordinates=num_coordinates,
+    )
 
 
 def amplified_event(

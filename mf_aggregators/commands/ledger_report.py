@@ -1,24 +1,106 @@
 """What mf-report says of a run's ledger: the guarantee of what took place."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import guarantees, sampled_cohorts
-from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
+from mf_aggregators.privacy import attackers, guarantees, sampled_cohorts
+from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
 
 
-def fields(
+@dataclasses.dataclass(frozen=True)
+class LedgerReport:
+    """What follows from a ledger.
+
+    Attributes:
+      plan: The guarantee that was planned; amplified for a ledger of a data sampler.
+      took_place: What happened.
+      realised: The guarantee of what took place; without amplification.
+      keeps_plan: Whether the plan was kept; None for batches of a data sampler, where only its
+        seed can show it, unless the ledger contradicts the scheme.
+      deviation: What no draws by the scheme can have given, as the end of a sentence; None if
+        there is nothing.
+      worst_client: The client that is protected least. None for batches of a data sampler: who
+        was drawn is a secret.
+      worst_case: What holds for a plan that was broken; None for others.
+    """
+
+    plan: Guarantee
+    took_place: RealisedParticipation
+    realised: Guarantee
+    keeps_plan: bool | None
+    deviation: str | None
+    worst_client: WorstClient | None
+    worst_case: Guarantee | None
+
+    def guarantees(self) -> dict[str, Guarantee]:
+        """Returns the guarantees that may be stated, by what they are called in a figure."""
+        if self.worst_case is not None:
+            return {"what took place": self.realised, "worst case": self.worst_case}
+        if self.plan.sampling is None:
+            return {"planned": self.plan, "what took place": self.realised}
+        return {"amplified": self.plan, "for who knows the batches": self.realised}
+
+    def fields(self) -> dict[str, Any]:
+        """Returns it as fields of a report."""
+        worst, worst_case = self.worst_client, self.worst_case
+        widened = _no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")
+        return {
+            "keeps_plan": self.keeps_plan,
+            **self._of_sampling(),
+            **self._of_what_took_place(),
+            "widened_epsilon": None if worst_case is None else worst_case.epsilon,
+            **widened,
+            "worst_client": None if worst is None else worst.client_id,
+            "worst_client_rounds": None if worst is None else list(worst.rounds),
+            "worst_client_sensitivity": None if worst is None else worst.sensitivity,
+            "worst_client_epsilon": None if worst is None else worst.epsilon,
+        }
+
+    def _of_sampling(self) -> dict[str, Any]:
+        plan = self.plan
+        if plan.sampling is None:
+            return {}
+        # Never a number that the ledger shows not to hold.
+        is_broken = self.keeps_plan is False
+        rates = _no_rates("amplified_") if is_broken else plan.attacker("amplified_")
+        return {
+            "sampling": plan.sampling.to_dict(),
+            "amplified_noise_multiplier": plan.noise_multiplier,
+            "amplified_epsilon": None if is_broken else plan.epsilon,
+            **rates,
+            "sampling_deviation": self.deviation,
+        }
+
+    def _of_what_took_place(self) -> dict[str, Any]:
+        took_place, guarantee = self.took_place, self.realised
+        return {
+            "realised_num_rounds": took_place.num_rounds,
+            "realised_num_clients": took_place.num_clients,
+            "realised_separation": took_place.separation,
+            "realised_largest_separation": took_place.largest_separation,
+            "realised_max_participations": took_place.max_participations,
+            "realised_sensitivity": guarantee.sensitivity,
+            "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+            "realised_noise_multiplier": guarantee.noise_multiplier,
+            "realised_zcdp_rho": guarantee.zcdp_rho,
+            "realised_epsilon": guarantee.epsilon,
+            **guarantee.attacker("realised_"),
+        }
+
+
+def read(
     ledger: Ledger,
     factorization: Factorization,
     schema: Participation,
     noise_multiplier: float,
     delta: float,
-) -> dict[str, Any]:
-    """Returns the guarantee of what took place, as fields of a report.
+) -> LedgerReport:
+    """Returns what follows from a ledger.
 
     Args:
       ledger: Who took part in which round.
@@ -27,21 +109,15 @@ def fields(
       noise_multiplier: Relative to the sensitivity under that schema.
       delta: Above 0 and below 1.
 
-    Returns:
-      The realised separation, participations and guarantee, without amplification. For
-      batches of a data sampler also its scheme and the amplified guarantee; whether the plan
-      was kept is None there, because only the sampler's seed can show it, unless the ledger
-      contradicts the scheme. The worst client is left out there: who was drawn is a secret.
-
     Raises:
       ValueError: If the ledger is broken, or its scheme does not fit the factorization.
     """
     took_place = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
+    deviation, worst = None, None
     if ledger.sampling is None:
         plan = guarantees.planned(factorization, schema, noise_multiplier, delta)
         keeps_plan: bool | None = guarantees.keeps_plan(schema, took_place)
         worst = guarantees.worst_client(plan, factorization, ledger)
-        of_sampling: dict[str, Any] = {}
     else:
         single = factorization.sensitivity(SingleParticipation()).value
         of_schema = factorization.sensitivity(schema).value
@@ -52,51 +128,28 @@ def fields(
             ledger.sampling, len(ledger.client_ids), ledger.cohorts()
         )
         keeps_plan = None if deviation is None else False
-        worst = None
-        of_sampling = {
-            "sampling": ledger.sampling.to_dict(),
-            "amplified_noise_multiplier": plan.noise_multiplier,
-            # Never a number that the ledger shows not to hold.
-            "amplified_epsilon": None if keeps_plan is False else plan.epsilon,
-            "sampling_deviation": deviation,
-        }
-    guarantee = guarantees.realised(plan, factorization, took_place)
-    return {
-        "keeps_plan": keeps_plan,
-        **of_sampling,
-        **_realised(took_place, guarantee),
-        "widened_epsilon": (
-            guarantees.worst_case(plan, factorization, took_place).epsilon
-            if keeps_plan is False
-            else None
+    return LedgerReport(
+        plan=plan,
+        took_place=took_place,
+        realised=guarantees.realised(plan, factorization, took_place),
+        keeps_plan=keeps_plan,
+        deviation=deviation,
+        worst_client=worst,
+        worst_case=(
+            guarantees.worst_case(plan, factorization, took_place) if keeps_plan is False else None
         ),
-        "worst_client": None if worst is None else worst.client_id,
-        "worst_client_rounds": None if worst is None else list(worst.rounds),
-        "worst_client_sensitivity": None if worst is None else worst.sensitivity,
-        "worst_client_epsilon": None if worst is None else worst.epsilon,
-    }
+    )
 
 
-def _realised(took_place: RealisedParticipation, guarantee: Guarantee) -> dict[str, Any]:
-    return {
-        "realised_num_rounds": took_place.num_rounds,
-        "realised_num_clients": took_place.num_clients,
-        "realised_separation": took_place.separation,
-        "realised_largest_separation": took_place.largest_separation,
-        "realised_max_participations": took_place.max_participations,
-        "realised_sensitivity": guarantee.sensitivity,
-        "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
-        "realised_noise_multiplier": guarantee.noise_multiplier,
-        "realised_zcdp_rho": guarantee.zcdp_rho,
-        "realised_epsilon": guarantee.epsilon,
-    }
+def _no_rates(prefix: str) -> dict[str, float | None]:
+    return {attackers.name(each, prefix): None for each in attackers.FALSE_POSITIVE_RATES}
 
 
 def is_sampled(found: Mapping[str, Any]) -> bool:
     """Returns whether fields are of a run whose batches a data sampler drew.
 
     Args:
-      found: What :func:`fields` returned, or an empty mapping.
+      found: What :meth:`LedgerReport.fields` returned, or an empty mapping.
     """
     return "sampling" in found
 
@@ -105,7 +158,7 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
     """Returns sentences that say what the fields mean.
 
     Args:
-      found: What :func:`fields` returned.
+      found: What :meth:`LedgerReport.fields` returned.
       num_rounds: Of the factorization.
       delta: That the epsilons are for.
     """
@@ -118,6 +171,7 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
             f" Only {found['realised_num_rounds']} of {num_rounds} rounds were released: that "
             "helps only if neither the data nor what was released had a part in stopping."
         )
+    guarantee = f"{guarantee} {attackers.remark(found, 'realised_')}"
     if found["keeps_plan"]:
         return guarantee
     if found["keeps_plan"] is None:
@@ -125,7 +179,8 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
         return (
             f"Whoever observes all {num_rounds} rounds, and does not learn who was drawn, learns "
             f"about one client at most what {amplified} allows (zero-out adjacency), if every "
-            "batch was drawn by the scheme of the ledger. No ledger shows that: the run compares "
+            "batch was drawn by the scheme of the ledger. "
+            f"{attackers.sentence(found, 'amplified_')} No ledger shows that: the run compares "
             "its draws with its secret seed, and its privacy.json says what it found. For whoever "
             f"knows who was drawn, nothing is amplified. {guarantee} Who was drawn is a secret, "
             "and so is all that is said here of what took place."
@@ -139,5 +194,5 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
     return (
         f"WARNING: {breaks} {guarantee} Whatever else might have happened within that separation, "
         f"and the larger of both numbers of participations: "
-        f"{pair(found['widened_epsilon'], delta)}-DP."
+        f"{pair(found['widened_epsilon'], delta)}-DP. {attackers.remark(found, 'widened_')}"
     )

@@ -12,6 +12,7 @@ import math
 import pathlib
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,13 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import ledgers, printed_guarantees
+from mf_aggregators.privacy import attackers, guarantees, ledgers, printed_guarantees
+from mf_aggregators.privacy.guarantees import Guarantee
 
 # Above this, a figure shows the first column of C instead of the whole matrix.
 _MOST_ROUNDS_DRAWN = 4096
+# False positive rates of the trade-off curves, on a logarithmic axis.
+_LEAST_RATE_DRAWN, _RATES_DRAWN = 1e-4, 121
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -69,7 +73,9 @@ def define_flags(values: flags.FlagValues) -> None:
         "The number of parameters of a model, which adds what a round's noise costs for it.",
     )
     FlagGroup(values, "Output").string(
-        "figure", "A PNG file to write, with the error by round and the matrix."
+        "figure",
+        "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
+        "what an attacker can do.",
     )
 
 
@@ -110,19 +116,19 @@ def main(values: flags.FlagValues) -> None:
             getattr(values, name) is None or multiplier is not None,
             f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
         )
-    fields |= _guarantee(multiplier, values.delta, subject.errors.rmse, values.clients_per_round)
+    fields |= _guarantee(subject, multiplier, values.delta, values.clients_per_round)
     if values.model_size is not None:
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     realised: dict[str, Any] = {}
+    stated = {} if multiplier is None else {"planned": _planned(subject, multiplier, values.delta)}
     if values.ledger is not None and multiplier is not None:
         rounds = values.released_rounds or factorization.num_rounds
         ledger = ledgers.load(values.ledger, rounds)
-        realised = ledger_report.fields(
-            ledger, factorization, subject.schema, multiplier, values.delta
-        )
+        found = ledger_report.read(ledger, factorization, subject.schema, multiplier, values.delta)
+        realised, stated = found.fields(), found.guarantees()
         fields |= realised
     if values.figure is not None:
-        _draw(subject, pathlib.Path(values.figure))
+        _draw(subject, stated, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     fields["seconds"] = time.monotonic() - start
     command_line.print_result(values, fields, _text(fields, subject, values.delta, realised))
@@ -182,20 +188,28 @@ def _errors(subject: _Subject) -> dict[str, Any]:
     }
 
 
+def _planned(subject: _Subject, multiplier: float, delta: float) -> Guarantee:
+    return guarantees.planned(subject.factorization, subject.schema, multiplier, delta)
+
+
 def _guarantee(
-    multiplier: float | None, delta: float, rmse: float, clients_per_round: int | None
+    subject: _Subject, multiplier: float | None, delta: float, clients_per_round: int | None
 ) -> dict[str, Any]:
     """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
     if multiplier is None:
-        return dict.fromkeys(("noise_multiplier", "effective_rmse", "zcdp_rho", "epsilon", "delta"))
+        names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "epsilon", "delta")
+        return dict.fromkeys((*names, *map(attackers.name, attackers.FALSE_POSITIVE_RATES)))
     return {
         "noise_multiplier": multiplier,
         "effective_rmse": (
-            None if clients_per_round is None else multiplier * rmse / clients_per_round
+            None
+            if clients_per_round is None
+            else multiplier * subject.errors.rmse / clients_per_round
         ),
         "zcdp_rho": accounting.zcdp_rho(multiplier),
         "epsilon": accounting.epsilon(multiplier, delta),
         "delta": delta,
+        **_planned(subject, multiplier, delta).attacker(),
     }
 
 
@@ -209,7 +223,8 @@ def _text(fields: dict[str, Any], subject: _Subject, delta: float, realised: dic
         text += (
             f"\n\nWhoever observes all {num_rounds} rounds learns about one client "
             f"at most what {printed_guarantees.pair(fields['epsilon'], delta)}-DP allows "
-            f"(zero-out adjacency), if every client keeps to: {subject.schema}."
+            f"(zero-out adjacency), if every client keeps to: {subject.schema}. "
+            f"{attackers.sentence(fields)}"
         )
     if realised:
         text += f"\n\n{ledger_report.text(realised, num_rounds, delta)}"
@@ -234,7 +249,14 @@ def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
     }
 
 
-def _draw(subject: _Subject, path: pathlib.Path) -> None:
+def _draw(subject: _Subject, stated: Mapping[str, Guarantee], path: pathlib.Path) -> None:
+    """Draws a report.
+
+    Args:
+      subject: What it is about.
+      stated: The guarantees whose trade-off curves are drawn, by name.
+      path: The file.
+    """
     # matplotlib takes a second to import, which only this flag needs.
     from mf_aggregators import figures
 
@@ -245,7 +267,8 @@ def _draw(subject: _Subject, path: pathlib.Path) -> None:
         factorization.mechanism: subject.errors.per_round_variance,
         "independent noise": independent.per_round_variance(subject.workload, subject.schema),
     }
-    figure, ((error_axes, matrix_axes),) = figures.panels(1, 2, (5.4, 4.2))
+    figure, (axes,) = figures.panels(1, 3 if stated else 2, (5.4, 4.2))
+    error_axes, matrix_axes = axes[:2]
     figures.lines(
         error_axes,
         {name: (rounds, np.sqrt(of_rounds)) for name, of_rounds in variances.items()},
@@ -254,6 +277,8 @@ def _draw(subject: _Subject, path: pathlib.Path) -> None:
         y="standard deviation",
     )
     _draw_matrix(figure, matrix_axes, factorization)
+    if stated:
+        _draw_trade_offs(axes[2], stated)
     figures.heading(figure, f"{factorization.mechanism}, n = {len(rounds)}: {subject.schema}")
     try:
         figures.save(figure, str(path))
@@ -261,6 +286,24 @@ def _draw(subject: _Subject, path: pathlib.Path) -> None:
         raise command_line.CommandError(
             f"--figure={path} cannot be written: {error.strerror}."
         ) from error
+
+
+def _draw_trade_offs(axes: Any, stated: Mapping[str, Guarantee]) -> None:
+    from mf_aggregators import figures
+
+    rates = np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
+    curves = {
+        name: (rates, np.asarray(guarantee.true_positive_rate(rates)))
+        for name, guarantee in stated.items()
+    }
+    figures.lines(
+        axes,
+        {**curves, "guessing": (rates, rates)},
+        title="What an attacker can do",
+        x="false positive rate",
+        y="highest true positive rate",
+        logarithmic="xy",
+    )
 
 
 def _draw_matrix(figure: Any, axes: Any, factorization: Factorization) -> None:

@@ -18,7 +18,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import amplification
+from mf_aggregators.accounting import amplification, trade_offs
 from mf_aggregators.accounting.sampling_schemes import (
     FixedSizeSampling,
     PoissonSampling,
@@ -32,7 +32,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.privacy import pattern_sensitivities
+from mf_aggregators.privacy import attackers, pattern_sensitivities
 from mf_aggregators.privacy.ledgers import Ledger
 
 
@@ -77,6 +77,44 @@ class Guarantee:
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)
 
+    def true_positive_rate(self, false_positive_rate: float | np.ndarray) -> float | np.ndarray:
+        """Returns the highest true positive rate that an attacker can have.
+
+        ``accounting.trade_offs`` says what the attacker knows and decides.
+
+        Args:
+          false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+
+        Returns:
+          A rate of the argument's shape; 1 where epsilon is infinite.
+
+        Raises:
+          ValueError: If a false positive rate is not from 0 to 1.
+        """
+        if math.isinf(self.epsilon):
+            return trade_offs.true_positive_rate(0.0, false_positive_rate)
+        if self.sampling is None:
+            return trade_offs.true_positive_rate(self.noise_multiplier, false_positive_rate)
+        return trade_offs.sampled_true_positive_rate(
+            self.sampling,
+            self.noise_multiplier,
+            false_positive_rate,
+            guarantees=[(self.epsilon, self.delta)],
+        )
+
+    def attacker(self, prefix: str = "") -> dict[str, float | None]:
+        """Returns the highest true positive rates that are stated, as fields of a report.
+
+        Args:
+          prefix: Of the names of the fields: ``true_positive_rate_at_0.01`` and its like.
+        """
+        rates = np.asarray(attackers.FALSE_POSITIVE_RATES)
+        found = np.asarray(self.true_positive_rate(rates))
+        return {
+            attackers.name(float(rate), prefix): float(most)
+            for rate, most in zip(rates, found, strict=True)
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
         return {
@@ -88,6 +126,7 @@ class Guarantee:
             "zcdp_rho": _finite_or_none(self.zcdp_rho),
             "epsilon": _finite_or_none(self.epsilon),
             "delta": self.delta,
+            **self.attacker(),
             "sampling": None if self.sampling is None else self.sampling.to_dict(),
         }
 

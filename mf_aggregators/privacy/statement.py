@@ -17,7 +17,7 @@ from mf_aggregators.accounting.sampling_schemes import (
     SamplingScheme,
     Shuffling,
 )
-from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators.privacy import attackers, printed_guarantees
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     RealisedParticipation,
@@ -296,7 +296,8 @@ class PrivacyStatement:
         }[self.status]
         return (
             f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
-            "privacy** for every client."
+            "privacy** for every client. "
+            f"{_attacker(guarantee)}"
         )
 
     def _realised_text(self) -> str:
@@ -402,12 +403,17 @@ def _formal(guarantee: Guarantee) -> str:
     if guarantee.sampling is not None:
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
-            f"it {multiplier}, which with amplification is {pair}, and {rho} without."
+            f"it {multiplier}, which with amplification is {pair}, and {rho} without. "
+            f"{_attacker(guarantee)}"
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
-        f"{multiplier}, which is {rho} and {pair}."
+        f"{multiplier}, which is {rho} and {pair}. {_attacker(guarantee)}"
     )
+
+
+def _attacker(guarantee: Guarantee) -> str:
+    return attackers.sentence(guarantee.attacker())
 
 
 _SAMPLED_ACCOUNTING: Mapping[type, str] = {

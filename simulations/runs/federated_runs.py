@@ -22,7 +22,7 @@ from mf_aggregators import __version__, checkpoints
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators.privacy import attackers, printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.tff import noise_directory
@@ -332,6 +332,7 @@ def _print_outcome(
         ("untrained model", percent(outcome.untrained_accuracy)),
         *command.outcome_lines(outcome.facts),
         ("privacy", stated_privacy(guarantee)),
+        *_attacker_lines(guarantee),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
@@ -347,6 +348,13 @@ def stated_privacy(guarantee: Guarantee) -> str:
         return "none: this run is not private"
     numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
     return f"{numbers}-DP for each client"
+
+
+def _attacker_lines(guarantee: Guarantee) -> list[tuple[str, str]]:
+    """What an attacker can do, for a person to read; nothing for a run that is not private."""
+    if not math.isfinite(guarantee.epsilon):
+        return []
+    return [("attacker", f"right for at most {attackers.in_brief(guarantee.attacker())}")]
 
 
 def percent(accuracy: float | None) -> str | None:
