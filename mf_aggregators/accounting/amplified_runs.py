@@ -119,6 +119,7 @@ def amplified_true_positive_rate(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    separation: int | None = None,
     guarantees: Sequence[tuple[float, float]] = (),
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | np.ndarray:
@@ -134,7 +135,9 @@ def amplified_true_positive_rate(
       population: The clients m.
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
-      guarantees: Pairs (epsilon, delta) that are known to hold, as further bounds.
+      separation: As there.
+      guarantees: Pairs (epsilon, delta) that are known to hold. For ``min_separation`` and
+        ``balls_in_bins``, they and the bound without amplification are all that is used.
       num_coordinates: As in :func:`amplified_epsilon`.
 
     Returns:
@@ -150,6 +153,7 @@ def amplified_true_positive_rate(
         num_bands=num_bands,
         population=population,
         clients_per_round=clients_per_round,
+        separation=separation,
     )
     return trade_offs.sampled_true_positive_rate(
         scheme,
