@@ -19,6 +19,7 @@ from mf_aggregators import (
     moved_modules,
     participation,
     planning,
+    sampling,
     sensitivity,
     workloads,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "power_series",
     "privacy",
     "privacy_statement",
+    "sampling",
     "sampling_schemes",
     "sensitivity",
     "tff",

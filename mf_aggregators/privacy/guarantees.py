@@ -19,12 +19,7 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import amplification, trade_offs
-from mf_aggregators.accounting.sampling_schemes import (
-    FixedSizeSampling,
-    PoissonSampling,
-    SamplingScheme,
-    Shuffling,
-)
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -461,7 +456,7 @@ widened = worst_case
 
 def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
     """Returns whether the participations that took place are allowed by a schema or scheme."""
-    if isinstance(plan, (PoissonSampling, FixedSizeSampling, Shuffling)):
+    if not isinstance(plan, (SingleParticipation, FixedEpochOrder, MinSeparation)):
         return took_place.keeps_sampling is True
     most, smallest = took_place.max_participations, took_place.separation
     if most <= 1 or smallest is None:

@@ -13,7 +13,9 @@ import math
 
 from mf_aggregators import accounting, validation
 from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
     FixedSizeSampling,
+    MinSeparationSampling,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
@@ -73,7 +75,10 @@ class PrivacyBudget:
         """
         if isinstance(plan, (SingleParticipation, FixedEpochOrder, MinSeparation)):
             self.planned = guarantees.planned(factorization, plan, noise_multiplier, delta)
-        elif isinstance(plan, (PoissonSampling, FixedSizeSampling, Shuffling)):
+        elif isinstance(
+            plan,
+            (PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling, BallsInBins),
+        ):
             self.planned = guarantees.sampled(factorization, plan, noise_multiplier, delta)
         else:
             raise TypeError(

@@ -17,11 +17,11 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.sampling import data_samplers
+from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.runs import sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
-from simulations.sampling import data_samplers
-from simulations.sampling.data_samplers import DataSampler
 
 if TYPE_CHECKING:
     from simulations.runs.run_options import RunOptions

@@ -31,12 +31,12 @@ from mf_aggregators import participation as participations
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy.ledgers import LedgerError
+from mf_aggregators.sampling.data_samplers import DataSampler
 from mf_aggregators.tff import declared_participation, processes
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
 from simulations.sampling.cohorts import TooFewEligibleClientsError
-from simulations.sampling.data_samplers import DataSampler
 from simulations.workers.quiet import StopRequest
 
 # What an operating system says of a full disk, in an error of TFF's worker.
@@ -312,7 +312,7 @@ def _drawn(
     run: FederatedRun, population: DevicePopulation | None, index: int
 ) -> tuple[np.ndarray, int, DeviceRound | None]:
     if run.sampler is not None:
-        return run.sampler.draw(index), len(run.sampler.part_of_round(index)), None
+        return run.sampler.draw(index), run.sampler.num_eligible(index), None
     assert population is not None
     devices = population.next_round()
     return devices.cohort, devices.num_eligible, devices

@@ -9,11 +9,11 @@ import pytest
 
 from mf_aggregators.accounting.sampling_schemes import PoissonSampling
 from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.sampling import data_samplers
+from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.runs import sampled_participation, training_loop
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
-from simulations.sampling import data_samplers
-from simulations.sampling.data_samplers import DataSampler
 from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest
 from tests.simulations import linear_run
@@ -36,14 +36,16 @@ def process() -> Any:
 class _Sampler(DataSampler):
     """A sampler of which some rounds are known to be empty."""
 
-    def draw(self, round_index: int) -> np.ndarray:
-        clients = super().draw(round_index)
+    def _draw(self, round_index: int) -> np.ndarray:
+        clients = data_samplers.draw(self.scheme, self.seed, round_index)
         return clients[:0] if round_index in (0, 3) else clients
+
+    def _num_eligible(self, round_index: int) -> int:
+        return data_samplers.create(self.scheme, self.seed).num_eligible(round_index)
 
 
 def _sampler(seed: int = 1) -> DataSampler:
-    sampler = data_samplers.create(_SCHEME, seed)
-    return _Sampler(sampler.scheme, sampler.seed, sampler.order)
+    return _Sampler(_SCHEME, seed)
 
 
 def _run(process: Any, **changes: Any) -> FederatedRun:

@@ -17,9 +17,9 @@ import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.sampling import data_samplers
 from simulations.runs import run_designs, run_flags, sampled_runs
 from simulations.runs.run_options import RunOptions
-from simulations.sampling import data_samplers
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
 from tests.simulations.command_processes import CommandServer

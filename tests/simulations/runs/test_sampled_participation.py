@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.sampling import data_samplers
+from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.runs import sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
-from simulations.sampling import data_samplers
-from simulations.sampling.data_samplers import DataSampler
 
 _NAMES = sampling_schemes.names()
 
