@@ -293,6 +293,8 @@ class _Accounting:
             return _poisson_epsilon(self.scheme, self.sigma, delta)
         if isinstance(self.scheme, FixedSizeSampling):
             return _fixed_size_epsilon(self.scheme, self.sigma, delta)
+        if not isinstance(self.scheme, Shuffling):
+            return math.inf
         return _shuffling_epsilon(self.scheme, self.sigma, delta, self.num_coordinates)
 
     def delta_left(self, delta: float) -> float:

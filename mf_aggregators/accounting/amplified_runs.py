@@ -24,6 +24,7 @@ def amplified_epsilon(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    separation: int | None = None,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the epsilon of a banded mechanism on sampled batches (BandMF Thm 4).
@@ -36,8 +37,10 @@ def amplified_epsilon(
       num_bands: The bands b of C, 1 to n.
       population: The clients (or examples) m, at least B b.
       clients_per_round: The batch size B.
-      sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2) or ``shuffling``
-        (Cor. F.2): how every batch is drawn.
+      sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2), ``shuffling`` (Cor. F.2),
+        ``min_separation`` (secret coins under timers) or ``balls_in_bins`` (one secret round
+        of each cycle): how clients come into batches.
+      separation: For the last two, as ``sampling_schemes.create`` has it.
       num_coordinates: Parameters times rounds, as in :func:`epsilon`.
 
     Returns:
@@ -54,6 +57,7 @@ def amplified_epsilon(
         num_bands=num_bands,
         population=population,
         clients_per_round=clients_per_round,
+        separation=separation,
     )
     return amplification.epsilon(scheme, noise_multiplier, delta, num_coordinates=num_coordinates)
 
@@ -67,6 +71,7 @@ def amplified_noise_multiplier(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    separation: int | None = None,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the least noise multiplier for a target, the inverse of amplified_epsilon.
@@ -79,6 +84,7 @@ def amplified_noise_multiplier(
       population: The clients (or examples) m, at least B b.
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
+      separation: As there.
       num_coordinates: As there.
 
     Returns:
@@ -93,6 +99,7 @@ def amplified_noise_multiplier(
         num_bands=num_bands,
         population=population,
         clients_per_round=clients_per_round,
+        separation=separation,
     )
     return amplification.noise_multiplier(scheme, epsilon, delta, num_coordinates=num_coordinates)
 
@@ -105,6 +112,7 @@ def amplified_event(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    separation: int | None = None,
 ) -> dp_events.DpEvent:
     """Returns a run on sampled batches as an event of dp-accounting, to be composed with others.
 
@@ -115,6 +123,7 @@ def amplified_event(
       population: The clients m.
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
+      separation: As there.
 
     Returns:
       The event; ``mf_aggregators.accounting.amplification.event`` says for which neighbouring
@@ -129,6 +138,7 @@ def amplified_event(
         num_bands=num_bands,
         population=population,
         clients_per_round=clients_per_round,
+        separation=separation,
     )
     return amplification.event(scheme, noise_multiplier)
 
