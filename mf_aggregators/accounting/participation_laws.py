@@ -33,9 +33,9 @@ sum_{i in S} c_i is the sum of squared norms, and P/Q a sum over S of products.
 
 With e_i = exp((<c_i, y> - |c_i|^2 / 2) / sigma^2):
 
-* secret coins under timers (arXiv 2602.09338), f_i = (1 - p) f_{i+1} + p e_i f_{i+b}, 1 behind the
-  last round. P/Q is f_0 from a cold start, and (f_0 + p sum_{i=1}^{b-1} f_i) / (1 + (b - 1) p) where
-  timers are in their stationary state.
+* secret coins under timers (arXiv 2602.09338): f_i = (1 - p) f_{i+1} + p e_i f_{i+b}, and 1 behind
+  the last round. P/Q is f_0 from a cold start, and
+  (f_0 + p sum_{i=1}^{b-1} f_i) / (1 + (b - 1) p) where timers are in their stationary state.
 * balls in bins (arXiv 2410.06266): the mean over bins of the product of e_i over a bin's rounds.
 * independent parts with Poisson draws (cyclic Poisson): the mean over parts of the product of
   1 - p + p e_i over a part's rounds.
@@ -206,6 +206,6 @@ def _sums_of_residues(values: np.ndarray, modulus: int) -> np.ndarray:
 
 
 def _log_sum(logs: np.ndarray) -> np.ndarray:
-    """log of the sum of exponentials over the first axis."""
+    """The logarithm of the sum of exponentials over the first axis."""
     largest = np.max(logs, axis=0)
     return np.asarray(largest + np.log(np.sum(np.exp(logs - largest), axis=0)))

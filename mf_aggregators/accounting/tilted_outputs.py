@@ -18,8 +18,8 @@ product of the factors exp(<c_i, c_j> / sigma^2) of all pairs of participations 
 those in round t or later with those before included. Backwards in t, with F free replicas of which
 m join:
 
-    V_t(r) = sum_m (F choose m) p^m (1 - p)^(F - m)
-             exp((m sum_{waiting} <c_t, c_{t + r - b}> + m (m - 1) / 2 |c_t|^2) / sigma^2) V_{t'}(r')
+    V_t(r) = sum_m (F choose m) p^m (1 - p)^(F - m) V_{t'}(r')
+             exp((m sum_{waiting} <c_t, c_{t + r - b}> + m (m - 1) / 2 |c_t|^2) / sigma^2)
 
 where t' is the next round in which a replica is free. A replica that waits r rounds in round t took
 part in round t + r - b, and in none of the run where that is negative.
@@ -42,8 +42,8 @@ from mf_aggregators.accounting.participation_laws import (
     log_exponentials,
 )
 
-# Entries of the tables of one order: 200 MB.
-_MOST_ENTRIES = 25_000_000
+# Entries of the tables of one order: 130 MB.
+_MOST_ENTRIES = 8_000_000
 # Tuples of first waits or bins that are enumerated.
 _MOST_TUPLES = 4_000_000
 LARGEST_ORDER = 8
@@ -165,9 +165,9 @@ class _Bins:
         gram = means.T @ means / mechanism.sigma**2
         shape = (bins,) * order
         exponents = np.zeros(shape)
-        for k, l in itertools.combinations(range(order), 2):
+        for k, other in itertools.combinations(range(order), 2):
             axes = [1] * order
-            axes[k] = axes[l] = bins
+            axes[k] = axes[other] = bins
             exponents = exponents + gram.reshape(axes)
         self._shape = shape
         largest = float(np.max(exponents))
