@@ -342,9 +342,7 @@ def _thresholds(
     key = _pilot_key(seed, 0, mechanism.columns.shape[0])
     losses = np.sort(
         np.concatenate(
-            certificates.in_batches(
-                Untilted(mechanism), key, _PILOT_WITHOUT, lambda losses: losses
-            )
+            certificates.in_batches(Untilted(mechanism), key, _PILOT_WITHOUT, lambda losses: losses)
         )
     )
     mean = certificates.tested_delta(delta)

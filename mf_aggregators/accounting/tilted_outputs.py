@@ -198,31 +198,29 @@ class _Chains:
         self._states = _States(order, self._separation)
         self._stay = 1.0 - law.probability
         self._join = law.probability
-        with np.errstate(over="ignore"):
-            self._values = self._backward()
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._values, self._hazards = self._backward()
             self._set_start(law)
         # Chains are moved on by candidates of the largest probability that somebody joins.
         self._largest_hazard = float(np.max(self._hazards)) if self._rounds else 0.0
 
-    def _backward(self) -> np.ndarray:
+    def _backward(self) -> tuple[np.ndarray, np.ndarray]:
         """The (n + b, states) values V_t, and the probability that somebody joins in round t."""
         states = self._states
         values = np.ones((self._rounds + self._separation + 1, states.count))
-        self._hazards = np.zeros((self._rounds, states.count))
+        hazards = np.zeros((self._rounds, states.count))
         for t in range(self._rounds - 1, -1, -1):
             terms = self._terms(t, np.arange(states.count), values)
             values[t] = np.sum(terms, axis=0)
-            self._hazards[t] = np.sum(terms[1:], axis=0) / values[t]
-        return values
+            hazards[t] = np.sum(terms[1:], axis=0) / values[t]
+        return values, hazards
 
     def _terms(self, t: int | np.ndarray, state: np.ndarray, values: np.ndarray) -> np.ndarray:
         """The (order + 1, ...) terms of V_t, by how many free replicas join."""
         states = self._states
         free = states.free[state]
         waiting = states.waits[state]
-        pair_sums = np.sum(
-            self._pairs[np.asarray(t)[..., None], waiting] * (waiting > 0), axis=-1
-        )
+        pair_sums = np.sum(self._pairs[np.asarray(t)[..., None], waiting] * (waiting > 0), axis=-1)
         terms = np.zeros((self._order + 1, len(state)))
         for joining in range(self._order + 1):
             weight = (
