@@ -139,6 +139,11 @@ class FixedSizeSampling(_PartScheme):
         """The clients floor(m / b) of each part."""
         return self.population // self.num_bands
 
+    @property
+    def sampling_probability(self) -> float:
+        """The probability B / floor(m / b) that a client of a round's part is drawn."""
+        return self.clients_per_round / self.part_size
+
 
 @dataclasses.dataclass(frozen=True)
 class Shuffling(_PartScheme):

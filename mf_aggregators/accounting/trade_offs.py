@@ -31,7 +31,7 @@ import numpy as np
 from scipy import special
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import amplification, noise_failure, sampled_gaussian
+from mf_aggregators.accounting import amplification, noise_failure
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.accounting.sampling_schemes import (
     FixedSizeSampling,
@@ -180,31 +180,27 @@ def _curve(
     """Pairs (epsilon, delta) that hold, of a scheme whose epsilons are fast to compute."""
     if sigma < amplification.LEAST_NOISE_MULTIPLIER:
         return ()
-    if isinstance(scheme, PoissonSampling):
-        return _poisson_curve(scheme, sigma, num_coordinates)
-    if isinstance(scheme, FixedSizeSampling):
-        return _fixed_size_curve(scheme, sigma, num_coordinates)
+    if isinstance(scheme, PoissonSampling | FixedSizeSampling):
+        return _composed_curve(scheme, sigma, num_coordinates)
     if isinstance(scheme, Shuffling):
         return _shuffling_curve(scheme, sigma, num_coordinates)
     return ()
 
 
-def _poisson_curve(
-    scheme: PoissonSampling, sigma: float, num_coordinates: int
+def _composed_curve(
+    scheme: PoissonSampling | FixedSizeSampling, sigma: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
     try:
-        failure = noise_failure.failure_probability(sigma, num_coordinates)
+        # Replacing a client, as subsets of a fixed size do, moves a sum by up to twice the norm.
+        each = sigma if isinstance(scheme, PoissonSampling) else sigma / 2.0
+        failure = noise_failure.failure_probability(each, num_coordinates)
     except TailError:
         return ()
     count = scheme.most_participations
     failure += amplification.composition_rounding(count)
     spread = scheme.sampling_probability * math.sqrt(count) / sigma
     interval = min(max(_RELATIVE_INTERVAL * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
-    loss = sampled_gaussian.loss_distribution(
-        sigma,
-        scheme.sampling_probability,
-        max(interval, amplification.finest_interval(sigma)),
-    ).self_compose(count)
+    loss = amplification.composed_loss(scheme, sigma, interval)
     most = spread
     for _ in range(_MOST_DOUBLINGS):
         if loss.get_delta_for_epsilon(most) < _SMALLEST_DELTA:
@@ -216,18 +212,6 @@ def _poisson_curve(
         (float(epsilon), min(delta + failure, 1.0))
         for epsilon, delta in zip(epsilons, deltas, strict=True)
     )
-
-
-def _fixed_size_curve(
-    scheme: FixedSizeSampling, sigma: float, num_coordinates: int
-) -> tuple[tuple[float, float], ...]:
-    try:
-        # Replacing a client moves a sum by up to twice the norm.
-        failure = noise_failure.failure_probability(sigma / 2.0, num_coordinates)
-    except TailError:
-        return ()
-    accountant = amplification.fixed_size_accountant(scheme, sigma)
-    return tuple((float(accountant.get_epsilon(each)), each + failure) for each in _DELTAS)
 
 
 def _shuffling_curve(
