@@ -41,7 +41,6 @@ from collections.abc import Callable
 import numpy as np
 import scipy.optimize
 from dp_accounting import dp_event
-from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import validation
@@ -51,6 +50,7 @@ from mf_aggregators.accounting import (
     noise_failure,
     random_participation,
     sampled_gaussian,
+    shuffled_gaussian,
 )
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.accounting.random_participation import Amplified, Certification
@@ -91,9 +91,6 @@ _RELATIVE_STEP = 1e-6
 
 # The excess, in a search, of a noise multiplier that cannot be accounted for.
 _REFUSED = 1e6
-
-# Points of the grid of local deltas over which the bound for shuffling is minimised.
-_LOCAL_DELTAS = 24
 
 
 def epsilon(
@@ -293,7 +290,7 @@ def _searched(
         if scheme.sampling_probability >= 1.0:
             return enough
         # Fine intervals take time where there is little noise: they only polish.
-        interval = _interval_for(target)
+        interval = interval_for(target)
         coarse = _composed_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
         near = _smallest(coarse, enough, 1.5)
         fine = _composed_excess(scheme, target, delta, interval, num_coordinates)
@@ -347,7 +344,9 @@ class _Accounting:
         """The amplified epsilon of real normal numbers."""
         if not isinstance(self.scheme, Shuffling):
             return _composed_epsilon(self.scheme, self.sigma, delta)
-        return _shuffling_epsilon(self.scheme, self.sigma, delta, self.num_coordinates)
+        return shuffled_gaussian.epsilon(
+            self.scheme, self.sigma, delta, self.num_coordinates, interval_for
+        )
 
     def delta_left(self, delta: float) -> float:
         """What is left of delta for real normal numbers; raises TailError if it is too little."""
@@ -389,7 +388,8 @@ def _smallest(excess: Callable[[float], float], enough: float, factor: float) ->
     return math.exp(root)
 
 
-def _interval_for(epsilon: float) -> float:
+def interval_for(epsilon: float) -> float:
+    """Returns the interval of the grid of losses that an epsilon is computed with."""
     return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
@@ -443,59 +443,10 @@ def _composed_epsilon(
     interval = _LARGEST_INTERVAL
     while True:
         found = float(composed_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
-        needed = _interval_for(found)
+        needed = interval_for(found)
         if interval <= 2.0 * max(needed, _finest_interval(sigma)):
             return found
         interval = needed
-
-
-def _shuffling_epsilon(
-    scheme: Shuffling, sigma: float, delta: float, num_coordinates: int
-) -> float:
-    """The least epsilon over how delta is shared between the theorem's parts."""
-    passes, batches = scheme.num_passes, scheme.batches_per_pass
-    # Composition needs a share of delta of its own.
-    pass_delta = delta if passes == 1 else 0.5 * delta / passes
-    # The rows that one participation changes.
-    coordinates = -(-num_coordinates // scheme.most_participations)
-    best = math.inf
-    for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
-        local_delta = share * pass_delta / batches
-        try:
-            # Replacing one client changes a batch by twice what zeroing it does.
-            local_epsilon = gaussian.epsilon(sigma / 2.0, local_delta, num_coordinates=coordinates)
-        except TailError:
-            continue
-        bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
-        if bound is not None and bound[1] <= pass_delta:
-            best = min(best, bound[0])
-    if passes == 1 or math.isinf(best):
-        return best
-    loss = privacy_loss_distribution.from_privacy_parameters(
-        pld_common.DifferentialPrivacyParameters(best, pass_delta),
-        value_discretization_interval=_interval_for(best),
-    )
-    return float(loss.self_compose(passes).get_epsilon_for_delta(delta))
-
-
-def _clones(
-    local_epsilon: float, local_delta: float, count: int, delta: float
-) -> tuple[float, float] | None:
-    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the (epsilon, delta) of a shuffled pass.
-
-    Returns None where the theorem's condition on the local epsilon does not hold.
-    """
-    most = math.log(max(count / (16.0 * math.log(2.0 / delta)), 1e-300))
-    if local_epsilon > most:
-        return None
-    grown = math.exp(local_epsilon)
-    amplified = math.log1p(
-        (grown - 1.0)
-        / (grown + 1.0)
-        * (8.0 * math.sqrt(grown * math.log(4.0 / delta) / count) + 8.0 * grown / count)
-    )
-    failure = delta + (math.exp(amplified) + 1.0) * (1.0 + 0.5 / grown) * count * local_delta
-    return amplified, failure
 
 
 def safe_delta(delta: float, compositions: int) -> float:

@@ -1,12 +1,13 @@
-"""Privacy accounting of runs whose data centre draws the batches, and of several runs together.
+"""Privacy accounting of runs whose clients take part at random, and of several runs together.
 
 The noise multiplier of ``amplified_*`` is relative to the largest column norm of a banded C, which
 is the sensitivity under one participation (BandMF Cor. F.1). Devices that decide themselves when
-to take part are never amplified.
+to take part, without a secret coin, are never amplified.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from dp_accounting import dp_event as dp_events
@@ -14,11 +15,13 @@ from dp_accounting.pld import pld_privacy_accountant
 
 from mf_aggregators.accounting import (
     amplification,
+    column_bands,
     noise_failure,
     sampling_schemes,
     trade_offs,
 )
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.random_participation import Certification
 
 
 def amplified_epsilon(
@@ -31,6 +34,8 @@ def amplified_epsilon(
     clients_per_round: int,
     sampling: str = "poisson",
     separation: int | None = None,
+    strategy_matrix: Any = None,
+    seed: int = 0,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the epsilon of a banded mechanism on sampled batches (BandMF Thm 4).
@@ -46,7 +51,12 @@ def amplified_epsilon(
       sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2), ``shuffling`` (Cor. F.2),
         ``min_separation`` (secret coins under timers) or ``balls_in_bins`` (one secret round
         of each cycle): how clients come into batches.
-      separation: For the last two, as ``sampling_schemes.create`` has it.
+      separation: For the last two, the least distance of two participations of a client or
+        the number of bins, as ``sampling_schemes.create`` has it.
+      strategy_matrix: For the last two, (n, n), C; None for a diagonal one of equal entries,
+        if ``num_bands`` is 1. The other schemes need no more than the number of bands.
+      seed: For the last two, the seed of the Monte Carlo test that proves the epsilon, chosen
+        before anything is known of its result.
       num_coordinates: Parameters times rounds, as in :func:`epsilon`.
 
     Returns:
@@ -65,7 +75,14 @@ def amplified_epsilon(
         clients_per_round=clients_per_round,
         separation=separation,
     )
-    return amplification.epsilon(scheme, noise_multiplier, delta, num_coordinates=num_coordinates)
+    return amplification.epsilon(
+        scheme,
+        noise_multiplier,
+        delta,
+        num_coordinates=num_coordinates,
+        columns=_columns(strategy_matrix, num_bands),
+        certification=Certification(seed=seed),
+    )
 
 
 def amplified_noise_multiplier(
@@ -78,6 +95,8 @@ def amplified_noise_multiplier(
     clients_per_round: int,
     sampling: str = "poisson",
     separation: int | None = None,
+    strategy_matrix: Any = None,
+    seed: int = 0,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the least noise multiplier for a target, the inverse of amplified_epsilon.
@@ -91,6 +110,8 @@ def amplified_noise_multiplier(
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
       separation: As there.
+      strategy_matrix: As there.
+      seed: As there.
       num_coordinates: As there.
 
     Returns:
@@ -107,7 +128,14 @@ def amplified_noise_multiplier(
         clients_per_round=clients_per_round,
         separation=separation,
     )
-    return amplification.noise_multiplier(scheme, epsilon, delta, num_coordinates=num_coordinates)
+    return amplification.noise_multiplier(
+        scheme,
+        epsilon,
+        delta,
+        num_coordinates=num_coordinates,
+        columns=_columns(strategy_matrix, num_bands),
+        certification=Certification(seed=seed),
+    )
 
 
 def amplified_true_positive_rate(
@@ -201,6 +229,10 @@ def amplified_event(
         separation=separation,
     )
     return amplification.event(scheme, noise_multiplier)
+
+
+def _columns(strategy_matrix: Any, num_bands: int) -> np.ndarray | None:
+    return None if strategy_matrix is None else column_bands.of_matrix(strategy_matrix, num_bands)
 
 
 def composed_epsilon(

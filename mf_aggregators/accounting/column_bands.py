@@ -81,6 +81,18 @@ def of_encoder(
     return columns
 
 
+def leading(columns: np.ndarray, num_rounds: int) -> np.ndarray:
+    """Returns the columns of the leading rows and columns of a matrix.
+
+    Args:
+      columns: (n, b), of C.
+      num_rounds: How many rows and columns are left, 1 to n.
+    """
+    num_bands = min(columns.shape[1], num_rounds)
+    rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
+    return np.where(rows < num_rounds, columns[:num_rounds, :num_bands], 0.0)
+
+
 def normalised(columns: np.ndarray) -> np.ndarray:
     """Returns the columns of |C| over the largest norm of a column.
 

@@ -18,8 +18,14 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import amplification, trade_offs
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.accounting import amplification, certificate_store, column_bands, trade_offs
+from mf_aggregators.accounting.certificates import Claim
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    SamplingScheme,
+)
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -47,7 +53,10 @@ class Guarantee:
         participations that broke the plan leave so little that no epsilon can be stated
         (``accounting.noise_failure``).
       delta: The delta that epsilon is for.
-      sampling: How the batches are drawn, if the guarantee is amplified by that.
+      sampling: How clients take part, if the guarantee is amplified by that.
+      certificate: For schemes without parts, the claim that was proved of a real normal noise;
+        None where nothing is amplified. With the columns of C, ``certificates.is_proved`` proves
+        it again.
     """
 
     participation: Participation
@@ -59,6 +68,7 @@ class Guarantee:
     epsilon: float
     delta: float
     sampling: SamplingScheme | None = None
+    certificate: Claim | None = None
 
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
@@ -123,6 +133,7 @@ class Guarantee:
             "delta": self.delta,
             **self.attacker(),
             "sampling": None if self.sampling is None else self.sampling.to_dict(),
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
         }
 
 
@@ -248,9 +259,17 @@ def planned(
 
 
 def sampled(
-    factorization: Factorization, scheme: SamplingScheme, noise_multiplier: float, delta: float
+    factorization: Factorization,
+    scheme: SamplingScheme,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    certification: Certification | None = None,
 ) -> Guarantee:
-    """Returns the amplified guarantee of a run whose batches a data sampler draws (BandMF Thm 4).
+    """Returns the amplified guarantee of a run whose clients take part by a scheme.
+
+    For schemes with parts it is that of BandMF Thm 4, for the others it is certified by Monte
+    Carlo (``accounting.certificates``).
 
     Args:
       factorization: What makes the noise: lower triangular, of at most as many bands as
@@ -258,6 +277,8 @@ def sampled(
       scheme: How every batch is drawn, for the rounds of the factorization.
       noise_multiplier: Relative to the largest column norm of C; zero for none.
       delta: At least 1e-12 and below 1.
+      certification: How an epsilon is proved for schemes without parts; by default with seed 0,
+        and kept in the user's cache.
 
     Returns:
       The guarantee for all rounds.
@@ -273,7 +294,24 @@ def sampled(
         )
     check_bands(factorization, scheme)
     bound = factorization.sensitivity(SingleParticipation())
-    return _amplified(scheme, bound, noise_multiplier, delta)
+    columns = columns_of(factorization, scheme)
+    return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
+
+
+def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarray | None:
+    """Returns the columns of C that an amplified guarantee depends on.
+
+    Args:
+      factorization: C, lower triangular of at most the scheme's bands.
+      scheme: How clients take part.
+
+    Returns:
+      (n, b) as ``accounting.column_bands`` has them, for schemes without parts; None for others.
+    """
+    if not isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        return None
+    num_bands = factorization.strategy_bands() or factorization.num_rounds
+    return column_bands.of_encoder(factorization.encode, factorization.num_rounds, num_bands)
 
 
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
@@ -322,19 +360,37 @@ def _unamplified(
 
 
 def _amplified(
-    scheme: SamplingScheme, bound: sensitivity.Sensitivity, noise_multiplier: float, delta: float
+    scheme: SamplingScheme,
+    bound: sensitivity.Sensitivity,
+    noise_multiplier: float,
+    delta: float,
+    columns: np.ndarray | None,
+    certification: Certification | None = None,
 ) -> Guarantee:
+    certification = certification or Certification(directory=certificate_store.default_directory())
+    found = amplification.amplified(
+        scheme, noise_multiplier, delta, columns=columns, certification=certification
+    )
+    most = scheme.most_participations
+    participation: Participation
+    if isinstance(scheme, MinSeparationSampling):
+        participation = MinSeparation(scheme.separation, most)
+    elif isinstance(scheme, BallsInBins):
+        participation = FixedEpochOrder(most, scheme.separation)
+    else:
+        participation = FixedEpochOrder(most, scheme.num_bands)
     unamplified = noise_multiplier / math.sqrt(scheme.most_participations)
     return Guarantee(
-        participation=FixedEpochOrder(scheme.most_participations, scheme.num_bands),
+        participation=participation,
         num_rounds=scheme.num_rounds,
         sensitivity=bound.value,
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=noise_multiplier,
         zcdp_rho=accounting.zcdp_rho(unamplified),
-        epsilon=amplification.epsilon(scheme, noise_multiplier, delta),
+        epsilon=found.epsilon,
         delta=delta,
         sampling=scheme,
+        certificate=found.claim,
     )
 
 
@@ -366,11 +422,19 @@ def realised(
     if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
         # Sampling covers all clients, also those that happened not to be drawn.
         # The probability of being drawn is that of the plan, however early the run ended.
-        scheme = dataclasses.replace(plan.sampling, num_rounds=max(rounds, plan.sampling.num_bands))
+        scheme, columns = plan.sampling, columns_of(factorization, plan.sampling)
+        if columns is None:
+            scheme = dataclasses.replace(scheme, num_rounds=max(rounds, scheme.num_bands))
+        else:
+            # Rows after the last released round were never released.
+            columns = column_bands.leading(columns, rounds)
+            scheme = dataclasses.replace(
+                scheme, num_rounds=rounds, num_bands=min(scheme.num_bands, rounds)
+            )
         bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
         return dataclasses.replace(
-            _amplified(scheme, bound, multiplier, plan.delta), num_rounds=rounds
+            _amplified(scheme, bound, multiplier, plan.delta, columns), num_rounds=rounds
         )
     schema = took_place.schema()
     if took_place.max_participations == 0:
