@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
     FixedSizeSampling,
@@ -56,6 +57,16 @@ VERIFICATION = """\
 def accounting(scheme: SamplingScheme) -> str:
     """Returns how amplification is computed, in whole sentences."""
     return _ACCOUNTING[type(scheme)]
+
+
+def certificate(claim: Claim) -> str:
+    """Returns how an epsilon was proved, as a sentence."""
+    samples = claim.num_samples + claim.num_untilted
+    return (
+        f"Its certificate is a test with seed {claim.seed} and {samples} random samples, which "
+        f"anybody can repeat. It would be passed by a false claim with a probability of at most "
+        f"{rounded_up(claim.failure_probability, '.2g')}, which delta covers."
+    )
 
 
 def has_random_sizes(scheme: SamplingScheme | None) -> bool:

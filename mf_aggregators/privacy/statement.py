@@ -380,12 +380,17 @@ def _formal(guarantee: Guarantee) -> str:
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
             f"it {multiplier}, which with amplification is {pair}, and {rho} without. "
-            f"{_attacker(guarantee)}"
+            f"{_certificate(guarantee)}{_attacker(guarantee)}"
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
         f"{multiplier}, which is {rho} and {pair}. {_attacker(guarantee)}"
     )
+
+
+def _certificate(guarantee: Guarantee) -> str:
+    claim = guarantee.certificate
+    return "" if claim is None else f"{sampling_texts.certificate(claim)} "
 
 
 def _attacker(guarantee: Guarantee) -> str:
