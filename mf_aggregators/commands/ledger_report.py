@@ -10,6 +10,7 @@ from mf_aggregators.privacy import attackers, guarantees, sampled_cohorts
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
+from mf_aggregators.sampling import data_samplers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +21,10 @@ class LedgerReport:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
       took_place: What happened.
       realised: The guarantee of what took place; without amplification.
-      keeps_plan: Whether the plan was kept; None for batches of a data sampler, where only its
-        seed can show it, unless the ledger contradicts the scheme.
-      deviation: What no draws by the scheme can have given, as the end of a sentence; None if
-        there is nothing.
+      keeps_plan: Whether the plan was kept; None for batches of a data sampler whose seed is not
+        given, because only the seed can show it, unless the ledger contradicts the scheme.
+      deviation: What no draws by the scheme, or by its seed, can have given, as the end of a
+        sentence; None if there is nothing.
       worst_client: The client that is protected least. None for batches of a data sampler: who
         was drawn is a secret.
       worst_case: What holds for a plan that was broken; None for others.
@@ -72,6 +73,9 @@ class LedgerReport:
             "sampling": plan.sampling.to_dict(),
             "amplified_noise_multiplier": plan.noise_multiplier,
             "amplified_epsilon": None if is_broken else plan.epsilon,
+            "amplified_certificate": (
+                None if is_broken or plan.certificate is None else plan.certificate.to_dict()
+            ),
             **rates,
             "sampling_deviation": self.deviation,
         }
@@ -99,6 +103,7 @@ def read(
     schema: Participation,
     noise_multiplier: float,
     delta: float,
+    sampling_seed: int | None = None,
 ) -> LedgerReport:
     """Returns what follows from a ledger.
 
@@ -108,6 +113,8 @@ def read(
       schema: What clients were to keep to.
       noise_multiplier: Relative to the sensitivity under that schema.
       delta: Above 0 and below 1.
+      sampling_seed: The secret seed of the data sampler, for a ledger that names its scheme; then
+        every draw is compared with the ledger. None if it is not known.
 
     Raises:
       ValueError: If the ledger is broken, or its scheme does not fit the factorization.
@@ -124,10 +131,14 @@ def read(
         plan = guarantees.sampled(
             factorization, ledger.sampling, noise_multiplier * of_schema / single, delta
         )
-        deviation = sampled_cohorts.deviation(
-            ledger.sampling, len(ledger.client_ids), ledger.cohorts()
-        )
-        keeps_plan = None if deviation is None else False
+        num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
+        if sampling_seed is None:
+            deviation = sampled_cohorts.deviation(ledger.sampling, num_clients, cohorts)
+            keeps_plan = None if deviation is None else False
+        else:
+            sampler = data_samplers.create(ledger.sampling, sampling_seed)
+            deviation = sampled_cohorts.deviation_from_draws(sampler, num_clients, cohorts)
+            keeps_plan = deviation is None
     return LedgerReport(
         plan=plan,
         took_place=took_place,
@@ -172,19 +183,10 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
             "helps only if neither the data nor what was released had a part in stopping."
         )
     guarantee = f"{guarantee} {attackers.remark(found, 'realised_')}"
+    if is_sampled(found) and found["keeps_plan"] is not False:
+        return _text_of_sampling(found, num_rounds, delta, guarantee)
     if found["keeps_plan"]:
         return guarantee
-    if found["keeps_plan"] is None:
-        amplified = f"{pair(found['amplified_epsilon'], delta)}-DP"
-        return (
-            f"Whoever observes all {num_rounds} rounds, and does not learn who was drawn, learns "
-            f"about one client at most what {amplified} allows (zero-out adjacency), if every "
-            "batch was drawn by the scheme of the ledger. "
-            f"{attackers.sentence(found, 'amplified_')} No ledger shows that: the run compares "
-            "its draws with its secret seed, and its privacy.json says what it found. For whoever "
-            f"knows who was drawn, nothing is amplified. {guarantee} Who was drawn is a secret, "
-            "and so is all that is said here of what took place."
-        )
     breaks = (
         f"the ledger contradicts its sampling scheme ({found['sampling_deviation']}), so that "
         "nothing is amplified."
@@ -195,4 +197,31 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
         f"WARNING: {breaks} {guarantee} Whatever else might have happened within that separation, "
         f"and the larger of both numbers of participations: "
         f"{pair(found['widened_epsilon'], delta)}-DP. {attackers.remark(found, 'widened_')}"
+    )
+
+
+def _text_of_sampling(
+    found: Mapping[str, Any], num_rounds: int, delta: float, guarantee: str
+) -> str:
+    """What a ledger gives that its scheme may have drawn, or its seed has drawn."""
+    amplified = (
+        f"Whoever observes all {num_rounds} rounds, and does not learn who was drawn, learns "
+        f"about one client at most what {pair(found['amplified_epsilon'], delta)}-DP allows "
+        "(zero-out adjacency)"
+    )
+    attacker = attackers.sentence(found, "amplified_")
+    if found["keeps_plan"]:
+        amplified += (
+            f". {attacker} Every batch of the ledger is the one that the sampler's seed draws; the "
+            "seed must have come from secret random bits."
+        )
+    else:
+        amplified += (
+            f", if every batch was drawn by the scheme of the ledger. {attacker} No ledger shows "
+            "that: --sampling_seed, with the secret seed of the run, compares every draw, as the "
+            "run has done for its privacy.json."
+        )
+    return (
+        f"{amplified} For whoever knows who was drawn, nothing is amplified. {guarantee} Who was "
+        "drawn is a secret, and so is all that is said here of what took place."
     )

@@ -5,6 +5,8 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
   mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
     --delta=1e-4 --ledger=run/participation.npz
+  mf-report --checkpoint=run/factorization --noise_multiplier=0.54 --delta=1e-4 \
+    --ledger=run/participation.npz --sampling_seed=run/checkpoints/sampling_seed.json
 """
 
 import dataclasses
@@ -35,6 +37,8 @@ from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import attackers, guarantees, ledgers, printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.sampling import sampling_seeds
 
 # Above this, a figure shows the first column of C instead of the whole matrix.
 _MOST_ROUNDS_DRAWN = 4096
@@ -57,6 +61,13 @@ def define_flags(values: flags.FlagValues) -> None:
         f"heading: {_headings()}. A line of any other form is refused. The report then has the "
         "guarantee that follows from it, and the amplified one where a data sampler drew the "
         "batches.",
+    )
+    group.string(
+        "sampling_seed",
+        "The file with the secret seed of the data sampler that drew the batches of --ledger: "
+        "checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger. "
+        "Without it the report says what holds if the ledger is right, and for whoever knows who "
+        "was drawn.",
     )
     group.integer(
         "released_rounds",
@@ -124,7 +135,10 @@ def main(values: flags.FlagValues) -> None:
     if values.ledger is not None and multiplier is not None:
         rounds = values.released_rounds or factorization.num_rounds
         ledger = ledgers.load(values.ledger, rounds)
-        found = ledger_report.read(ledger, factorization, subject.schema, multiplier, values.delta)
+        seed = _sampling_seed(values, ledger)
+        found = ledger_report.read(
+            ledger, factorization, subject.schema, multiplier, values.delta, seed
+        )
         realised, stated = found.fields(), found.guarantees()
         fields |= realised
     if values.figure is not None:
@@ -149,8 +163,23 @@ def _check_flags(values: flags.FlagValues) -> None:
         "--released_rounds belongs to a text --ledger: the participation.npz of a run states how "
         "many rounds it released.",
     )
+    command_line.check_choice(
+        values.sampling_seed is None or values.ledger is not None,
+        "--sampling_seed needs --ledger, whose draws it checks.",
+    )
     if values.figure is not None:
         output_paths.check_file(values.figure, "figure")
+
+
+def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
+    if values.sampling_seed is None:
+        return None
+    command_line.check_choice(
+        ledger.sampling is not None,
+        f"--sampling_seed needs a ledger that names the scheme of its draws, and {values.ledger} "
+        "does not: give the participation.npz of a run that samples.",
+    )
+    return sampling_seeds.load(values.sampling_seed)
 
 
 def _read(values: flags.FlagValues) -> _Subject:
