@@ -129,7 +129,11 @@ def read(
         single = factorization.sensitivity(SingleParticipation()).value
         of_schema = factorization.sensitivity(schema).value
         plan = guarantees.sampled(
-            factorization, ledger.sampling, noise_multiplier * of_schema / single, delta
+            factorization,
+            ledger.sampling,
+            noise_multiplier * of_schema / single,
+            delta,
+            certification=guarantees.default_certification(show_progress=True),
         )
         num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
         if sampling_seed is None:

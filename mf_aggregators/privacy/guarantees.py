@@ -298,6 +298,17 @@ def sampled(
     return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
 
 
+def default_certification(*, show_progress: bool = False) -> Certification:
+    """Returns how epsilons are proved for schemes without parts: seed 0, kept in the user's cache.
+
+    Args:
+      show_progress: Whether to show progress bars on standard error.
+    """
+    return Certification(
+        directory=certificate_store.default_directory(), show_progress=show_progress
+    )
+
+
 def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarray | None:
     """Returns the columns of C that an amplified guarantee depends on.
 
@@ -367,7 +378,7 @@ def _amplified(
     columns: np.ndarray | None,
     certification: Certification | None = None,
 ) -> Guarantee:
-    certification = certification or Certification(directory=certificate_store.default_directory())
+    certification = certification or default_certification()
     found = amplification.amplified(
         scheme, noise_multiplier, delta, columns=columns, certification=certification
     )
@@ -408,7 +419,8 @@ def realised(
       took_place: What happened.
 
     Returns:
-      The guarantee for the rounds that were released; epsilon 0 if there were none.
+      The guarantee for the rounds that were released; epsilon 0 if there were none. Under secret
+      coins and with balls in bins it is that of all rounds.
 
     Raises:
       ValueError: If more rounds were released than the factorization has.
@@ -422,19 +434,14 @@ def realised(
     if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
         # Sampling covers all clients, also those that happened not to be drawn.
         # The probability of being drawn is that of the plan, however early the run ended.
-        scheme, columns = plan.sampling, columns_of(factorization, plan.sampling)
-        if columns is None:
-            scheme = dataclasses.replace(scheme, num_rounds=max(rounds, scheme.num_bands))
-        else:
-            # Rows after the last released round were never released.
-            columns = column_bands.leading(columns, rounds)
-            scheme = dataclasses.replace(
-                scheme, num_rounds=rounds, num_bands=min(scheme.num_bands, rounds)
-            )
+        if isinstance(plan.sampling, (MinSeparationSampling, BallsInBins)):
+            # The rounds that were released are a part of all. Another certificate takes minutes.
+            return dataclasses.replace(plan, num_rounds=rounds)
+        scheme = dataclasses.replace(plan.sampling, num_rounds=max(rounds, plan.sampling.num_bands))
         bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
         return dataclasses.replace(
-            _amplified(scheme, bound, multiplier, plan.delta, columns), num_rounds=rounds
+            _amplified(scheme, bound, multiplier, plan.delta, None), num_rounds=rounds
         )
     schema = took_place.schema()
     if took_place.max_participations == 0:

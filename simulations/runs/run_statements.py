@@ -143,7 +143,11 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
             )
     else:
         guarantee = guarantees.sampled(
-            factorization, design.sampling, design.noise_multiplier, delta
+            factorization,
+            design.sampling,
+            design.noise_multiplier,
+            delta,
+            certification=guarantees.default_certification(show_progress=True),
         )
     return PrivacyStatement(
         facts=RunFacts(

@@ -151,7 +151,7 @@ def needs_matrix(scheme: SamplingScheme) -> bool:
 
 
 def noise_multiplier(
-    options: "RunOptions", scheme: SamplingScheme, factorization: Factorization | None
+    options: "RunOptions", scheme: SamplingScheme, factorization: Factorization | None = None
 ) -> float:
     """Returns the noise multiplier of a run, relative to the largest column norm of C.
 
