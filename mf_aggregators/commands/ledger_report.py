@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy import attackers, guarantees, sampled_cohorts
@@ -25,6 +26,8 @@ class LedgerReport:
         given, because only the seed can show it, unless the ledger contradicts the scheme.
       deviation: What no draws by the scheme, or by its seed, can have given, as the end of a
         sentence; None if there is nothing.
+      num_absent: How many participations that the sampler's seed draws the ledger lacks; None
+        where that is not known.
       worst_client: The client that is protected least. None for batches of a data sampler: who
         was drawn is a secret.
       worst_case: What holds for a plan that was broken; None for others.
@@ -35,6 +38,7 @@ class LedgerReport:
     realised: Guarantee
     keeps_plan: bool | None
     deviation: str | None
+    num_absent: int | None
     worst_client: WorstClient | None
     worst_case: Guarantee | None
 
@@ -78,6 +82,7 @@ class LedgerReport:
             ),
             **rates,
             "sampling_deviation": self.deviation,
+            "absent_participations": self.num_absent,
         }
 
     def _of_what_took_place(self) -> dict[str, Any]:
@@ -120,7 +125,7 @@ def read(
       ValueError: If the ledger is broken, or its scheme does not fit the factorization.
     """
     took_place = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
-    deviation, worst = None, None
+    deviation, worst, num_absent = None, None, None
     if ledger.sampling is None:
         plan = guarantees.planned(factorization, schema, noise_multiplier, delta)
         keeps_plan: bool | None = guarantees.keeps_plan(schema, took_place)
@@ -141,14 +146,21 @@ def read(
             keeps_plan = None if deviation is None else False
         else:
             sampler = data_samplers.create(ledger.sampling, sampling_seed)
-            deviation = sampled_cohorts.deviation_from_draws(sampler, num_clients, cohorts)
+            deviation = sampled_cohorts.deviation_from_draws(
+                sampler,
+                num_clients,
+                cohorts,
+                may_be_absent=ledger.sampling.name not in sampling_schemes.names_with_parts(),
+            )
             keeps_plan = deviation is None
+            num_absent = sampled_cohorts.num_absent(sampler, cohorts) if keeps_plan else None
     return LedgerReport(
         plan=plan,
         took_place=took_place,
         realised=guarantees.realised(plan, factorization, took_place),
         keeps_plan=keeps_plan,
         deviation=deviation,
+        num_absent=num_absent,
         worst_client=worst,
         worst_case=(
             guarantees.worst_case(plan, factorization, took_place) if keeps_plan is False else None
@@ -215,10 +227,16 @@ def _text_of_sampling(
     )
     attacker = attackers.sentence(found, "amplified_")
     if found["keeps_plan"]:
-        amplified += (
-            f". {attacker} Every batch of the ledger is the one that the sampler's seed draws; the "
-            "seed must have come from secret random bits."
+        absent = found["absent_participations"]
+        batches = (
+            "Every batch of the ledger is the one that the sampler's seed draws"
+            if not absent
+            else f"WARNING: of the participations that the sampler's seed draws, {absent} are not "
+            "in the ledger, and all that are in it were drawn. This is right if these clients "
+            "could not be asked. If they took part, the ledger is not complete, and what is said "
+            "below of what took place is too good"
         )
+        amplified += f". {attacker} {batches}. The seed must have come from secret random bits."
     else:
         amplified += (
             f", if every batch was drawn by the scheme of the ledger. {attacker} No ledger shows "

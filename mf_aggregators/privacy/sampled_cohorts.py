@@ -39,10 +39,11 @@ def deviation(
     in rounds that are congruent modulo the number of parts, and so in at most ceil(n / b) of them,
     that no part has too many clients, and, where parts are shuffled, that no client took part
     twice in one pass; under timers that the participations of each client are far enough apart;
-    of balls in bins that each client took part in all rounds of its bin and in no other, and
-    that everybody has a bin. Random draws can give almost anything, some of it with next to no
-    probability: a client, a round or a whole run with more participations than independent
-    draws give, but for a probability of 1e-12, is a deviation as well.
+    of balls in bins that each client took part in rounds of one bin alone. A client of these may
+    be absent from a round in which it was to take part. Random draws can give almost anything,
+    some of it with next to no probability: a client, a round or a whole run with more
+    participations than independent draws give, but for a probability of 1e-12, is a deviation as
+    well.
 
     Args:
       scheme: The scheme.
@@ -71,7 +72,11 @@ def deviation(
 
 
 def deviation_from_draws(
-    sampler: DataSampler, num_clients: int, cohorts: Sequence[np.ndarray]
+    sampler: DataSampler,
+    num_clients: int,
+    cohorts: Sequence[np.ndarray],
+    *,
+    may_be_absent: bool = False,
 ) -> str | None:
     """Returns how the first rounds of a run differ from what a sampler draws.
 
@@ -79,6 +84,8 @@ def deviation_from_draws(
       sampler: The sampler of the run, with its secret seed.
       num_clients: As in :func:`deviation`.
       cohorts: As there.
+      may_be_absent: Whether clients that were drawn may be missing, as those that could not be
+        asked are. Of schemes without parts, no guarantee is weaker for that.
 
     Returns:
       The first difference, as the end of a sentence that names no client; None if there is none.
@@ -87,9 +94,25 @@ def deviation_from_draws(
     if found is not None:
         return found
     for index, cohort in enumerate(cohorts):
-        if not np.array_equal(cohort, sampler.draw(index)):
+        drawn = sampler.draw(index)
+        if may_be_absent:
+            if not np.all(np.isin(cohort, drawn)):
+                return f"a client of round {index + 1} is not one of those that the sampler draws"
+        elif not np.array_equal(cohort, drawn):
             return f"the clients of round {index + 1} are not those that the sampler draws"
     return None
+
+
+def num_absent(sampler: DataSampler, cohorts: Sequence[np.ndarray]) -> int:
+    """Returns how many participations that a sampler draws the first rounds of a run lack.
+
+    Args:
+      sampler: The sampler of the run.
+      cohorts: As in :func:`deviation`.
+    """
+    return sum(
+        len(np.setdiff1d(sampler.draw(index), cohort)) for index, cohort in enumerate(cohorts)
+    )
 
 
 def _deviation_of_cohort(scheme: SamplingScheme, index: int, cohort: np.ndarray) -> str | None:
@@ -155,20 +178,14 @@ def _deviation_of_bins(scheme: SeparatedScheme, cohorts: Sequence[np.ndarray]) -
     bins = np.full(scheme.population, -1)
     for index, cohort in enumerate(cohorts):
         number = index % scheme.separation
-        if index < scheme.separation:
-            if np.any(bins[cohort] != -1):
-                return f"a client of round {index + 1} also took part in a round of another bin"
-            bins[cohort] = number
-        elif not np.array_equal(cohort, np.flatnonzero(bins == number)):
-            return (
-                f"the clients of round {index + 1} are not those of the round that is "
-                f"{scheme.separation} rounds before, whose bin is the same"
-            )
-    if len(cohorts) >= scheme.separation and np.any(bins == -1):
-        return "a client has no bin: it took part in no round of the first cycle"
-    sizes = np.array([len(cohort) for cohort in cohorts[: scheme.separation]])
-    trials = np.full(len(sizes), scheme.population)
-    return _too_large(scheme, sizes, trials, 1.0 / scheme.separation) if len(sizes) else None
+        if np.any((bins[cohort] != -1) & (bins[cohort] != number)):
+            return f"a client of round {index + 1} also took part in a round of another bin"
+        bins[cohort] = number
+    if not cohorts:
+        return None
+    sizes = np.bincount(bins[bins >= 0], minlength=scheme.separation)
+    trials = np.full(scheme.separation, scheme.population)
+    return _too_large(scheme, sizes, trials, 1.0 / scheme.separation)
 
 
 def _deviation_of_parts(scheme: PartScheme, cohorts: Sequence[np.ndarray]) -> str | None:

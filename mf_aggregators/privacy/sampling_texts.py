@@ -102,8 +102,10 @@ def assumption(scheme: SamplingScheme) -> str:
 
 _SECRET_OF_CLIENTS = (
     "Neither the data nor what was released has a part in that, and nobody who sees what was "
-    "released learns who took part. Rounds of too many or too few clients are released as all "
-    "others, and their sums are divided by the same number."
+    "released learns who took part. A client that cannot be asked in such a round contributes "
+    "nothing to it; for its later rounds that makes no difference, and none of them has a part in "
+    "whether it can be asked. Rounds of too many or too few clients are released as all others, "
+    "and their sums are divided by the same number."
 )
 
 

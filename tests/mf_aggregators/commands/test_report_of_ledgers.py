@@ -414,7 +414,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     assert fields["amplified_epsilon"] is None
     assert fields["amplified_true_positive_rate_at_0.01"] is None
     assert fields["widened_epsilon"] >= planned.epsilon
-    assert "are not those that the sampler draws" in fields["sampling_deviation"]
+    assert "that the sampler draws" in fields["sampling_deviation"]
     # Without a seed, it may be right.
     _, out, _ = _call(capsys, checkpoint, flags[0], "--format=json")
     assert json.loads(out)["keeps_plan"] is None
@@ -429,24 +429,34 @@ def test_tampered_draws_are_found(
     capsys: pytest.CaptureFixture[str],
     scheme: SamplingScheme,
 ) -> None:
-    """One participation that is left out, put in, or moved to another client."""
+    """One participation that is put in, moved to another client, or left out."""
     _, flag = _drawn(tmp_path, scheme, 5)
     sampler = data_samplers.create(scheme, 5)
     drawn = [sampler.draw(index) for index in range(12)]
     index = next(index for index in range(12) if 0 < len(drawn[index]) < 12)
     outside = np.setdiff1d(np.arange(12), drawn[index])[:1]
-    for cohort in (
-        drawn[index][1:],
-        np.union1d(drawn[index], outside),
-        np.union1d(drawn[index][1:], outside),
-    ):
-        changed = [*drawn[:index], cohort, *drawn[index + 1 :]]
-        ledger = _sampled_ledger(tmp_path, tuple(each.tolist() for each in changed), scheme)
+
+    def changed(cohort: np.ndarray) -> str:
+        cohorts = [*drawn[:index], cohort, *drawn[index + 1 :]]
+        return _sampled_ledger(tmp_path, tuple(each.tolist() for each in cohorts), scheme)
+
+    for cohort in (np.union1d(drawn[index], outside), np.union1d(drawn[index][1:], outside)):
+        ledger = changed(cohort)
         _, out, _ = _call(capsys, checkpoint, ledger, flag, "--format=json")
         fields = json.loads(out)
         assert fields["keeps_plan"] is False
         assert fields["amplified_epsilon"] is None
+        assert fields["absent_participations"] is None
         assert _NAMED not in out
+    # Who is not there may not have been asked, which the amplified guarantee covers.
+    ledger = changed(drawn[index][1:])
+    _, out, _ = _call(capsys, checkpoint, ledger, flag, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is True
+    assert fields["absent_participations"] == 1
+    assert fields["amplified_epsilon"] > 0.0
+    _, out, _ = _call(capsys, checkpoint, ledger, flag)
+    assert "WARNING: of the participations that the sampler's seed draws, 1 are not in" in out
 
 
 def test_a_seed_that_does_not_fit_is_refused(

@@ -68,10 +68,17 @@ def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], 
 
 
 def _patterns(scheme: SeparatedScheme, rounds: int) -> list[frozenset[int]]:
-    """The rounds that one client may take part in."""
+    """The rounds that one client may take part in; it may be absent from any."""
     if isinstance(scheme, BallsInBins) or scheme.joining_probability == 1.0:
-        firsts = range(scheme.separation)
-        return [frozenset(range(first, rounds, scheme.separation)) for first in firsts]
+        bins = [range(first, rounds, scheme.separation) for first in range(scheme.separation)]
+        return list(
+            {
+                frozenset(chosen)
+                for one in bins
+                for size in range(len(one) + 1)
+                for chosen in itertools.combinations(one, size)
+            }
+        )
     return [
         frozenset(chosen)
         for size in range(rounds + 1)
@@ -228,10 +235,9 @@ def test_more_participations_than_coins_give_deviate() -> None:
 def test_tampered_ledgers_of_bins_and_timers_are_found() -> None:
     sampler = data_samplers.create(BallsInBins(8, 3, 40, 10, 4), 1)
     drawn = [sampler.draw(index) for index in range(8)]
-    moved = [*drawn[:5], drawn[5][1:], *drawn[6:]]
+    moved = [*drawn[:5], np.union1d(drawn[5][1:], drawn[2][:1]), *drawn[6:]]
     found = sampled_cohorts.deviation(sampler.scheme, 40, moved)
-    assert found is not None
-    assert "the clients of round 6 are not those of the round that is 4" in found
+    assert found == "a client of round 6 also took part in a round of another bin"
     coins = data_samplers.create(MinSeparationSampling(8, 3, 400, 10, 4), 1)
     drawn = [coins.draw(index) for index in range(8)]
     again = [*drawn[:5], np.union1d(drawn[5], drawn[2][:1]), *drawn[6:]]
@@ -242,6 +248,15 @@ def test_tampered_ledgers_of_bins_and_timers_are_found() -> None:
     assert sampled_cohorts.deviation(coins.scheme, 400, fewer) is None
     assert sampled_cohorts.deviation_from_draws(coins, 400, fewer) == (
         "the clients of round 6 are not those that the sampler draws"
+    )
+    assert sampled_cohorts.num_absent(coins, drawn) == 0
+    assert sampled_cohorts.num_absent(coins, fewer) == 1
+    absent = sampled_cohorts.deviation_from_draws(coins, 400, fewer, may_be_absent=True)
+    assert absent is None
+    free = np.setdiff1d(np.arange(400), np.concatenate(drawn[2:]))[:1]
+    more = [*drawn[:5], np.union1d(drawn[5], free), *drawn[6:]]
+    assert sampled_cohorts.deviation_from_draws(coins, 400, more, may_be_absent=True) == (
+        "a client of round 6 is not one of those that the sampler draws"
     )
     assert sampled_cohorts.deviation_from_draws(coins, 401, drawn) == (
         "the ledger has 401 clients, not 400"
