@@ -17,11 +17,13 @@ from mf_aggregators.accounting import (
     amplification,
     column_bands,
     noise_failure,
+    random_participation,
     sampling_schemes,
     trade_offs,
 )
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 
 
 def amplified_epsilon(
@@ -148,6 +150,7 @@ def amplified_true_positive_rate(
     clients_per_round: int,
     sampling: str = "poisson",
     separation: int | None = None,
+    strategy_matrix: Any = None,
     guarantees: Sequence[tuple[float, float]] = (),
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | np.ndarray:
@@ -164,8 +167,8 @@ def amplified_true_positive_rate(
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
       separation: As there.
-      guarantees: Pairs (epsilon, delta) that are known to hold. For ``min_separation`` and
-        ``balls_in_bins``, they and the bound without amplification are all that is used.
+      strategy_matrix: As there.
+      guarantees: Pairs (epsilon, delta) that are known to hold, as further bounds.
       num_coordinates: As in :func:`amplified_epsilon`.
 
     Returns:
@@ -183,11 +186,16 @@ def amplified_true_positive_rate(
         clients_per_round=clients_per_round,
         separation=separation,
     )
+    log_moments: Sequence[tuple[int, float]] = ()
+    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+        columns = _columns(strategy_matrix, num_bands)
+        log_moments = random_participation.log_moments(scheme, noise_multiplier, columns)
     return trade_offs.sampled_true_positive_rate(
         scheme,
         noise_multiplier,
         false_positive_rate,
         guarantees=guarantees,
+        log_moments=log_moments,
         num_coordinates=num_coordinates,
     )
 

@@ -20,6 +20,7 @@ from mf_aggregators.accounting import (
     column_bands,
     gaussian,
     noise_failure,
+    tilted_outputs,
 )
 from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
@@ -29,7 +30,7 @@ from mf_aggregators.accounting.participation_laws import (
     ParticipationLaw,
 )
 from mf_aggregators.accounting.sampling_schemes import MinSeparationSampling, SeparatedScheme
-from mf_aggregators.accounting.tilted_outputs import Mechanism
+from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
 
 # With less noise nothing is claimed to be amplified.
 LEAST_NOISE_MULTIPLIER = 0.1
@@ -100,6 +101,32 @@ def mechanism_of(scheme: SeparatedScheme, columns: np.ndarray | None, sigma: flo
             f"the scheme is for {scheme.num_rounds} and {scheme.num_bands}."
         )
     return Mechanism(column_bands.normalised(columns), sigma, law_of(scheme))
+
+
+def log_moments(
+    scheme: SeparatedScheme, sigma: float, columns: np.ndarray | None
+) -> tuple[tuple[int, float], ...]:
+    """Returns log E_Q (P/Q)^a of the dominating pair, exactly, for some orders a.
+
+    Args:
+      scheme: How clients take part.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      columns: As :func:`mechanism_of` takes them.
+
+    Returns:
+      Pairs of an order, at least 2, and its log-moment; none for less noise than is amplified.
+
+    Raises:
+      ValueError: As :func:`mechanism_of` does.
+    """
+    if sigma < LEAST_NOISE_MULTIPLIER:
+        return ()
+    mechanism = mechanism_of(scheme, columns, sigma)
+    return tuple(
+        (order, TiltedOutputs(mechanism, order).log_moment)
+        for order in tilted_outputs.possible_orders(mechanism)
+        if order >= 2
+    )
 
 
 def amplified(

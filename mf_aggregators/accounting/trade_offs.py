@@ -14,6 +14,9 @@ that it says so where they were used. No test has a higher true positive rate th
   at most e^epsilon x + delta, and at most 1 - e^-epsilon (1 - x - delta). The smallest of both over
   any number of pairs that hold holds as well; the whole curve of pairs gives the best bound.
 
+* From the moment E_Q (P/Q)^a of an order a > 1 follows P(S) <= (E_Q (P/Q)^a)^(1/a) Q(S)^(1 - 1/a),
+  by Hoelder's inequality for P(S) = E_Q (P/Q) 1_S.
+
 For sampled runs, the bound of whoever knows the batches holds too: for each way to draw them the
 run is a Gaussian mechanism, and divergences of mixtures are no larger than the largest of their
 parts.
@@ -44,14 +47,17 @@ from mf_aggregators.accounting.sampling_schemes import (
 # the rate, and absolute.
 _ROUNDING = 1e-12
 _ABSOLUTE_ROUNDING = 1e-15
+# Of log-moments, which are sums of many numbers of one sign.
+_LOG_ROUNDING = 1e-9
+_LARGEST_EXPONENT = 700.0
 # Deltas at which a curve of pairs is computed for schemes without a fast one.
 _DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 16))
 # Epsilons at which a fast one is computed, up to where its delta is next to nothing.
-_NUM_EPSILONS = 400
+_NUM_EPSILONS = 120
 _SMALLEST_DELTA = 1e-11
 _MOST_DOUBLINGS = 24
 # The grid of losses, relative to the spread of the sum of all losses.
-_RELATIVE_INTERVAL = 1e-3
+_RELATIVE_INTERVAL = 5e-3
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-7, 1e-3
 
 
@@ -130,6 +136,7 @@ def sampled_true_positive_rate(
     false_positive_rate: float | np.ndarray,
     *,
     guarantees: Sequence[tuple[float, float]] = (),
+    log_moments: Sequence[tuple[int, float]] = (),
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | np.ndarray:
     """Returns the highest true positive rate of an attacker who does not know the batches.
@@ -138,9 +145,12 @@ def sampled_true_positive_rate(
       scheme: How the batches were drawn: one of ``sampling_schemes``.
       noise_multiplier: Relative to the largest column norm of C; zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
-      guarantees: Pairs (epsilon, delta) that are known to hold. For schemes whose epsilon takes
-        long to compute, they and the bound without amplification are all that is used; for
-        Poisson sampling, subsets of a fixed size and shuffling, the curve is computed.
+      guarantees: Pairs (epsilon, delta) that are known to hold.
+      log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of a pair that
+        dominates the run, for noise of real normal numbers, as
+        ``random_participation.log_moments`` returns them. Together with the pairs and the bound
+        without amplification they are all that is used there; for schemes with parts, the curve
+        of all epsilons is computed.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:
@@ -169,6 +179,12 @@ def sampled_true_positive_rate(
     if refused is not None and not any(math.isfinite(epsilon) for epsilon, _ in pairs):
         raise refused
     found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
+    if log_moments:
+        failure = noise_failure.failure_probability(sigma, num_coordinates)
+        for order, log_moment in log_moments:
+            # Overflows are of no use.
+            root = math.exp(min((log_moment + _LOG_ROUNDING) / order, _LARGEST_EXPONENT))
+            found = np.minimum(found, _rounded(root * rates ** (1.0 - 1.0 / order) + failure))
     return _of_shape(found, false_positive_rate)
 
 

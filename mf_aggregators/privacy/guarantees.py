@@ -18,7 +18,13 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import amplification, certificate_store, column_bands, trade_offs
+from mf_aggregators.accounting import (
+    amplification,
+    certificate_store,
+    column_bands,
+    random_participation,
+    trade_offs,
+)
 from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.accounting.sampling_schemes import (
@@ -57,6 +63,8 @@ class Guarantee:
       certificate: For schemes without parts, the claim that was proved of a real normal noise;
         None where nothing is amplified. With the columns of C, ``certificates.is_proved`` proves
         it again.
+      log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of the dominating pair,
+        for real normal noise; what an attacker can do follows from them.
     """
 
     participation: Participation
@@ -69,6 +77,7 @@ class Guarantee:
     delta: float
     sampling: SamplingScheme | None = None
     certificate: Claim | None = None
+    log_moments: tuple[tuple[int, float], ...] = ()
 
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
@@ -105,6 +114,7 @@ class Guarantee:
             self.noise_multiplier,
             false_positive_rate,
             guarantees=[(self.epsilon, self.delta)],
+            log_moments=self.log_moments,
         )
 
     def attacker(self, prefix: str = "") -> dict[str, float | None]:
@@ -402,6 +412,11 @@ def _amplified(
         delta=delta,
         sampling=scheme,
         certificate=found.claim,
+        log_moments=(
+            random_participation.log_moments(scheme, noise_multiplier, columns)
+            if isinstance(scheme, (MinSeparationSampling, BallsInBins))
+            else ()
+        ),
     )
 
 

@@ -7,12 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import noise_failure, sampling_schemes, trade_offs
+from mf_aggregators.accounting import (
+    column_bands,
+    noise_failure,
+    random_participation,
+    sampling_schemes,
+    trade_offs,
+)
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
     FixedSizeSampling,
@@ -205,6 +212,58 @@ def test_every_stated_pair_is_used_and_none_invented() -> None:
     np.testing.assert_array_equal(found, np.minimum(without, of_pair))
 
 
+def _exact_laws(
+    scheme: MinSeparationSampling, column: float, sigma: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-likelihood ratios of outputs with and without the client, for C = column I.
+
+    By the sum over all patterns of two rounds and a separation of two: in none, the first or the
+    second one.
+    """
+    p = scheme.joining_probability
+    first = p / (1.0 + p)
+    second = p / (1.0 + p) + (1.0 / (1.0 + p)) * (1.0 - p) * p
+    assert second == pytest.approx(first + (1.0 - p) * p / (1.0 + p))
+    weights = np.array([1.0 - first - second, first, second])
+    means = column * np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    chosen = means[rng.choice(3, size=200_000, p=weights)]
+    noise = sigma * rng.standard_normal((2, 200_000, 2))
+
+    def log_ratio(outputs: np.ndarray) -> np.ndarray:
+        exponents = (outputs @ means.T - 0.5 * np.sum(means**2, axis=1)) / sigma**2
+        return scipy.special.logsumexp(exponents, b=weights, axis=1)
+
+    return log_ratio(chosen + noise[0]), log_ratio(noise[1])
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.5])
+def test_the_best_attack_on_coins_under_timers_is_below_the_bound(sigma: float) -> None:
+    """The likelihood ratio test of 200,000 outputs; false alarms are rarer than 1e-6.
+
+    The bound follows from moments alone, so it is not tight: at most 2.2 times the best attack.
+    """
+    scheme = MinSeparationSampling(2, 1, 30, 5, 2)
+    with_client, without = _exact_laws(scheme, 1.0, sigma, np.random.default_rng(1))
+    for rate in (0.01, 0.1):
+        threshold = np.quantile(without, 1.0 - rate)
+        best = np.mean(with_client > threshold)
+        found = accounting.amplified_true_positive_rate(
+            sigma,
+            rate,
+            num_rounds=2,
+            num_bands=1,
+            population=30,
+            clients_per_round=5,
+            sampling="min_separation",
+            separation=2,
+        )
+        # Five standard errors of both rates, the first of which shifts the threshold.
+        error = 5.0 * math.sqrt(rate / 200_000) * 8.0
+        assert best <= found + error
+        assert found <= 2.2 * best + error
+        assert found < accounting.true_positive_rate(sigma, rate)
+
+
 def test_public_names_agree_with_the_schemes() -> None:
     sizes: dict[str, Any] = {
         "num_rounds": 40,
@@ -217,10 +276,14 @@ def test_public_names_agree_with_the_schemes() -> None:
         assert accounting.amplified_true_positive_rate(
             2.0, 0.01, sampling=name, **sizes
         ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01)
-    scheme = sampling_schemes.create("min_separation", separation=9, **sizes)
+    scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
+    matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
+    columns = column_bands.of_matrix(matrix, 4)
+    moments = random_participation.log_moments(scheme, 2.0, columns)
+    assert [order for order, _ in moments][:2] == [2, 3]
     assert accounting.amplified_true_positive_rate(
-        2.0, 0.01, sampling="min_separation", separation=9, **sizes
-    ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01)
+        2.0, 0.01, sampling="min_separation", separation=9, strategy_matrix=matrix, **sizes
+    ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01, log_moments=moments)
 
 
 def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
