@@ -538,7 +538,7 @@ def test_noise_is_kept_where_the_flags_say(
         (["--sampling=poisson"], "--sampling=poisson needs --num_bands"),
         (["--sampling=shuffling", "--mechanism=toeplitz"], "needs --num_bands"),
         (["--sampling=poisson", "--num_bands=5"], "Use fewer bands (at most 4)"),
-        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation belongs to"),
+        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not"),
         (["--sampling=poisson", "--num_bands=2", "--max_participations=1"], "--max_part"),
         (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "--num_bands belongs to"),
         (["--sampling=poisson", "--mechanism=none"], "--mechanism=none"),
