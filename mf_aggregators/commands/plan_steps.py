@@ -5,6 +5,7 @@ import shlex
 import textwrap
 from typing import Any
 
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.commands.training_recipes import TrainingRecipe
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
@@ -73,7 +74,10 @@ def of(plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: boo
     steps = _factorize(plan, directory) if factorize else []
     if chosen.sampling is not None:
         # The bands are those of the checkpoint.
-        steps.append(_train(plan, recipe, directory, f"--sampling={chosen.sampling.name}"))
+        clients = f"--sampling={chosen.sampling.name}"
+        if isinstance(chosen.sampling, MinSeparationSampling | BallsInBins):
+            clients += f" --separation={chosen.sampling.separation}"
+        steps.append(_train(plan, recipe, directory, clients))
     elif isinstance(chosen.participation, MinSeparation):
         steps.append(_train(plan, recipe, directory, _timer_flags(chosen.participation)))
     return [*steps, _aggregator(plan, recipe, directory)]
@@ -180,6 +184,24 @@ def _condition(plan: Plan) -> str:
     chosen = plan.recommended
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
     schema = chosen.participation
+    if isinstance(chosen.sampling, MinSeparationSampling):
+        scheme = chosen.sampling
+        return (
+            f"{guarantee} only if every client flips a secret coin in each round in which its timer "
+            f"allows it, at least {scheme.separation} rounds after it last took part, and takes "
+            f"part with probability {scheme.joining_probability!r}, whatever happened before, and "
+            "if its timer begins as if it had done so for ever. Who took part stays secret for "
+            f"ever. In a simulation that is what {_sampler(chosen)} draws. Devices that cannot be "
+            "asked in every round have a weaker guarantee."
+        )
+    if isinstance(chosen.sampling, BallsInBins):
+        scheme_of_bins = chosen.sampling
+        return (
+            f"{guarantee} only if every client is in one of {scheme_of_bins.separation} bins, drawn "
+            "once, uniformly, independently of all others, and takes part in round i exactly if i "
+            f"modulo {scheme_of_bins.separation} is its bin. The bins stay secret for ever. In a "
+            f"simulation that is what {_sampler(chosen)} draws."
+        )
     if chosen.sampling is not None:
         return (
             f"{guarantee} only if a data centre draws every batch itself, round i by draw(i) of "
@@ -208,10 +230,16 @@ def _sampler(candidate: Candidate) -> str | None:
     scheme = candidate.sampling
     if scheme is None:
         return None
+    separation = (
+        f", separation={scheme.separation}"
+        if isinstance(scheme, MinSeparationSampling | BallsInBins)
+        else ""
+    )
     return (
         f"simulations.sampling.data_samplers.create(mfa.sampling_schemes.create({scheme.name!r}, "
         f"num_rounds={scheme.num_rounds}, num_bands={scheme.num_bands}, "
-        f"population={scheme.population}, clients_per_round={scheme.clients_per_round}), "
+        f"population={scheme.population}, clients_per_round={scheme.clients_per_round}{separation})"
+        ", "
         "seed=simulations.sampling.data_samplers.secret_seed())"
     )
 
