@@ -93,6 +93,9 @@ def as_strings(steps: list[Step]) -> list[str]:
 
 def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
+    if isinstance(chosen.sampling, MinSeparationSampling | BallsInBins):
+        # The certificate is for one matrix, and for no other of the same name.
+        return [_plan_again(plan, directory)]
     rounds, schema = plan.setting.num_rounds, _participation_flags(chosen.participation)
     steps, base = [], ""
     if chosen.base is not None:
@@ -114,6 +117,24 @@ def _factorize(plan: Plan, directory: str) -> list[Step]:
         f"--output={shlex.quote(directory)}",
     )
     return [*steps, own]
+
+
+def _plan_again(plan: Plan, directory: str) -> Step:
+    setting = plan.setting
+    memory, disk = setting.noise_memory, setting.noise_disk
+    step = _shell(
+        f"mf-plan --num_rounds={setting.num_rounds} --population={setting.population}",
+        f"--clients_per_round={setting.clients_per_round} --sampling={setting.sampling}",
+        f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
+        f"--model_size={setting.model_size}",
+        "" if memory is None else f"--noise_memory_gb={memory / 1e9!r}",
+        "" if disk is None else f"--noise_disk_gb={disk / 1e9!r}",
+        f"--output={shlex.quote(directory)}",
+    )
+    note = (
+        "Writes the matrix that the certificate is for; its guarantee is not that of another one."
+    )
+    return dataclasses.replace(step, notes=(note,))
 
 
 def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: str) -> Step:
@@ -187,20 +208,20 @@ def _condition(plan: Plan) -> str:
     if isinstance(chosen.sampling, MinSeparationSampling):
         scheme = chosen.sampling
         return (
-            f"{guarantee} only if every client flips a secret coin in each round in which its timer "
-            f"allows it, at least {scheme.separation} rounds after it last took part, and takes "
-            f"part with probability {scheme.joining_probability!r}, whatever happened before, and "
-            "if its timer begins as if it had done so for ever. Who took part stays secret for "
-            f"ever. In a simulation that is what {_sampler(chosen)} draws. Devices that cannot be "
-            "asked in every round have a weaker guarantee."
+            f"{guarantee} only if every client flips a secret coin in each round in which its "
+            f"timer allows it, at least {scheme.separation} rounds after it last took part, and "
+            f"takes part with probability {scheme.joining_probability!r}, whatever happened "
+            "before, and if its timer begins as if it had done so for ever. Who took part stays "
+            f"secret for ever. In a simulation that is what {_sampler(chosen)} draws. Devices that "
+            "cannot be asked in every round are not covered."
         )
     if isinstance(chosen.sampling, BallsInBins):
         scheme_of_bins = chosen.sampling
         return (
-            f"{guarantee} only if every client is in one of {scheme_of_bins.separation} bins, drawn "
-            "once, uniformly, independently of all others, and takes part in round i exactly if i "
-            f"modulo {scheme_of_bins.separation} is its bin. The bins stay secret for ever. In a "
-            f"simulation that is what {_sampler(chosen)} draws."
+            f"{guarantee} only if every client is in one of {scheme_of_bins.separation} bins, "
+            "drawn once, uniformly, independently of all others, and takes part in round i exactly "
+            f"if i modulo {scheme_of_bins.separation} is its bin. The bins stay secret for ever. "
+            f"In a simulation that is what {_sampler(chosen)} draws."
         )
     if chosen.sampling is not None:
         return (

@@ -369,16 +369,17 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     best = candidates[0]
     if recommended is not best:
         return (
-            f"{recommended.name} has an effective RMSE within {100 * _TIE:g} % of the least, that "
-            f"of {best.name}, and its noise costs {recommended.cost.seconds_per_round:.2g} instead "
+            f"{recommended.name_with_sampling} has an effective RMSE within {100 * _TIE:g} % of the "
+            f"least, that of {best.name_with_sampling}, and its noise costs {recommended.cost.seconds_per_round:.2g} instead "
             f"of {best.cost.seconds_per_round:.2g} seconds a round."
         )
     second = candidates[1]
     share = 100.0 * (second.effective_rmse / best.effective_rmse - 1.0)
     about = "about " if second.is_estimate else ""
     return (
-        f"{best.name} has the smallest effective RMSE of the {len(candidates)} mechanisms that "
-        f"fit, {best.effective_rmse:.4g}; the next, {second.name}, has {about}{share:.1f} % more."
+        f"{best.name_with_sampling} has the smallest effective RMSE of the {len(candidates)} "
+        f"mechanisms that fit, {best.effective_rmse:.4g}; the next, {second.name_with_sampling}, "
+        f"has {about}{share:.1f} % more."
     )
 
 
