@@ -54,7 +54,7 @@ def fetch(
     """
     if directory is None:
         return compute()
-    described = {**description, "code": _fingerprint(), "numpy": np.__version__}
+    described = {**description, "code": fingerprint(), "numpy": np.__version__}
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
     entry = directory / f"{name}.json"
     if os.path.exists(entry):
@@ -93,8 +93,11 @@ def _digest(contents: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
-def _fingerprint() -> str:
-    """Tells versions of the code apart, so that no mended one is served what another proved."""
+def fingerprint() -> str:
+    """Returns what tells versions of the code apart.
+
+    No mended one is served what another proved.
+    """
     sources = (
         certificates,
         claim_search,

@@ -157,6 +157,7 @@ def estimated_noise_multiplier(
     seed: int = 0,
     max_samples: int | None = None,
     relative_tolerance: float = 1e-3,
+    pilot_samples: int = _FIRST_PILOT,
 ) -> float:
     """Returns a noise multiplier for which a claim is likely to be proved: an estimate.
 
@@ -169,6 +170,7 @@ def estimated_noise_multiplier(
       seed: As in :func:`proved_claim`.
       max_samples: As there.
       relative_tolerance: To which the estimate is searched for; pilots are less exact.
+      pilot_samples: The samples of each pilot.
 
     Returns:
       The estimate, at most ``enough``.
@@ -178,7 +180,7 @@ def estimated_noise_multiplier(
         mechanism = mechanism_of(math.exp(log_sigma))
         limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
         outputs = _best_outputs(mechanism, epsilon, delta)
-        return _Pilot(mechanism, outputs, delta, seed, limit).excess(epsilon)
+        return _Pilot(mechanism, outputs, delta, seed, limit, pilot_samples).excess(epsilon)
 
     high, low = math.log(enough), math.log(least)
     step = math.log(1.5)
@@ -200,7 +202,13 @@ class _Pilot:
     """Losses of tilted outputs, drawn to find out what can be claimed."""
 
     def __init__(
-        self, mechanism: Mechanism, outputs: TiltedOutputs, delta: float, seed: int, limit: int
+        self,
+        mechanism: Mechanism,
+        outputs: TiltedOutputs,
+        delta: float,
+        seed: int,
+        limit: int,
+        samples: int = _FIRST_PILOT,
     ) -> None:
         self._outputs = outputs
         self._rounds = mechanism.columns.shape[0]
@@ -208,7 +216,7 @@ class _Pilot:
         self._log_failure = math.log(certificates.FAILURE_SHARE * delta / certificates.ATTEMPTS)
         self._seed, self._limit = seed, limit
         self._losses = np.zeros(0)
-        self._grow(min(_FIRST_PILOT, limit))
+        self._grow(min(samples, limit))
 
     def _grow(self, count: int) -> None:
         key = _pilot_key(self._seed, self._outputs.order, self._rounds)
