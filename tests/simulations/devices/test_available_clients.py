@@ -17,7 +17,10 @@ from simulations.devices import available_clients
 from simulations.devices.availability import Always, Availability, Independent
 
 _FALSE_ALARM = 1e-4
-_SCHEMES = [MinSeparationSampling(40, 3, 6500, 500, 4), BallsInBins(40, 3, 6500, 1625, 4)]
+_SCHEMES: list[SeparatedScheme] = [
+    MinSeparationSampling(40, 3, 6500, 500, 4),
+    BallsInBins(40, 3, 6500, 1625, 4),
+]
 
 
 @dataclasses.dataclass(frozen=True)
