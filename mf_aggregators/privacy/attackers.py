@@ -60,6 +60,20 @@ def in_brief(found: Mapping[str, float | None], prefix: str = "") -> str:
     )
 
 
+def line(found: Mapping[str, float | None]) -> str:
+    """Returns what the fields say for a line of a table.
+
+    Args:
+      found: Has the fields, with rates from 0 to 1.
+    """
+    first, *others = (
+        f"{percent(most)} at {100.0 * rate:g} %"
+        for rate in FALSE_POSITIVE_RATES
+        if (most := found[name(rate)]) is not None
+    )
+    return ", ".join([f"finds at most {first} false positives", *others])
+
+
 def percent(rate: float) -> str:
     """Returns a rate in percent, rounded up."""
     # The product may be rounded down.

@@ -372,7 +372,7 @@ def _attacker_lines(guarantee: Guarantee) -> list[tuple[str, str]]:
     """What an attacker can do, for a person to read; nothing for a run that is not private."""
     if not math.isfinite(guarantee.epsilon):
         return []
-    return [("attacker", f"right for at most {attackers.in_brief(guarantee.attacker())}")]
+    return [("attacker", attackers.line(guarantee.attacker()))]
 
 
 def percent(accuracy: float | None) -> str | None:

@@ -34,6 +34,9 @@ def test_a_guarantee_says_what_an_attacker_can_do() -> None:
     assert brief == (
         "31.394 % at a false positive rate of 1 % and 10.591 % at a false positive rate of 0.1 %"
     )
+    assert attackers.line(guarantee.attacker()) == (
+        "finds at most 31.394 % at 1 % false positives, 10.591 % at 0.1 %"
+    )
     for text in (attackers.sentence(found, "planned_"), attackers.remark(found, "planned_")):
         assert brief in text
         assert text.endswith("%.")
