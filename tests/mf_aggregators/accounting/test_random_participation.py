@@ -23,7 +23,7 @@ from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparatio
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
-_SCHEMES = [
+_SCHEMES: list[sampling_schemes.SeparatedScheme] = [
     MinSeparationSampling(12, 3, 200, 10, 3),
     MinSeparationSampling(12, 3, 200, 10, 5),
     BallsInBins(12, 3, 200, 10, 20),
@@ -109,6 +109,7 @@ def test_public_functions(sampling: str) -> None:
     scheme = sampling_schemes.create(
         sampling, **{name: size for name, size in sizes.items() if name != "sampling"}
     )
+    assert isinstance(scheme, MinSeparationSampling | BallsInBins)
     assert found == amplification.epsilon(scheme, 2.0, _DELTA, columns=_columns())
     without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations), _DELTA)
     assert found <= without
