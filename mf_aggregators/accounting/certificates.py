@@ -172,7 +172,7 @@ def _without_is_small(mechanism: Mechanism, claim: Claim, bar: Any) -> bool:
 
 
 def largest_term(log_moment: float, order: int, epsilon: float) -> float:
-    """Returns M: what Renyi DP of an order gives for delta, or 1000 where it gives more.
+    """Returns M: what Renyi DP of an order gives for delta, which may be more than 1.
 
     Args:
       log_moment: log E_Q (P/Q)^a.
@@ -183,7 +183,7 @@ def largest_term(log_moment: float, order: int, epsilon: float) -> float:
         return 1.0 + _ROUNDING
     exponent = log_moment - (order - 1) * epsilon
     exponent += (order - 1) * math.log(order - 1) - order * math.log(order)
-    return min(math.exp(min(exponent, 1.0)), 1e3) * (1.0 + 1e-6)
+    return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
 
 
 def terms(losses: np.ndarray, log_moment: float, order: int, epsilon: float) -> np.ndarray:

@@ -29,8 +29,9 @@ _PILOT_WITHOUT = 2**14
 _SAMPLES_WITHOUT = (2**16, 2**18)
 # How much of delta the divergence of a pilot may be; nearer to 1 costs more samples.
 _SHARE = 0.9
-# More samples than a pilot asks for, because it is random as well.
-_RESERVE = 1.3
+# The logarithm of wealth has about the standard deviation sqrt(2 x) where its mean is x. Samples
+# are so many that it is large enough even if it is so many deviations below its mean.
+_DEVIATIONS = 2.5
 # An order is worth its larger table if it lowers the largest term so much.
 _WORTHWHILE = 0.7
 _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
@@ -76,15 +77,16 @@ def proved_claim(
       The claim; None if none with an epsilon below ``below`` could be proved.
     """
     limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
-    estimate = _smallest_epsilon(mechanism, delta, below, seed, limit)
-    if estimate is None:
+    found = _smallest_epsilon(mechanism, delta, below, seed, limit)
+    if found is None:
         return None
+    estimate, pilot = found
     for attempt, step in enumerate(_RELATIVE_STEPS):
         epsilon = estimate * (1.0 + step)
         if not epsilon < below:
             return None
         try:
-            claim = claim_of(mechanism, epsilon, delta, attempt, seed=seed, max_samples=limit)
+            claim = _claim_by(pilot, mechanism, epsilon, delta, attempt, seed, limit)
         except SampleBudgetError:
             continue
         if certificates.is_proved(mechanism, claim, show_progress=show_progress):
@@ -118,6 +120,19 @@ def claim_of(
     outputs = _best_outputs(mechanism, epsilon, delta)
     pilot = _Pilot(mechanism, outputs, delta, seed, limit)
     pilot.grow_for(epsilon)
+    return _claim_by(pilot, mechanism, epsilon, delta, attempt, seed, limit)
+
+
+def _claim_by(
+    pilot: "_Pilot",
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    attempt: int,
+    seed: int,
+    limit: int,
+) -> Claim:
+    """The claim of an epsilon that a pilot says how to test."""
     bet, needed = pilot.needed(epsilon)
     if needed > limit:
         found = f"about {needed:.2g} samples" if math.isfinite(needed) else "a larger epsilon"
@@ -138,7 +153,7 @@ def claim_of(
         epsilon=epsilon,
         delta=delta,
         attempt=attempt,
-        order=outputs.order,
+        order=pilot.order,
         num_samples=math.ceil(needed),
         bet=bet,
         num_untilted=num_untilted,
@@ -218,6 +233,11 @@ class _Pilot:
         self._losses = np.zeros(0)
         self._grow(min(samples, limit))
 
+    @property
+    def order(self) -> int:
+        """The order of its outputs."""
+        return self._outputs.order
+
     def _grow(self, count: int) -> None:
         key = _pilot_key(self._seed, self._outputs.order, self._rounds)
         self._losses = np.concatenate(
@@ -227,7 +247,7 @@ class _Pilot:
     def grow_for(self, epsilon: float) -> None:
         """Draws more samples if few of them count for an epsilon."""
         largest = self.largest(epsilon)
-        needed = 6.0 * largest / self._mean if largest > self._mean else 0.0
+        needed = 20.0 * largest / self._mean if largest > self._mean else 0.0
         count = min(2 ** math.ceil(math.log2(max(needed, 1.0))), _LARGEST_PILOT, self._limit)
         if count > len(self._losses):
             self._grow(count)
@@ -238,10 +258,11 @@ class _Pilot:
         return certificates.largest_term(outputs.log_moment, outputs.order, epsilon)
 
     def _with_largest(self, epsilon: float) -> np.ndarray:
-        """Terms, and one as large as any, so that those that were not drawn count as well."""
-        outputs = self._outputs
+        """Terms, and largest ones that add a standard error to their mean, at least one."""
+        outputs, largest = self._outputs, self.largest(epsilon)
         values = certificates.terms(self._losses, outputs.log_moment, outputs.order, epsilon)
-        return np.append(values, self.largest(epsilon))
+        error = float(np.std(values)) * math.sqrt(len(values))
+        return np.append(values, np.full(1 + int(error / largest), largest))
 
     def needed(self, epsilon: float) -> tuple[float, float]:
         """The bet, and the samples that its test takes; infinity where it is likely to fail."""
@@ -249,7 +270,10 @@ class _Pilot:
         if largest <= self._mean:
             return 0.0, 0.0
         bet, growth = confidence_bounds.best_bet(self._with_largest(epsilon), self._mean, largest)
-        return bet, -_RESERVE * self._log_failure / growth if growth > 0.0 else math.inf
+        if growth <= 0.0:
+            return bet, math.inf
+        spread = math.sqrt(0.5) * _DEVIATIONS
+        return bet, (spread + math.sqrt(spread**2 - self._log_failure)) ** 2 / growth
 
     def excess(self, epsilon: float) -> float:
         """Positive if a claim is not worth trying; continuous and decreasing in epsilon."""
@@ -259,14 +283,15 @@ class _Pilot:
         too_large = math.log(float(np.mean(self._with_largest(epsilon))) / (_SHARE * self._mean))
         if too_large > 0.0:
             return too_large + 1e-3
-        needed = self.needed(epsilon)[1]
+        # Another pilot may ask for more.
+        needed = 1.5 * self.needed(epsilon)[1]
         return max(too_large, math.log(min(needed, 1e300) / self._limit))
 
 
 def _smallest_epsilon(
     mechanism: Mechanism, delta: float, below: float, seed: int, limit: int
-) -> float | None:
-    """The smallest epsilon that is worth a claim; None if it is not below ``below``."""
+) -> tuple[float, "_Pilot"] | None:
+    """The smallest epsilon that is worth a claim, below ``below``, if any, and its pilot."""
     high = below
     orders = _all_outputs(mechanism)
     if not orders:
@@ -297,7 +322,7 @@ def _smallest_epsilon(
         high *= 1.02
         if high >= below:
             return None
-    return high if high < below else None
+    return (high, pilot) if high < below else None
 
 
 def _root(excess: Callable[[float], float], high: float) -> float | None:

@@ -44,8 +44,8 @@ from mf_aggregators.accounting.participation_laws import (
 
 # Entries of the tables of one order: 130 MB.
 _MOST_ENTRIES = 8_000_000
-# Tuples of first waits or bins that are enumerated.
-_MOST_TUPLES = 4_000_000
+# Pairs, and longer tuples, of first waits or bins that are enumerated.
+_MOST_PAIRS, _MOST_TUPLES = 4_000_000, 300_000
 LARGEST_ORDER = 8
 
 
@@ -145,7 +145,7 @@ def possible_orders(mechanism: Mechanism) -> list[int]:
         states = math.comb(separation + order - 2, order - 1)
         entries = states * (mechanism.columns.shape[0] + 1)
         tuples = separation**order
-        if tuples > _MOST_TUPLES:
+        if tuples > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES):
             break
         if isinstance(mechanism.law, CoinsUnderTimers) and entries > _MOST_ENTRIES:
             break

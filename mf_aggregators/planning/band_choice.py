@@ -202,10 +202,11 @@ def noise_multiplier(
         if columns is not None:
             description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
         description["is_estimate"] = is_estimate
-        # Where guarantees look for the certificate as well.
-        certification = Certification(
-            directory=None if cache_directory is None else certificate_store.default_directory()
-        )
+        certificates = cache_directory
+        if cache_directory == factorization_cache.default_directory():
+            # Where guarantees look for the certificate as well.
+            certificates = certificate_store.default_directory()
+        certification = Certification(directory=certificates)
         if is_estimate:
             return factorization_cache.fetch_number(
                 cache_directory,

@@ -369,9 +369,10 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     best = candidates[0]
     if recommended is not best:
         return (
-            f"{recommended.name_with_sampling} has an effective RMSE within {100 * _TIE:g} % of the "
-            f"least, that of {best.name_with_sampling}, and its noise costs {recommended.cost.seconds_per_round:.2g} instead "
-            f"of {best.cost.seconds_per_round:.2g} seconds a round."
+            f"{recommended.name_with_sampling} has an effective RMSE within {100 * _TIE:g} % of "
+            f"the least, that of {best.name_with_sampling}, and its noise costs "
+            f"{recommended.cost.seconds_per_round:.2g} instead of "
+            f"{best.cost.seconds_per_round:.2g} seconds a round."
         )
     second = candidates[1]
     share = 100.0 * (second.effective_rmse / best.effective_rmse - 1.0)

@@ -211,7 +211,7 @@ def test_signs_need_the_absolute_matrix() -> None:
     grid = np.stack(np.meshgrid(*[np.linspace(-8, 8, 161)] * 2, indexing="ij")).reshape(2, -1)
     q = np.prod(scipy.stats.norm.pdf(grid, 0.0, 1.0), axis=0)
 
-    def divergence(signs: tuple[float, float], c: np.ndarray) -> float:
+    def divergence(signs: tuple[float, ...], c: np.ndarray) -> float:
         p = q * np.exp(participation_patterns.of(law, c * np.array(signs), 1.0).log_ratios(grid))
         return float(0.01 * np.sum(_hockey_stick(p, q, 0.3)))
 

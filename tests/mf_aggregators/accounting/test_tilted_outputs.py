@@ -61,7 +61,7 @@ def test_losses_have_the_tilted_law(
     c, sigma = np.array(matrix), 0.9
     of = mechanism(law, c, sigma)
     rng = np.random.default_rng(order)
-    outputs = TiltedOutputs(of, order) if order else Untilted(of)
+    outputs: TiltedOutputs | Untilted = TiltedOutputs(of, order) if order else Untilted(of)
     drawn = np.sort(np.concatenate([outputs.log_ratios(rng, 1000) for _ in range(6)]))
     axis = np.linspace(-7.0, 11.0, 401)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij")).reshape(2, -1)
@@ -79,7 +79,8 @@ def test_orders_end_where_tables_are_large() -> None:
     rng = np.random.default_rng(0)
     columns = rng.uniform(0.0, 1.0, (2052, 64))
     for separation, expected in ((64, [1, 2, 3]), (342, [1, 2])):
-        for law in (CoinsUnderTimers(0.01, separation), OneBin(separation)):
+        laws: list[ParticipationLaw] = [CoinsUnderTimers(0.01, separation), OneBin(separation)]
+        for law in laws:
             of = tilted_outputs.Mechanism(columns, 1.0, law)
             orders = tilted_outputs.possible_orders(of)
             assert orders == expected

@@ -278,7 +278,7 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--noise_memory_gb=nan"], "--noise_memory_gb must be finite"),
         (["--noise_disk_gb=-1"], "--noise_disk_gb must not be negative"),
         (["--noise_disk_gb=nan"], "--noise_disk_gb must be finite"),
-        (["--sampling=poisson", "--separation=4"], "--sampling is for a data centre"),
+        (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are for"),
         (["--sampling=cyclic"], "sampling"),
         (["--sampling=poisson", "--delta=1e-13"], "at least 1e-12"),
         (["--unknown=1"], "unknown"),
