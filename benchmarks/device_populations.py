@@ -19,10 +19,10 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.sampling import random_streams
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
 from simulations.devices.participation_timers import WallClockTimer
-from simulations.sampling import cohorts
 
 _DAY = 86400.0
 _SEED = 1
@@ -122,7 +122,7 @@ def _time_baseline(
         seconds = 6 * 3600.0 + index * behaviour.round_seconds
         available = behaviour.availability.available(everyone, seconds, index, _SEED)
         joining = np.flatnonzero(available & (index - last_round >= separation))
-        generator = cohorts.generator_of(_SEED, index)
+        generator = random_streams.generator_of(_SEED, index)
         cohort = generator.choice(joining, size=clients, replace=False)
         last_round[cohort] = index
     return {"seconds": time.perf_counter() - start, "gigabytes": _peak_gigabytes()}

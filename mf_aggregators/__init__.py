@@ -20,6 +20,7 @@ from mf_aggregators import (
     moved_modules,
     participation,
     planning,
+    sampling,
     sensitivity,
     workloads,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "power_series",
     "privacy",
     "privacy_statement",
+    "sampling",
     "sampling_schemes",
     "sensitivity",
     "tff",

@@ -17,7 +17,7 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
     word_prediction_preprocessing,
 )
 
-from simulations.sampling import cohorts
+from mf_aggregators.sampling import random_streams
 from simulations.training import client_data
 from stackoverflow_nwp.token_arrays import ClientTokens
 
@@ -169,7 +169,7 @@ def all_sentences(
     Returns:
       (m, sequence_length + 1) int32.
     """
-    generator = cohorts.generator_of(seed, cohorts.Stream.EVALUATION, split_number)
+    generator = random_streams.generator_of(seed, random_streams.Stream.EVALUATION, split_number)
     order = generator.permutation(len(tokens.client_ids))
     chosen: list[np.ndarray] = []
     found = 0

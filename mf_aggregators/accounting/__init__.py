@@ -5,7 +5,8 @@ the noise multiplier is relative to the sensitivity of C under the participation
 (``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). ``amplified_*`` are for
 banded mechanisms in a data centre that draws every batch itself by a scheme of
 ``sampling_schemes``; there it is relative to the largest column norm of C.
-Devices that decide themselves when to take part are never amplified.
+Devices that decide themselves when to take part are never amplified. ``*true_positive_rate*`` say
+what an attacker can do under a guarantee.
 
 Adjacency is zero-out everywhere: neighbouring data sets differ in one client, whose
 contributions are replaced by zero vectors in every round that it takes part in.
@@ -15,6 +16,7 @@ from mf_aggregators.accounting.amplified_runs import (
     amplified_epsilon,
     amplified_event,
     amplified_noise_multiplier,
+    amplified_true_positive_rate,
     composed_epsilon,
 )
 from mf_aggregators.accounting.gaussian import (
@@ -28,12 +30,14 @@ from mf_aggregators.accounting.gaussian import (
     zcdp_rho,
 )
 from mf_aggregators.accounting.noise_failure import TailError
+from mf_aggregators.accounting.trade_offs import true_positive_rate, true_positive_rate_of_pairs
 
 __all__ = [
     "TailError",
     "amplified_epsilon",
     "amplified_event",
     "amplified_noise_multiplier",
+    "amplified_true_positive_rate",
     "composed_epsilon",
     "composed_gaussian_epsilon",
     "epsilon",
@@ -43,5 +47,7 @@ __all__ = [
     "noise_multiplier",
     "noise_multiplier_of_zcdp",
     "sampling_schemes",
+    "true_positive_rate",
+    "true_positive_rate_of_pairs",
     "zcdp_rho",
 ]

@@ -14,15 +14,16 @@ What the k queries reveal is computed for each scheme:
 * Poisson sampling: the Poisson-sampled Gaussian mechanism composed k times, by
   dp-accounting's privacy loss distributions. Zero-out is adding or removing one client
   here, since who does not join and who joins with zeros add the same to the sum.
-* Fixed-size subsets: dp-accounting's Renyi accountant for sampling without replacement
-  (Wang, Balle and Kasiviswanathan, 2019), which is for replacing one client. Zeros
-  are one of the things that a client can be replaced by, and replacing changes a sum by
-  at most twice the norm, so that half the noise multiplier is accounted for.
+* Fixed-size subsets: the dominating pair of one query, which ``fixed_size_gaussian`` proves,
+  composed in the same way. It is not that of Poisson sampling: where the client is drawn,
+  another one is not.
 * Shuffling: Feldman, McMillan and Talwar (2021), Thm 3.1 and 3.8, for each pass over a
   part, and the composition of passes. In each batch one place is singled out, the same
   for the whole pass and the one where the client is; given everybody else, the clients at
   these places are in uniformly random order, and each batch is a mechanism on one of
   them.
+
+* Secret coins under timers and balls in bins have no parts: ``random_participation``.
 
 None is ever more than the guarantee without amplification: that of a Gaussian mechanism
 with as many participations as the scheme allows. The batches must stay secret: who knows
@@ -37,19 +38,27 @@ import functools
 import math
 from collections.abc import Callable
 
-import dp_accounting
 import numpy as np
 import scipy.optimize
 from dp_accounting import dp_event
-from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp import rdp_privacy_accountant
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian, noise_failure, sampled_gaussian
+from mf_aggregators.accounting import (
+    fixed_size_gaussian,
+    gaussian,
+    noise_failure,
+    random_participation,
+    sampled_gaussian,
+    shuffled_gaussian,
+)
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting.random_participation import Amplified, Certification
 from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
     FixedSizeSampling,
+    MinSeparationSampling,
+    PartScheme,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
@@ -63,7 +72,7 @@ _SMALLEST_INTERVAL = 1e-7
 
 # With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and
 # the grid of its privacy losses grows without bound.
-_LEAST_NOISE_MULTIPLIER = 0.1
+LEAST_NOISE_MULTIPLIER = 0.1
 
 # A first search for a noise multiplier takes intervals so many times as large.
 _COARSER = 10.0
@@ -80,14 +89,8 @@ _SMALLEST_DELTA = 1e-12
 # The first step from a noise multiplier whose stated epsilon is above its target.
 _RELATIVE_STEP = 1e-6
 
-# dp-accounting's Renyi bound for subsets cancels where there is more noise than this.
-_LARGEST_NOISE_OF_SUBSETS = 1e6
-
 # The excess, in a search, of a noise multiplier that cannot be accounted for.
 _REFUSED = 1e6
-
-# Points of the grid of local deltas over which the bound for shuffling is minimised.
-_LOCAL_DELTAS = 24
 
 
 def epsilon(
@@ -96,28 +99,64 @@ def epsilon(
     delta: float,
     *,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    columns: np.ndarray | None = None,
+    certification: Certification | None = None,
 ) -> float:
-    """Returns the epsilon of a run of a banded mechanism whose batches a scheme drew.
+    """Returns the epsilon of a run of a banded mechanism whose clients take part by a scheme.
 
     Args:
-      scheme: How the batches were drawn.
+      scheme: How clients come into batches.
       noise_multiplier: Standard deviation of Z over (clip norm times the largest column
         norm of C); zero means no noise.
-      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      delta: Below 1. For schemes with parts it is at least 1e-12 and 4e-15 times the
+        compositions.
       num_coordinates: Parameters times rounds, as in ``gaussian.epsilon``.
+      columns: (n, b), those of C (``column_bands``), for schemes without parts; None for a
+        diagonal C of equal entries. Schemes with parts do not need them.
+      certification: How epsilons of schemes without parts are proved.
 
     Returns:
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
 
     Raises:
       TailError: As in ``gaussian.epsilon``.
-      ValueError: If an argument is out of its range.
+      ValueError: If an argument is out of its range, or columns are missing.
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    return _epsilon(scheme, sigma, delta, num_coordinates)
+    return amplified(
+        scheme,
+        sigma,
+        delta,
+        num_coordinates=num_coordinates,
+        columns=columns,
+        certification=certification,
+    ).epsilon
 
 
-def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates: int) -> float:
+def amplified(
+    scheme: SamplingScheme,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    columns: np.ndarray | None = None,
+    certification: Certification | None = None,
+) -> Amplified:
+    """Returns the epsilon of a run with what proves it; arguments as of :func:`epsilon`."""
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        return random_participation.amplified(
+            scheme,
+            sigma,
+            validation.delta(delta),
+            columns,
+            certification or Certification(),
+            num_coordinates,
+        )
+    return Amplified(_epsilon(scheme, sigma, delta, num_coordinates), None)
+
+
+def _epsilon(scheme: PartScheme, sigma: float, delta: float, num_coordinates: int) -> float:
     less = safe_delta(delta, _participations(scheme))
     unamplified, refused = math.inf, None
     try:
@@ -130,7 +169,7 @@ def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates
     except TailError as error:
         # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
         refused = error
-    if unamplified == 0.0 or sigma < _LEAST_NOISE_MULTIPLIER:
+    if unamplified == 0.0 or sigma < LEAST_NOISE_MULTIPLIER:
         found = unamplified
     else:
         found = min(unamplified, _amplified(scheme, sigma, less, num_coordinates))
@@ -139,7 +178,7 @@ def _epsilon(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates
     return found
 
 
-def _amplified(scheme: SamplingScheme, sigma: float, delta: float, num_coordinates: int) -> float:
+def _amplified(scheme: PartScheme, sigma: float, delta: float, num_coordinates: int) -> float:
     """The amplified epsilon; infinity if too little of delta is left."""
     accounting = _Accounting(scheme, sigma, num_coordinates)
     try:
@@ -154,16 +193,21 @@ def noise_multiplier(
     delta: float,
     *,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    columns: np.ndarray | None = None,
+    certification: Certification | None = None,
 ) -> float:
     """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
 
-    The epsilon that is stated of it, with a grid of its own, is never above the target.
+    The epsilon that is stated of it, with a grid or random numbers of its own, is never above the
+    target.
 
     Args:
-      scheme: How the batches are drawn.
+      scheme: How clients come into batches.
       epsilon: Above 0.
-      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
-      num_coordinates: As in :func:`epsilon`.
+      delta: As in :func:`epsilon`.
+      num_coordinates: As there.
+      columns: As there.
+      certification: As there.
 
     Returns:
       The noise multiplier, relative to the largest column norm of C.
@@ -173,6 +217,15 @@ def noise_multiplier(
         target.
     """
     target = validation.positive_number(epsilon, "epsilon")
+    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        return random_participation.noise_multiplier(
+            scheme,
+            target,
+            validation.delta(delta),
+            columns,
+            certification or Certification(),
+            num_coordinates,
+        )
     less = safe_delta(delta, _participations(scheme))
     # What suffices without amplification always suffices.
     enough = gaussian.noise_multiplier(
@@ -200,7 +253,7 @@ def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
       For Poisson sampling the composed sampled Gaussian of BandMF App. F.3, for an
       accountant of ``ADD_OR_REMOVE_ONE``. For fixed-size subsets sampling without
       replacement with half the noise multiplier, for an accountant of ``REPLACE_ONE``.
-      For shuffling, which dp-accounting has no event for, the Gaussian mechanism
+      For the other schemes, which dp-accounting has no event for, the Gaussian mechanism
       without amplification.
 
     Raises:
@@ -221,7 +274,7 @@ def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
 
 
 def _is_met(
-    scheme: SamplingScheme, sigma: float, target: float, delta: float, num_coordinates: int
+    scheme: PartScheme, sigma: float, target: float, delta: float, num_coordinates: int
 ) -> bool:
     try:
         return _epsilon(scheme, sigma, delta, num_coordinates) <= target
@@ -230,17 +283,17 @@ def _is_met(
 
 
 def _searched(
-    scheme: SamplingScheme, target: float, delta: float, enough: float, num_coordinates: int
+    scheme: PartScheme, target: float, delta: float, enough: float, num_coordinates: int
 ) -> float:
     """The least noise multiplier that a search finds, at most one that is known to suffice."""
-    if isinstance(scheme, PoissonSampling):
+    if not isinstance(scheme, Shuffling):
         if scheme.sampling_probability >= 1.0:
             return enough
         # Fine intervals take time where there is little noise: they only polish.
-        interval = _interval_for(target)
-        coarse = _poisson_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
+        interval = interval_for(target)
+        coarse = _composed_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
         near = _smallest(coarse, enough, 1.5)
-        fine = _poisson_excess(scheme, target, delta, interval, num_coordinates)
+        fine = _composed_excess(scheme, target, delta, interval, num_coordinates)
         return _smallest(fine, near, 1.001)
 
     def excess(log_sigma: float) -> float:
@@ -283,17 +336,17 @@ class _Accounting:
       num_coordinates: Parameters times rounds.
     """
 
-    scheme: SamplingScheme
+    scheme: PartScheme
     sigma: float
     num_coordinates: int
 
     def epsilon(self, delta: float) -> float:
         """The amplified epsilon of real normal numbers."""
-        if isinstance(self.scheme, PoissonSampling):
-            return _poisson_epsilon(self.scheme, self.sigma, delta)
-        if isinstance(self.scheme, FixedSizeSampling):
-            return _fixed_size_epsilon(self.scheme, self.sigma, delta)
-        return _shuffling_epsilon(self.scheme, self.sigma, delta, self.num_coordinates)
+        if not isinstance(self.scheme, Shuffling):
+            return _composed_epsilon(self.scheme, self.sigma, delta)
+        return shuffled_gaussian.epsilon(
+            self.scheme, self.sigma, delta, self.num_coordinates, interval_for
+        )
 
     def delta_left(self, delta: float) -> float:
         """What is left of delta for real normal numbers; raises TailError if it is too little."""
@@ -318,14 +371,14 @@ def _smallest(excess: Callable[[float], float], enough: float, factor: float) ->
       The noise multiplier, to a relative error of 1e-6 on the side of more noise.
     """
     known = functools.lru_cache(maxsize=None)(excess)
-    least, high = math.log(_LEAST_NOISE_MULTIPLIER), math.log(enough)
+    least, high = math.log(LEAST_NOISE_MULTIPLIER), math.log(enough)
     if high <= least or known(high) > 0.0:
         return enough
     step = math.log(factor)
     low = max(least, high - step)
     while known(low) <= 0.0:
         if low == least:
-            return _LEAST_NOISE_MULTIPLIER
+            return LEAST_NOISE_MULTIPLIER
         # Never far below the root: accounting for little noise takes long.
         high, step = low, min(2.0 * step, math.log(2.5))
         low = max(least, high - step)
@@ -335,7 +388,8 @@ def _smallest(excess: Callable[[float], float], enough: float, factor: float) ->
     return math.exp(root)
 
 
-def _interval_for(epsilon: float) -> float:
+def interval_for(epsilon: float) -> float:
+    """Returns the interval of the grid of losses that an epsilon is computed with."""
     return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
@@ -344,8 +398,12 @@ def _finest_interval(sigma: float) -> float:
     return (0.5 / sigma**2 + 12.0 / sigma) / _MOST_POINTS
 
 
-def _poisson_excess(
-    scheme: PoissonSampling, target: float, delta: float, interval: float, num_coordinates: int
+def _composed_excess(
+    scheme: PoissonSampling | FixedSizeSampling,
+    target: float,
+    delta: float,
+    interval: float,
+    num_coordinates: int,
 ) -> Callable[[float], float]:
     def excess(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
@@ -353,85 +411,42 @@ def _poisson_excess(
             left = _Accounting(scheme, sigma, num_coordinates).delta_left(delta)
         except TailError:
             return _REFUSED
-        loss = _poisson_loss(scheme, sigma, interval)
+        loss = composed_loss(scheme, sigma, interval)
         return math.log(max(float(loss.get_delta_for_epsilon(target)), 1e-30) / left)
 
     return excess
 
 
-def _poisson_loss(
-    scheme: PoissonSampling, sigma: float, interval: float
+def composed_loss(
+    scheme: PoissonSampling | FixedSizeSampling, sigma: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy loss of a whole run, for real normal numbers.
+
+    Args:
+      scheme: How batches are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
+      interval: What the losses of the grid are multiples of; larger where there is little noise.
+    """
     grid = max(interval, _finest_interval(sigma))
-    loss = sampled_gaussian.loss_distribution(sigma, scheme.sampling_probability, grid)
+    of_one = (
+        sampled_gaussian.loss_distribution
+        if isinstance(scheme, PoissonSampling)
+        else fixed_size_gaussian.loss_distribution
+    )
+    loss = of_one(sigma, scheme.sampling_probability, grid)
     return loss.self_compose(scheme.most_participations)
 
 
-def _poisson_epsilon(scheme: PoissonSampling, sigma: float, delta: float) -> float:
+def _composed_epsilon(
+    scheme: PoissonSampling | FixedSizeSampling, sigma: float, delta: float
+) -> float:
     interval = _LARGEST_INTERVAL
     while True:
-        found = float(_poisson_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
-        needed = _interval_for(found)
+        found = float(composed_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
+        needed = interval_for(found)
         if interval <= 2.0 * max(needed, _finest_interval(sigma)):
             return found
         interval = needed
-
-
-def _fixed_size_epsilon(scheme: FixedSizeSampling, sigma: float, delta: float) -> float:
-    accountant = rdp_privacy_accountant.RdpAccountant(
-        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
-    accountant.compose(event(scheme, min(sigma, _LARGEST_NOISE_OF_SUBSETS)))
-    return float(accountant.get_epsilon(delta))
-
-
-def _shuffling_epsilon(
-    scheme: Shuffling, sigma: float, delta: float, num_coordinates: int
-) -> float:
-    """The least epsilon over how delta is shared between the theorem's parts."""
-    passes, batches = scheme.num_passes, scheme.batches_per_pass
-    # Composition needs a share of delta of its own.
-    pass_delta = delta if passes == 1 else 0.5 * delta / passes
-    # The rows that one participation changes.
-    coordinates = -(-num_coordinates // scheme.most_participations)
-    best = math.inf
-    for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
-        local_delta = share * pass_delta / batches
-        try:
-            # Replacing one client changes a batch by twice what zeroing it does.
-            local_epsilon = gaussian.epsilon(sigma / 2.0, local_delta, num_coordinates=coordinates)
-        except TailError:
-            continue
-        bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
-        if bound is not None and bound[1] <= pass_delta:
-            best = min(best, bound[0])
-    if passes == 1 or math.isinf(best):
-        return best
-    loss = privacy_loss_distribution.from_privacy_parameters(
-        pld_common.DifferentialPrivacyParameters(best, pass_delta),
-        value_discretization_interval=_interval_for(best),
-    )
-    return float(loss.self_compose(passes).get_epsilon_for_delta(delta))
-
-
-def _clones(
-    local_epsilon: float, local_delta: float, count: int, delta: float
-) -> tuple[float, float] | None:
-    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the (epsilon, delta) of a shuffled pass.
-
-    Returns None where the theorem's condition on the local epsilon does not hold.
-    """
-    most = math.log(max(count / (16.0 * math.log(2.0 / delta)), 1e-300))
-    if local_epsilon > most:
-        return None
-    grown = math.exp(local_epsilon)
-    amplified = math.log1p(
-        (grown - 1.0)
-        / (grown + 1.0)
-        * (8.0 * math.sqrt(grown * math.log(4.0 / delta) / count) + 8.0 * grown / count)
-    )
-    failure = delta + (math.exp(amplified) + 1.0) * (1.0 + 0.5 / grown) * count * local_delta
-    return amplified, failure
 
 
 def safe_delta(delta: float, compositions: int) -> float:
@@ -449,7 +464,7 @@ def safe_delta(delta: float, compositions: int) -> float:
         of it.
     """
     delta = validation.delta(delta)
-    rounding = _ROUNDING_PER_COMPOSITION * compositions
+    rounding = composition_rounding(compositions)
     smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
     if delta < smallest:
         raise ValueError(
@@ -457,3 +472,12 @@ def safe_delta(delta: float, compositions: int) -> float:
             f"mechanisms, which is computed by Fourier transforms, found {delta:g}."
         )
     return delta - rounding
+
+
+def composition_rounding(compositions: int) -> float:
+    """Returns what of a delta composition by Fourier transforms may lose to rounding.
+
+    Args:
+      compositions: How many mechanisms are composed.
+    """
+    return _ROUNDING_PER_COMPOSITION * compositions

@@ -1,18 +1,29 @@
-"""Privacy accounting of runs whose data centre draws the batches, and of several runs together.
+"""Privacy accounting of runs whose clients take part at random, and of several runs together.
 
 The noise multiplier of ``amplified_*`` is relative to the largest column norm of a banded C, which
 is the sensitivity under one participation (BandMF Cor. F.1). Devices that decide themselves when
-to take part are never amplified.
+to take part, without a secret coin, are never amplified.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 
-from mf_aggregators.accounting import amplification, noise_failure, sampling_schemes
+from mf_aggregators.accounting import (
+    amplification,
+    column_bands,
+    noise_failure,
+    random_participation,
+    sampling_schemes,
+    trade_offs,
+)
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 
 
 def amplified_epsilon(
@@ -24,6 +35,9 @@ def amplified_epsilon(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    separation: int | None = None,
+    strategy_matrix: Any = None,
+    seed: int = 0,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the epsilon of a banded mechanism on sampled batches (BandMF Thm 4).
@@ -36,8 +50,15 @@ def amplified_epsilon(
       num_bands: The bands b of C, 1 to n.
       population: The clients (or examples) m, at least B b.
       clients_per_round: The batch size B.
-      sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2) or ``shuffling``
-        (Cor. F.2): how every batch is drawn.
+      sampling: ``poisson`` (Cor. F.1), ``fixed_size`` (Alg. 2), ``shuffling`` (Cor. F.2),
+        ``min_separation`` (secret coins under timers) or ``balls_in_bins`` (one secret round
+        of each cycle): how clients come into batches.
+      separation: For the last two, the least distance of two participations of a client or
+        the number of bins, as ``sampling_schemes.create`` has it.
+      strategy_matrix: For the last two, (n, n), C; None for a diagonal one of equal entries,
+        if ``num_bands`` is 1. The other schemes need no more than the number of bands.
+      seed: For the last two, the seed of the Monte Carlo test that proves the epsilon, chosen
+        before anything is known of its result.
       num_coordinates: Parameters times rounds, as in :func:`epsilon`.
 
     Returns:
@@ -54,8 +75,16 @@ def amplified_epsilon(
         num_bands=num_bands,
         population=population,
         clients_per_round=clients_per_round,
+        separation=separation,
     )
-    return amplification.epsilon(scheme, noise_multiplier, delta, num_coordinates=num_coordinates)
+    return amplification.epsilon(
+        scheme,
+        noise_multiplier,
+        delta,
+        num_coordinates=num_coordinates,
+        columns=_columns(strategy_matrix, num_bands),
+        certification=Certification(seed=seed),
+    )
 
 
 def amplified_noise_multiplier(
@@ -67,6 +96,9 @@ def amplified_noise_multiplier(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    separation: int | None = None,
+    strategy_matrix: Any = None,
+    seed: int = 0,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float:
     """Returns the least noise multiplier for a target, the inverse of amplified_epsilon.
@@ -79,6 +111,9 @@ def amplified_noise_multiplier(
       population: The clients (or examples) m, at least B b.
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
+      separation: As there.
+      strategy_matrix: As there.
+      seed: As there.
       num_coordinates: As there.
 
     Returns:
@@ -93,8 +128,76 @@ def amplified_noise_multiplier(
         num_bands=num_bands,
         population=population,
         clients_per_round=clients_per_round,
+        separation=separation,
     )
-    return amplification.noise_multiplier(scheme, epsilon, delta, num_coordinates=num_coordinates)
+    return amplification.noise_multiplier(
+        scheme,
+        epsilon,
+        delta,
+        num_coordinates=num_coordinates,
+        columns=_columns(strategy_matrix, num_bands),
+        certification=Certification(seed=seed),
+    )
+
+
+def amplified_true_positive_rate(
+    noise_multiplier: float,
+    false_positive_rate: float | np.ndarray,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str = "poisson",
+    separation: int | None = None,
+    strategy_matrix: Any = None,
+    guarantees: Sequence[tuple[float, float]] = (),
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float | np.ndarray:
+    """Returns the highest true positive rate of an attacker who does not know the batches.
+
+    ``trade_offs`` says what the attacker knows and decides, and why no test does better.
+
+    Args:
+      noise_multiplier: Relative to the largest column norm of C; zero means no noise.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The batch size B.
+      sampling: As in :func:`amplified_epsilon`.
+      separation: As there.
+      strategy_matrix: As there.
+      guarantees: Pairs (epsilon, delta) that are known to hold, as further bounds.
+      num_coordinates: As in :func:`amplified_epsilon`.
+
+    Returns:
+      The rate, of the shape of the argument; never above that without amplification.
+
+    Raises:
+      TailError: If so little noise cannot be accounted for: a ValueError.
+      ValueError: As :func:`amplified_epsilon` does.
+    """
+    scheme = sampling_schemes.create(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_bands,
+        population=population,
+        clients_per_round=clients_per_round,
+        separation=separation,
+    )
+    log_moments: Sequence[tuple[int, float]] = ()
+    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+        columns = _columns(strategy_matrix, num_bands)
+        log_moments = random_participation.log_moments(scheme, noise_multiplier, columns)
+    return trade_offs.sampled_true_positive_rate(
+        scheme,
+        noise_multiplier,
+        false_positive_rate,
+        guarantees=guarantees,
+        log_moments=log_moments,
+        num_coordinates=num_coordinates,
+    )
 
 
 def amplified_event(
@@ -105,6 +208,7 @@ def amplified_event(
     population: int,
     clients_per_round: int,
     sampling: str = "poisson",
+    separation: int | None = None,
 ) -> dp_events.DpEvent:
     """Returns a run on sampled batches as an event of dp-accounting, to be composed with others.
 
@@ -115,6 +219,7 @@ def amplified_event(
       population: The clients m.
       clients_per_round: The batch size B.
       sampling: As in :func:`amplified_epsilon`.
+      separation: As there.
 
     Returns:
       The event; ``mf_aggregators.accounting.amplification.event`` says for which neighbouring
@@ -129,8 +234,13 @@ def amplified_event(
         num_bands=num_bands,
         population=population,
         clients_per_round=clients_per_round,
+        separation=separation,
     )
     return amplification.event(scheme, noise_multiplier)
+
+
+def _columns(strategy_matrix: Any, num_bands: int) -> np.ndarray | None:
+    return None if strategy_matrix is None else column_bands.of_matrix(strategy_matrix, num_bands)
 
 
 def composed_epsilon(

@@ -37,14 +37,7 @@ def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> f
         the bound does not hold.
       ValueError: If a number is out of its range.
     """
-    sigma = validation.positive_number(noise_multiplier, "noise_multiplier")
-    if sigma * discrete_gaussian.LARGEST_SHIFT < 1.0:
-        raise TailError(
-            f"so little noise cannot be accounted for: a client may move a number by "
-            f"{1.0 / sigma:.3g} standard deviations, and {discrete_gaussian.LARGEST_SHIFT:g} are "
-            "covered. Use more noise (a smaller epsilon)."
-        )
-    failure = discrete_gaussian.failure_probability(num_coordinates)
+    failure = failure_probability(noise_multiplier, num_coordinates)
     if failure > LARGEST_SHARE * delta:
         raise TailError(
             f"the noise of {num_coordinates} numbers cannot be accounted for at delta {delta:g}: "
@@ -52,3 +45,26 @@ def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> f
             "thousandth of delta. Use a larger delta, or fewer rounds or parameters."
         )
     return delta - failure
+
+
+def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
+    """Returns what the noise that is drawn adds to the delta of real normal numbers.
+
+    It is the same at every epsilon.
+
+    Args:
+      noise_multiplier: As in :func:`delta_left`.
+      num_coordinates: As there.
+
+    Raises:
+      TailError: If there is so little noise that the bound does not hold.
+      ValueError: If a number is out of its range.
+    """
+    sigma = validation.positive_number(noise_multiplier, "noise_multiplier")
+    if sigma * discrete_gaussian.LARGEST_SHIFT < 1.0:
+        raise TailError(
+            f"so little noise cannot be accounted for: a client may move a number by "
+            f"{1.0 / sigma:.3g} standard deviations, and {discrete_gaussian.LARGEST_SHIFT:g} are "
+            "covered. Use more noise (a smaller epsilon)."
+        )
+    return discrete_gaussian.failure_probability(num_coordinates)

@@ -39,7 +39,7 @@ _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort"
 
 
 # Words of the names of numbers that a guarantee consists of or rests on.
-_NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm"}
+_NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
 
 
 class CommandError(ValueError):

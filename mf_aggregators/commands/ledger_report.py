@@ -1,24 +1,116 @@
 """What mf-report says of a run's ledger: the guarantee of what took place."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import guarantees, sampled_cohorts
-from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
+from mf_aggregators.privacy import attackers, guarantees, sampled_cohorts
+from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
+from mf_aggregators.sampling import data_samplers
 
 
-def fields(
+@dataclasses.dataclass(frozen=True)
+class LedgerReport:
+    """What follows from a ledger.
+
+    Attributes:
+      plan: The guarantee that was planned; amplified for a ledger of a data sampler.
+      took_place: What happened.
+      realised: The guarantee of what took place; without amplification.
+      keeps_plan: Whether the plan was kept; None for batches of a data sampler whose seed is not
+        given, because only the seed can show it, unless the ledger contradicts the scheme.
+      deviation: What no draws by the scheme, or by its seed, can have given, as the end of a
+        sentence; None if there is nothing.
+      num_absent: How many participations that the sampler's seed draws the ledger lacks; None
+        where that is not known.
+      worst_client: The client that is protected least. None for batches of a data sampler: who
+        was drawn is a secret.
+      worst_case: What holds for a plan that was broken; None for others.
+    """
+
+    plan: Guarantee
+    took_place: RealisedParticipation
+    realised: Guarantee
+    keeps_plan: bool | None
+    deviation: str | None
+    num_absent: int | None
+    worst_client: WorstClient | None
+    worst_case: Guarantee | None
+
+    def guarantees(self) -> dict[str, Guarantee]:
+        """Returns the guarantees that may be stated, by what they are called in a figure."""
+        if self.worst_case is not None:
+            return {"what took place": self.realised, "worst case": self.worst_case}
+        if self.plan.sampling is None:
+            return {"planned": self.plan, "what took place": self.realised}
+        return {"amplified": self.plan, "for who knows the batches": self.realised}
+
+    def fields(self) -> dict[str, Any]:
+        """Returns it as fields of a report."""
+        worst, worst_case = self.worst_client, self.worst_case
+        widened = _no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")
+        return {
+            "keeps_plan": self.keeps_plan,
+            **self._of_sampling(),
+            **self._of_what_took_place(),
+            "widened_epsilon": None if worst_case is None else worst_case.epsilon,
+            **widened,
+            "worst_client": None if worst is None else worst.client_id,
+            "worst_client_rounds": None if worst is None else list(worst.rounds),
+            "worst_client_sensitivity": None if worst is None else worst.sensitivity,
+            "worst_client_epsilon": None if worst is None else worst.epsilon,
+        }
+
+    def _of_sampling(self) -> dict[str, Any]:
+        plan = self.plan
+        if plan.sampling is None:
+            return {}
+        # Never a number that the ledger shows not to hold.
+        is_broken = self.keeps_plan is False
+        rates = _no_rates("amplified_") if is_broken else plan.attacker("amplified_")
+        return {
+            "sampling": plan.sampling.to_dict(),
+            "amplified_noise_multiplier": plan.noise_multiplier,
+            "amplified_epsilon": None if is_broken else plan.epsilon,
+            "amplified_certificate": (
+                None if is_broken or plan.certificate is None else plan.certificate.to_dict()
+            ),
+            **rates,
+            "sampling_deviation": self.deviation,
+            "absent_participations": self.num_absent,
+        }
+
+    def _of_what_took_place(self) -> dict[str, Any]:
+        took_place, guarantee = self.took_place, self.realised
+        return {
+            "realised_num_rounds": took_place.num_rounds,
+            "realised_num_clients": took_place.num_clients,
+            "realised_separation": took_place.separation,
+            "realised_largest_separation": took_place.largest_separation,
+            "realised_max_participations": took_place.max_participations,
+            "realised_sensitivity": guarantee.sensitivity,
+            "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+            "realised_noise_multiplier": guarantee.noise_multiplier,
+            "realised_zcdp_rho": guarantee.zcdp_rho,
+            "realised_epsilon": guarantee.epsilon,
+            **guarantee.attacker("realised_"),
+        }
+
+
+def read(
     ledger: Ledger,
     factorization: Factorization,
     schema: Participation,
     noise_multiplier: float,
     delta: float,
-) -> dict[str, Any]:
-    """Returns the guarantee of what took place, as fields of a report.
+    sampling_seed: int | None = None,
+) -> LedgerReport:
+    """Returns what follows from a ledger.
 
     Args:
       ledger: Who took part in which round.
@@ -26,77 +118,65 @@ def fields(
       schema: What clients were to keep to.
       noise_multiplier: Relative to the sensitivity under that schema.
       delta: Above 0 and below 1.
-
-    Returns:
-      The realised separation, participations and guarantee, without amplification. For
-      batches of a data sampler also its scheme and the amplified guarantee; whether the plan
-      was kept is None there, because only the sampler's seed can show it, unless the ledger
-      contradicts the scheme. The worst client is left out there: who was drawn is a secret.
+      sampling_seed: The secret seed of the data sampler, for a ledger that names its scheme; then
+        every draw is compared with the ledger. None if it is not known.
 
     Raises:
       ValueError: If the ledger is broken, or its scheme does not fit the factorization.
     """
     took_place = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
+    deviation, worst, num_absent = None, None, None
     if ledger.sampling is None:
         plan = guarantees.planned(factorization, schema, noise_multiplier, delta)
         keeps_plan: bool | None = guarantees.keeps_plan(schema, took_place)
         worst = guarantees.worst_client(plan, factorization, ledger)
-        of_sampling: dict[str, Any] = {}
     else:
         single = factorization.sensitivity(SingleParticipation()).value
         of_schema = factorization.sensitivity(schema).value
         plan = guarantees.sampled(
-            factorization, ledger.sampling, noise_multiplier * of_schema / single, delta
+            factorization,
+            ledger.sampling,
+            noise_multiplier * of_schema / single,
+            delta,
+            certification=guarantees.default_certification(show_progress=True),
         )
-        deviation = sampled_cohorts.deviation(
-            ledger.sampling, len(ledger.client_ids), ledger.cohorts()
-        )
-        keeps_plan = None if deviation is None else False
-        worst = None
-        of_sampling = {
-            "sampling": ledger.sampling.to_dict(),
-            "amplified_noise_multiplier": plan.noise_multiplier,
-            # Never a number that the ledger shows not to hold.
-            "amplified_epsilon": None if keeps_plan is False else plan.epsilon,
-            "sampling_deviation": deviation,
-        }
-    guarantee = guarantees.realised(plan, factorization, took_place)
-    return {
-        "keeps_plan": keeps_plan,
-        **of_sampling,
-        **_realised(took_place, guarantee),
-        "widened_epsilon": (
-            guarantees.worst_case(plan, factorization, took_place).epsilon
-            if keeps_plan is False
-            else None
+        num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
+        if sampling_seed is None:
+            deviation = sampled_cohorts.deviation(ledger.sampling, num_clients, cohorts)
+            keeps_plan = None if deviation is None else False
+        else:
+            sampler = data_samplers.create(ledger.sampling, sampling_seed)
+            deviation = sampled_cohorts.deviation_from_draws(
+                sampler,
+                num_clients,
+                cohorts,
+                may_be_absent=ledger.sampling.name not in sampling_schemes.names_with_parts(),
+            )
+            keeps_plan = deviation is None
+            num_absent = sampled_cohorts.num_absent(sampler, cohorts) if keeps_plan else None
+    return LedgerReport(
+        plan=plan,
+        took_place=took_place,
+        realised=guarantees.realised(plan, factorization, took_place),
+        keeps_plan=keeps_plan,
+        deviation=deviation,
+        num_absent=num_absent,
+        worst_client=worst,
+        worst_case=(
+            guarantees.worst_case(plan, factorization, took_place) if keeps_plan is False else None
         ),
-        "worst_client": None if worst is None else worst.client_id,
-        "worst_client_rounds": None if worst is None else list(worst.rounds),
-        "worst_client_sensitivity": None if worst is None else worst.sensitivity,
-        "worst_client_epsilon": None if worst is None else worst.epsilon,
-    }
+    )
 
 
-def _realised(took_place: RealisedParticipation, guarantee: Guarantee) -> dict[str, Any]:
-    return {
-        "realised_num_rounds": took_place.num_rounds,
-        "realised_num_clients": took_place.num_clients,
-        "realised_separation": took_place.separation,
-        "realised_largest_separation": took_place.largest_separation,
-        "realised_max_participations": took_place.max_participations,
-        "realised_sensitivity": guarantee.sensitivity,
-        "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
-        "realised_noise_multiplier": guarantee.noise_multiplier,
-        "realised_zcdp_rho": guarantee.zcdp_rho,
-        "realised_epsilon": guarantee.epsilon,
-    }
+def _no_rates(prefix: str) -> dict[str, float | None]:
+    return {attackers.name(each, prefix): None for each in attackers.FALSE_POSITIVE_RATES}
 
 
 def is_sampled(found: Mapping[str, Any]) -> bool:
     """Returns whether fields are of a run whose batches a data sampler drew.
 
     Args:
-      found: What :func:`fields` returned, or an empty mapping.
+      found: What :meth:`LedgerReport.fields` returned, or an empty mapping.
     """
     return "sampling" in found
 
@@ -105,7 +185,7 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
     """Returns sentences that say what the fields mean.
 
     Args:
-      found: What :func:`fields` returned.
+      found: What :meth:`LedgerReport.fields` returned.
       num_rounds: Of the factorization.
       delta: That the epsilons are for.
     """
@@ -118,18 +198,11 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
             f" Only {found['realised_num_rounds']} of {num_rounds} rounds were released: that "
             "helps only if neither the data nor what was released had a part in stopping."
         )
+    guarantee = f"{guarantee} {attackers.remark(found, 'realised_')}"
+    if is_sampled(found) and found["keeps_plan"] is not False:
+        return _text_of_sampling(found, num_rounds, delta, guarantee)
     if found["keeps_plan"]:
         return guarantee
-    if found["keeps_plan"] is None:
-        amplified = f"{pair(found['amplified_epsilon'], delta)}-DP"
-        return (
-            f"Whoever observes all {num_rounds} rounds, and does not learn who was drawn, learns "
-            f"about one client at most what {amplified} allows (zero-out adjacency), if every "
-            "batch was drawn by the scheme of the ledger. No ledger shows that: the run compares "
-            "its draws with its secret seed, and its privacy.json says what it found. For whoever "
-            f"knows who was drawn, nothing is amplified. {guarantee} Who was drawn is a secret, "
-            "and so is all that is said here of what took place."
-        )
     breaks = (
         f"the ledger contradicts its sampling scheme ({found['sampling_deviation']}), so that "
         "nothing is amplified."
@@ -139,5 +212,38 @@ def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
     return (
         f"WARNING: {breaks} {guarantee} Whatever else might have happened within that separation, "
         f"and the larger of both numbers of participations: "
-        f"{pair(found['widened_epsilon'], delta)}-DP."
+        f"{pair(found['widened_epsilon'], delta)}-DP. {attackers.remark(found, 'widened_')}"
+    )
+
+
+def _text_of_sampling(
+    found: Mapping[str, Any], num_rounds: int, delta: float, guarantee: str
+) -> str:
+    """What a ledger gives that its scheme may have drawn, or its seed has drawn."""
+    amplified = (
+        f"Whoever observes all {num_rounds} rounds, and does not learn who was drawn, learns "
+        f"about one client at most what {pair(found['amplified_epsilon'], delta)}-DP allows "
+        "(zero-out adjacency)"
+    )
+    attacker = attackers.sentence(found, "amplified_")
+    if found["keeps_plan"]:
+        absent = found["absent_participations"]
+        batches = (
+            "Every batch of the ledger is the one that the sampler's seed draws"
+            if not absent
+            else f"WARNING: of the participations that the sampler's seed draws, {absent} are not "
+            "in the ledger, and all that are in it were drawn. This is right if these clients "
+            "could not be asked. If they took part, the ledger is not complete, and what is said "
+            "below of what took place is too good"
+        )
+        amplified += f". {attacker} {batches}. The seed must have come from secret random bits."
+    else:
+        amplified += (
+            f", if every batch was drawn by the scheme of the ledger. {attacker} No ledger shows "
+            "that: --sampling_seed, with the secret seed of the run, compares every draw, as the "
+            "run has done for its privacy.json."
+        )
+    return (
+        f"{amplified} For whoever knows who was drawn, nothing is amplified. {guarantee} Who was "
+        "drawn is a secret, and so is all that is said here of what took place."
     )

@@ -60,9 +60,12 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.choice(
         "sampling",
-        sampling_schemes.names(),
-        "How a data centre that draws every batch itself draws within the part of a round "
-        "(BandMF Sec. 5). It is not for devices that decide when they take part.",
+        (*sampling_schemes.names(), planning.ANY_SAMPLING),
+        "How clients are drawn: poisson, fixed_size or shuffling by a data centre that draws every "
+        "batch itself within the part of a round (BandMF Sec. 5); min_separation by devices whose "
+        "timers let them join with a secret coin; balls_in_bins by clients that are in one secret "
+        "round of each cycle; any weighs timers alone, coins, bins and poisson beside each other. "
+        "Without it, devices decide when they take part, and nothing is amplified.",
     )
     group = FlagGroup(values, "Noise")
     group.number(
@@ -178,8 +181,8 @@ def _setting(values: flags.FlagValues) -> Setting:
     else:
         command_line.check_choice(
             values.separation is None and values.max_participations is None,
-            "--sampling is for a data centre that draws every batch; --separation and "
-            "--max_participations are for devices with participation timers.",
+            "--separation and --max_participations are for devices with timers alone; with "
+            "--sampling the plan chooses how far apart participations are.",
         )
     if values.noise_memory_gb is not None:
         validation.non_negative_number(values.noise_memory_gb, "--noise_memory_gb")
@@ -205,6 +208,8 @@ def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
         "options": dict(candidate.options),
         "participation": str(candidate.participation),
         "amplified": candidate.sampling is not None,
+        "sampling": None if candidate.sampling is None else candidate.sampling.to_dict(),
+        "is_estimate": candidate.is_estimate,
         "rmse": candidate.rmse,
         "max_error": candidate.max_error,
         "noise_multiplier": candidate.noise_multiplier,
@@ -238,11 +243,12 @@ _COLUMNS = (
 
 def _text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
     setting = plan.setting
-    who = (
-        f"{setting.sampling} sampling from {setting.population} clients"
-        if setting.participation is None
-        else f"{setting.population} clients with timers: {setting.participation}"
-    )
+    if setting.participation is not None:
+        who = f"{setting.population} clients with timers: {setting.participation}"
+    elif setting.sampling == planning.ANY_SAMPLING:
+        who = f"{setting.population} clients that take part in any way"
+    else:
+        who = f"{setting.sampling} sampling from {setting.population} clients"
     rows = [_COLUMNS, *(_row(each, each is plan.recommended) for each in plan.candidates)]
     if not show_rates:
         rows = [row[:-1] for row in rows]
@@ -259,6 +265,13 @@ def _text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
         name = f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}}"
         numbers = (f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
         lines.append("  ".join([name, *numbers]).rstrip())
+    if any(candidate.is_estimate for candidate in plan.candidates):
+        lines += [
+            "",
+            "Rows with ~ are rough estimates, which no guarantee may be stated of. The noise "
+            "multiplier of the",
+            "recommended row is certified.",
+        ]
     lines += ["", f"Recommended: {plan.reason}"]
     if plan.left_out:
         lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in plan.left_out)]
@@ -283,6 +296,7 @@ class _Progress:
     """Says on standard error what is being computed, a line for each mechanism."""
 
     def __init__(self, computations: Sequence[Computation]) -> None:
+        self._count = len(computations)
         self._computations = {each.name: each for each in computations}
         self._done = -1
         self._name = ""
@@ -292,22 +306,26 @@ class _Progress:
         """Says that a mechanism is next, and how long it takes if that is long."""
         self._done += 1
         self._name = name
-        computation = self._computations[name]
+        computation = self._computations.get(name)
         expected = ""
+        if computation is None:
+            self._print(
+                f"{name}, {self._elapsed()} s so far: takes minutes for thousands of rounds"
+            )
+            return
         if computation.is_kept:
             expected = ", kept from an earlier plan"
         elif computation.expected_seconds is not None:
             seconds = f"{computation.expected_seconds:.1g}"
             expected = f", takes about {float(seconds):.0f} s on two idle cores"
         self._print(
-            f"{name}: {self._done} of {len(self._computations)} done, {self._elapsed()} s so "
-            f"far{expected}"
+            f"{name}: {self._done} of {self._count} done, {self._elapsed()} s so far{expected}"
         )
 
     def finish(self, cache: pathlib.Path) -> None:
         """Says what was kept, and where."""
         self._print(
-            f"compared {len(self._computations)} mechanisms in {self._elapsed()} s; matrices and "
+            f"compared {self._count} mechanisms in {self._elapsed()} s; matrices and "
             f"noise multipliers are kept in {cache}: the next plan of as many rounds takes seconds."
         )
 
@@ -325,18 +343,17 @@ class _Progress:
 
 def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
     bound = candidate.over_lower_bound
-    name = candidate.name
-    if candidate.sampling is not None:
-        name += ", amplified"
-    elif isinstance(candidate.participation, FixedEpochOrder):
+    name = candidate.name_with_sampling
+    about = "~" if candidate.is_estimate else ""
+    if isinstance(candidate.participation, FixedEpochOrder):
         name += ", fixed epochs"
     return (
         "*" if is_recommended else "",
         name,
-        f"{candidate.effective_rmse:.4g}",
-        f"{candidate.max_effective_error:.4g}",
+        f"{about}{candidate.effective_rmse:.4g}",
+        f"{about}{candidate.max_effective_error:.4g}",
         f"{candidate.rmse:.5g}",
-        rounded_up(candidate.noise_multiplier, ".5g"),
+        about + rounded_up(candidate.noise_multiplier, ".3g" if about else ".5g"),
         "-" if bound is None else f"{bound:.3f}",
         f"{candidate.kept_bytes / 1e9:.3g}",
         f"{candidate.cost.disk_bytes / 1e9:.3g}",

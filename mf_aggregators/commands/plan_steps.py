@@ -5,6 +5,7 @@ import shlex
 import textwrap
 from typing import Any
 
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.commands.training_recipes import TrainingRecipe
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
@@ -73,7 +74,10 @@ def of(plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: boo
     steps = _factorize(plan, directory) if factorize else []
     if chosen.sampling is not None:
         # The bands are those of the checkpoint.
-        steps.append(_train(plan, recipe, directory, f"--sampling={chosen.sampling.name}"))
+        clients = f"--sampling={chosen.sampling.name}"
+        if isinstance(chosen.sampling, MinSeparationSampling | BallsInBins):
+            clients += f" --separation={chosen.sampling.separation}"
+        steps.append(_train(plan, recipe, directory, clients))
     elif isinstance(chosen.participation, MinSeparation):
         steps.append(_train(plan, recipe, directory, _timer_flags(chosen.participation)))
     return [*steps, _aggregator(plan, recipe, directory)]
@@ -89,6 +93,9 @@ def as_strings(steps: list[Step]) -> list[str]:
 
 def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
+    if isinstance(chosen.sampling, MinSeparationSampling | BallsInBins):
+        # The certificate is for one matrix, and for no other of the same name.
+        return [_plan_again(plan, directory)]
     rounds, schema = plan.setting.num_rounds, _participation_flags(chosen.participation)
     steps, base = [], ""
     if chosen.base is not None:
@@ -110,6 +117,24 @@ def _factorize(plan: Plan, directory: str) -> list[Step]:
         f"--output={shlex.quote(directory)}",
     )
     return [*steps, own]
+
+
+def _plan_again(plan: Plan, directory: str) -> Step:
+    setting = plan.setting
+    memory, disk = setting.noise_memory, setting.noise_disk
+    step = _shell(
+        f"mf-plan --num_rounds={setting.num_rounds} --population={setting.population}",
+        f"--clients_per_round={setting.clients_per_round} --sampling={setting.sampling}",
+        f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
+        f"--model_size={setting.model_size}",
+        "" if memory is None else f"--noise_memory_gb={memory / 1e9!r}",
+        "" if disk is None else f"--noise_disk_gb={disk / 1e9!r}",
+        f"--output={shlex.quote(directory)}",
+    )
+    note = (
+        "Writes the matrix that the certificate is for; its guarantee is not that of another one."
+    )
+    return dataclasses.replace(step, notes=(note,))
 
 
 def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: str) -> Step:
@@ -180,6 +205,24 @@ def _condition(plan: Plan) -> str:
     chosen = plan.recommended
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
     schema = chosen.participation
+    if isinstance(chosen.sampling, MinSeparationSampling):
+        scheme = chosen.sampling
+        return (
+            f"{guarantee} only if every client flips a secret coin in each round in which its "
+            f"timer allows it, at least {scheme.separation} rounds after it last took part, and "
+            f"takes part with probability {scheme.joining_probability!r}, whatever happened "
+            "before, and if its timer begins as if it had done so for ever. Who took part stays "
+            f"secret for ever. In a simulation that is what {_sampler(chosen)} draws. Devices that "
+            "cannot be asked in every round are not covered."
+        )
+    if isinstance(chosen.sampling, BallsInBins):
+        scheme_of_bins = chosen.sampling
+        return (
+            f"{guarantee} only if every client is in one of {scheme_of_bins.separation} bins, "
+            "drawn once, uniformly, independently of all others, and takes part in round i exactly "
+            f"if i modulo {scheme_of_bins.separation} is its bin. The bins stay secret for ever. "
+            f"In a simulation that is what {_sampler(chosen)} draws."
+        )
     if chosen.sampling is not None:
         return (
             f"{guarantee} only if a data centre draws every batch itself, round i by draw(i) of "
@@ -208,11 +251,17 @@ def _sampler(candidate: Candidate) -> str | None:
     scheme = candidate.sampling
     if scheme is None:
         return None
+    separation = (
+        f", separation={scheme.separation}"
+        if isinstance(scheme, MinSeparationSampling | BallsInBins)
+        else ""
+    )
     return (
-        f"simulations.sampling.data_samplers.create(mfa.sampling_schemes.create({scheme.name!r}, "
+        f"mfa.sampling.data_samplers.create(mfa.sampling_schemes.create({scheme.name!r}, "
         f"num_rounds={scheme.num_rounds}, num_bands={scheme.num_bands}, "
-        f"population={scheme.population}, clients_per_round={scheme.clients_per_round}), "
-        "seed=simulations.sampling.data_samplers.secret_seed())"
+        f"population={scheme.population}, clients_per_round={scheme.clients_per_round}{separation})"
+        ", "
+        "seed=mfa.sampling.data_samplers.secret_seed())"
     )
 
 

@@ -5,6 +5,8 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
   mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
     --delta=1e-4 --ledger=run/participation.npz
+  mf-report --checkpoint=run/factorization --noise_multiplier=0.54 --delta=1e-4 \
+    --ledger=run/participation.npz --sampling_seed=run/checkpoints/sampling_seed.json
 """
 
 import dataclasses
@@ -12,6 +14,7 @@ import math
 import pathlib
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,10 +35,15 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import ledgers, printed_guarantees
+from mf_aggregators.privacy import attackers, guarantees, ledgers, printed_guarantees
+from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.sampling import sampling_seeds
 
 # Above this, a figure shows the first column of C instead of the whole matrix.
 _MOST_ROUNDS_DRAWN = 4096
+# False positive rates of the trade-off curves, on a logarithmic axis.
+_LEAST_RATE_DRAWN, _RATES_DRAWN = 1e-4, 121
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -54,6 +62,13 @@ def define_flags(values: flags.FlagValues) -> None:
         "guarantee that follows from it, and the amplified one where a data sampler drew the "
         "batches.",
     )
+    group.string(
+        "sampling_seed",
+        "The file with the secret seed of the data sampler that drew the batches of --ledger: "
+        "checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger. "
+        "Without it the report says what holds if the ledger is right, and for whoever knows who "
+        "was drawn.",
+    )
     group.integer(
         "released_rounds",
         "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
@@ -69,7 +84,9 @@ def define_flags(values: flags.FlagValues) -> None:
         "The number of parameters of a model, which adds what a round's noise costs for it.",
     )
     FlagGroup(values, "Output").string(
-        "figure", "A PNG file to write, with the error by round and the matrix."
+        "figure",
+        "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
+        "what an attacker can do.",
     )
 
 
@@ -110,19 +127,22 @@ def main(values: flags.FlagValues) -> None:
             getattr(values, name) is None or multiplier is not None,
             f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
         )
-    fields |= _guarantee(multiplier, values.delta, subject.errors.rmse, values.clients_per_round)
+    fields |= _guarantee(subject, multiplier, values.delta, values.clients_per_round)
     if values.model_size is not None:
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     realised: dict[str, Any] = {}
+    stated = {} if multiplier is None else {"planned": _planned(subject, multiplier, values.delta)}
     if values.ledger is not None and multiplier is not None:
         rounds = values.released_rounds or factorization.num_rounds
         ledger = ledgers.load(values.ledger, rounds)
-        realised = ledger_report.fields(
-            ledger, factorization, subject.schema, multiplier, values.delta
+        seed = _sampling_seed(values, ledger)
+        found = ledger_report.read(
+            ledger, factorization, subject.schema, multiplier, values.delta, seed
         )
+        realised, stated = found.fields(), found.guarantees()
         fields |= realised
     if values.figure is not None:
-        _draw(subject, pathlib.Path(values.figure))
+        _draw(subject, stated, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     fields["seconds"] = time.monotonic() - start
     command_line.print_result(values, fields, _text(fields, subject, values.delta, realised))
@@ -143,8 +163,23 @@ def _check_flags(values: flags.FlagValues) -> None:
         "--released_rounds belongs to a text --ledger: the participation.npz of a run states how "
         "many rounds it released.",
     )
+    command_line.check_choice(
+        values.sampling_seed is None or values.ledger is not None,
+        "--sampling_seed needs --ledger, whose draws it checks.",
+    )
     if values.figure is not None:
         output_paths.check_file(values.figure, "figure")
+
+
+def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
+    if values.sampling_seed is None:
+        return None
+    command_line.check_choice(
+        ledger.sampling is not None,
+        f"--sampling_seed needs a ledger that names the scheme of its draws, and {values.ledger} "
+        "does not: give the participation.npz of a run that samples.",
+    )
+    return sampling_seeds.load(values.sampling_seed)
 
 
 def _read(values: flags.FlagValues) -> _Subject:
@@ -182,20 +217,28 @@ def _errors(subject: _Subject) -> dict[str, Any]:
     }
 
 
+def _planned(subject: _Subject, multiplier: float, delta: float) -> Guarantee:
+    return guarantees.planned(subject.factorization, subject.schema, multiplier, delta)
+
+
 def _guarantee(
-    multiplier: float | None, delta: float, rmse: float, clients_per_round: int | None
+    subject: _Subject, multiplier: float | None, delta: float, clients_per_round: int | None
 ) -> dict[str, Any]:
     """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
     if multiplier is None:
-        return dict.fromkeys(("noise_multiplier", "effective_rmse", "zcdp_rho", "epsilon", "delta"))
+        names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "epsilon", "delta")
+        return dict.fromkeys((*names, *map(attackers.name, attackers.FALSE_POSITIVE_RATES)))
     return {
         "noise_multiplier": multiplier,
         "effective_rmse": (
-            None if clients_per_round is None else multiplier * rmse / clients_per_round
+            None
+            if clients_per_round is None
+            else multiplier * subject.errors.rmse / clients_per_round
         ),
         "zcdp_rho": accounting.zcdp_rho(multiplier),
         "epsilon": accounting.epsilon(multiplier, delta),
         "delta": delta,
+        **_planned(subject, multiplier, delta).attacker(),
     }
 
 
@@ -209,7 +252,8 @@ def _text(fields: dict[str, Any], subject: _Subject, delta: float, realised: dic
         text += (
             f"\n\nWhoever observes all {num_rounds} rounds learns about one client "
             f"at most what {printed_guarantees.pair(fields['epsilon'], delta)}-DP allows "
-            f"(zero-out adjacency), if every client keeps to: {subject.schema}."
+            f"(zero-out adjacency), if every client keeps to: {subject.schema}. "
+            f"{attackers.sentence(fields)}"
         )
     if realised:
         text += f"\n\n{ledger_report.text(realised, num_rounds, delta)}"
@@ -234,7 +278,14 @@ def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
     }
 
 
-def _draw(subject: _Subject, path: pathlib.Path) -> None:
+def _draw(subject: _Subject, stated: Mapping[str, Guarantee], path: pathlib.Path) -> None:
+    """Draws a report.
+
+    Args:
+      subject: What it is about.
+      stated: The guarantees whose trade-off curves are drawn, by name.
+      path: The file.
+    """
     # matplotlib takes a second to import, which only this flag needs.
     from mf_aggregators import figures
 
@@ -245,7 +296,8 @@ def _draw(subject: _Subject, path: pathlib.Path) -> None:
         factorization.mechanism: subject.errors.per_round_variance,
         "independent noise": independent.per_round_variance(subject.workload, subject.schema),
     }
-    figure, ((error_axes, matrix_axes),) = figures.panels(1, 2, (5.4, 4.2))
+    figure, (axes,) = figures.panels(1, 3 if stated else 2, (5.4, 4.2))
+    error_axes, matrix_axes = axes[:2]
     figures.lines(
         error_axes,
         {name: (rounds, np.sqrt(of_rounds)) for name, of_rounds in variances.items()},
@@ -254,6 +306,8 @@ def _draw(subject: _Subject, path: pathlib.Path) -> None:
         y="standard deviation",
     )
     _draw_matrix(figure, matrix_axes, factorization)
+    if stated:
+        _draw_trade_offs(axes[2], stated)
     figures.heading(figure, f"{factorization.mechanism}, n = {len(rounds)}: {subject.schema}")
     try:
         figures.save(figure, str(path))
@@ -261,6 +315,24 @@ def _draw(subject: _Subject, path: pathlib.Path) -> None:
         raise command_line.CommandError(
             f"--figure={path} cannot be written: {error.strerror}."
         ) from error
+
+
+def _draw_trade_offs(axes: Any, stated: Mapping[str, Guarantee]) -> None:
+    from mf_aggregators import figures
+
+    rates = np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
+    curves = {
+        name: (rates, np.asarray(guarantee.true_positive_rate(rates)))
+        for name, guarantee in stated.items()
+    }
+    figures.lines(
+        axes,
+        {**curves, "guessing": (rates, rates)},
+        title="What an attacker can do",
+        x="false positive rate",
+        y="highest true positive rate",
+        logarithmic="xy",
+    )
 
 
 def _draw_matrix(figure: Any, axes: Any, factorization: Factorization) -> None:

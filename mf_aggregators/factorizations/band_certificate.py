@@ -165,7 +165,9 @@ def lower_bound(bands: np.ndarray, workload: BandedWorkload, constraint: ColumnC
                 is_large = np.sum(np.abs(product.rows), axis=1) > _LARGE
                 rows = _spread(is_large, 2 * removed.lower)
             share = _SHARES[attempt] if attempt < len(_SHARES) else 1.0
-            raised = np.where(rows, share * dominating, 0.0) if attempt < len(_SHARES) else dominating
+            raised = (
+                np.where(rows, share * dominating, 0.0) if attempt < len(_SHARES) else dominating
+            )
         return 0.0
 
 

@@ -1,6 +1,7 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
 from mf_aggregators.planning.planner import (
+    ANY_SAMPLING,
     Candidate,
     Computation,
     LeftOut,
@@ -12,6 +13,7 @@ from mf_aggregators.planning.planner import (
 )
 
 __all__ = [
+    "ANY_SAMPLING",
     "Candidate",
     "Computation",
     "LeftOut",

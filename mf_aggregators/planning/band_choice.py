@@ -17,12 +17,27 @@ import tqdm
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
-from mf_aggregators.accounting import amplification, gaussian, noise_failure, sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.accounting import (
+    amplification,
+    certificate_store,
+    fixed_size_gaussian,
+    gaussian,
+    noise_failure,
+    random_participation,
+    sampling_schemes,
+    shuffled_gaussian,
+)
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    SamplingScheme,
+)
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.mechanism import RELATIVE_GAP_OF_A_PLAN
 from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.privacy import guarantees
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
 # much less on average, and reach their own default in twice the time.
@@ -95,7 +110,8 @@ def compare(
       num_rounds: The rounds n.
       population: The clients (or examples) m.
       clients_per_round: The batch size B, at most m.
-      sampling: ``poisson``, ``fixed_size`` or ``shuffling``.
+      sampling: The name of a sampling scheme; those without parts have their default
+        separation.
       candidates: The numbers of bands; powers of two and the largest possible one by
         default, ``range(1, most_bands(...) + 1)`` for all.
       cache_directory: Where factorizations are kept between calls; None for nowhere.
@@ -121,8 +137,8 @@ def compare(
     ]
     choices = []
     for scheme in tqdm.tqdm(schemes, desc="bands", disable=not show_progress):
-        multiplier = noise_multiplier(scheme, epsilon, delta, cache_directory)
         matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
+        multiplier = noise_multiplier(scheme, epsilon, delta, cache_directory, matrix)
         workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
         rmse = matrix.rmse(workload, SingleParticipation())
         choices.append(
@@ -149,15 +165,24 @@ def best(choices: Sequence[BandChoice]) -> BandChoice:
 
 
 def noise_multiplier(
-    scheme: SamplingScheme, epsilon: float, delta: float, cache_directory: pathlib.Path | None
+    scheme: SamplingScheme,
+    epsilon: float,
+    delta: float,
+    cache_directory: pathlib.Path | None,
+    matrix: Factorization | None = None,
+    *,
+    is_estimate: bool = False,
 ) -> float:
     """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
 
     Args:
-      scheme: How the batches are drawn.
+      scheme: How clients take part.
       epsilon: Above 0.
       delta: At least 1e-12 and below 1.
       cache_directory: Where it is kept between calls; None for nowhere.
+      matrix: What makes the noise. Only schemes without parts depend on it.
+      is_estimate: For schemes without parts, whether to return a rough estimate, of which no
+        guarantee may be stated, in the place of a certified number.
 
     Returns:
       The noise multiplier, relative to the largest column norm of C.
@@ -165,15 +190,41 @@ def noise_multiplier(
     Raises:
       ValueError: If an argument is out of its range.
     """
+    description: dict[str, Any] = {
+        "mechanism": "noise-multiplier",
+        **scheme.to_dict(),
+        "epsilon": epsilon,
+        "delta": delta,
+        "accounting": _accounting_fingerprint(),
+    }
+    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+        columns = None if matrix is None else guarantees.columns_of(matrix, scheme)
+        if columns is not None:
+            description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
+        description["is_estimate"] = is_estimate
+        certificates = cache_directory
+        if cache_directory == factorization_cache.default_directory():
+            # Where guarantees look for the certificate as well.
+            certificates = certificate_store.default_directory()
+        certification = Certification(directory=certificates)
+        if is_estimate:
+            return factorization_cache.fetch_number(
+                cache_directory,
+                description,
+                lambda: random_participation.estimated_noise_multiplier(
+                    scheme, epsilon, delta, columns, certification, is_rough=True
+                ),
+            )
+        return factorization_cache.fetch_number(
+            cache_directory,
+            description,
+            lambda: amplification.noise_multiplier(
+                scheme, epsilon, delta, columns=columns, certification=certification
+            ),
+        )
     return factorization_cache.fetch_number(
         cache_directory,
-        {
-            "mechanism": "noise-multiplier",
-            **scheme.to_dict(),
-            "epsilon": epsilon,
-            "delta": delta,
-            "accounting": _accounting_fingerprint(),
-        },
+        description,
         lambda: amplification.noise_multiplier(scheme, epsilon, delta),
     )
 
@@ -221,6 +272,15 @@ def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
 
 def _accounting_fingerprint() -> str:
     """Tells versions of the accounting apart, so that no mended one serves old numbers."""
-    sources = (amplification, gaussian, noise_failure, sampling_schemes)
+    sources = (
+        amplification,
+        fixed_size_gaussian,
+        gaussian,
+        noise_failure,
+        random_participation,
+        sampling_schemes,
+        shuffled_gaussian,
+    )
     contents = "".join(inspect.getsource(module) for module in sources)
+    contents += certificate_store.fingerprint()
     return hashlib.sha256(contents.encode()).hexdigest()[:16]

@@ -18,13 +18,19 @@ import numpy as np
 
 from mf_aggregators import accounting, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    PoissonSampling,
+    SamplingScheme,
+)
 from mf_aggregators.factorizations import Factorization, MechanismError
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.noise.recursions import IndependentNoise
-from mf_aggregators.participation import Participation
+from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.planning import band_choice, proposals
 from mf_aggregators.planning.proposals import Proposal
 
@@ -37,6 +43,9 @@ _MOST_TIMES_INDEPENDENT = 100.0
 _BYTES_PER_ROUND = 24
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
+
+# What a plan is asked for that weighs all ways of taking part.
+ANY_SAMPLING = "any"
 
 # BandMF App. I: log(rate) = slope log(effective RMSE) + offset, rounded to powers of a base.
 _RATE_SLOPE = -0.95
@@ -52,9 +61,10 @@ class Setting:
       num_rounds: The rounds n.
       population: The clients m.
       clients_per_round: The cohort or batch size B.
-      participation: The schema that participation timers enforce; None where a data
-        sampler draws the batches.
-      sampling: ``poisson``, ``fixed_size`` or ``shuffling``; None for participation timers.
+      participation: The schema that participation timers enforce; None where clients are
+        drawn.
+      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to weigh timers alone, coins
+        under timers, balls in bins and Poisson sampling of parts; None for timers alone.
       epsilon: The privacy target.
       delta: Of the target.
       model_size: The parameters d of the model.
@@ -120,6 +130,8 @@ class Candidate:
       max_error: The largest error of a round, likewise.
       noise_multiplier: What the target needs, relative to the sensitivity under
         ``participation``, which for an amplified candidate is that of one participation.
+      is_estimate: Whether the noise multiplier, and what follows from it, is a rough estimate
+        that no guarantee may be stated of. That of a recommended candidate never is.
       effective_rmse: rmse times noise multiplier over clients per round (BandMF Eq. 11).
       max_effective_error: max_error times noise multiplier over clients per round.
       over_lower_bound: rmse over what no factorization can be below under the schema; None
@@ -146,12 +158,24 @@ class Candidate:
     kept_bytes: int
     cost: NoiseCost
     factorization: Factorization = dataclasses.field(repr=False, compare=False)
+    is_estimate: bool = False
 
     @property
     def name(self) -> str:
         """The mechanism with its options, for a reader."""
         words = [str(value) for _, value in self.options if not isinstance(value, bool)]
         return " ".join([self.mechanism, *words])
+
+    @property
+    def name_with_sampling(self) -> str:
+        """The same, and how its clients take part if that amplifies it."""
+        if self.sampling is None:
+            return self.name
+        if isinstance(self.sampling, MinSeparationSampling):
+            return f"{self.name}, coins {self.sampling.separation} apart"
+        if isinstance(self.sampling, BallsInBins):
+            return f"{self.name}, {self.sampling.separation} bins"
+        return f"{self.name}, amplified"
 
     @property
     def server_learning_rate(self) -> float:
@@ -275,10 +299,41 @@ def make(
         raise ValueError(
             "no mechanism fits: allow more noise memory or disk, a smaller model or fewer rounds."
         )
-    candidates.sort(key=lambda candidate: candidate.effective_rmse)
+    candidates.sort(key=_error)
     recommended = _recommended(candidates)
+    while recommended.is_estimate:
+        progress(f"certificate of {recommended.name_with_sampling}")
+        certified = _certified(setting, recommended, cache_directory)
+        candidates[candidates.index(recommended)] = certified
+        candidates.sort(key=_error)
+        recommended = _recommended(candidates)
     reason = _reason(candidates, recommended)
     return Plan(setting, tuple(candidates), left_out, recommended, reason)
+
+
+def _error(candidate: Candidate) -> float:
+    return candidate.effective_rmse
+
+
+def _certified(
+    setting: Setting, candidate: Candidate, cache_directory: pathlib.Path | None
+) -> Candidate:
+    """The candidate with the noise multiplier that is proved to give the target."""
+    assert candidate.sampling is not None
+    multiplier = band_choice.noise_multiplier(
+        candidate.sampling,
+        setting.epsilon,
+        setting.delta,
+        cache_directory,
+        candidate.factorization,
+    )
+    return dataclasses.replace(
+        candidate,
+        noise_multiplier=multiplier,
+        effective_rmse=candidate.rmse * multiplier / setting.clients_per_round,
+        max_effective_error=candidate.max_error * multiplier / setting.clients_per_round,
+        is_estimate=False,
+    )
 
 
 def _weighed(
@@ -314,33 +369,50 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     best = candidates[0]
     if recommended is not best:
         return (
-            f"{recommended.name} has an effective RMSE within {100 * _TIE:g} % of the least, that "
-            f"of {best.name}, and its noise costs {recommended.cost.seconds_per_round:.2g} instead "
-            f"of {best.cost.seconds_per_round:.2g} seconds a round."
+            f"{recommended.name_with_sampling} has an effective RMSE within {100 * _TIE:g} % of "
+            f"the least, that of {best.name_with_sampling}, and its noise costs "
+            f"{recommended.cost.seconds_per_round:.2g} instead of "
+            f"{best.cost.seconds_per_round:.2g} seconds a round."
         )
     second = candidates[1]
     share = 100.0 * (second.effective_rmse / best.effective_rmse - 1.0)
+    about = "about " if second.is_estimate else ""
     return (
-        f"{best.name} has the smallest effective RMSE of the {len(candidates)} mechanisms that "
-        f"fit, {best.effective_rmse:.4g}; the next, {second.name}, has {share:.1f} % more."
+        f"{best.name_with_sampling} has the smallest effective RMSE of the {len(candidates)} "
+        f"mechanisms that fit, {best.effective_rmse:.4g}; the next, {second.name_with_sampling}, "
+        f"has {about}{share:.1f} % more."
     )
 
 
 def _proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:
     memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
-    if setting.participation is not None:
-        return proposals.for_timers(
-            setting.num_rounds,
-            setting.participation,
-            functools.partial(_affordable_bands, setting),
-            cache_directory,
+    sizes = (setting.num_rounds, setting.population, setting.clients_per_round)
+    if setting.sampling is None:
+        assert setting.participation is not None
+        return _for_timers(setting, setting.participation, cache_directory)
+    if setting.sampling != ANY_SAMPLING:
+        of = (
+            proposals.for_sampling
+            if setting.sampling in sampling_schemes.names_with_parts()
+            else proposals.for_random_participation
         )
-    assert setting.sampling is not None
-    return proposals.for_sampling(
+        return of(*sizes, setting.sampling, cache_directory)
+    most = band_choice.most_bands(*sizes)
+    return [
+        *_for_timers(setting, MinSeparation(most), cache_directory),
+        *proposals.for_sampling(*sizes, PoissonSampling.name, cache_directory),
+        *proposals.for_random_participation(*sizes, MinSeparationSampling.name, cache_directory),
+        *proposals.for_random_participation(*sizes, BallsInBins.name, cache_directory),
+    ]
+
+
+def _for_timers(
+    setting: Setting, participation: Participation, cache_directory: pathlib.Path | None
+) -> list[Proposal]:
+    return proposals.for_timers(
         setting.num_rounds,
-        setting.population,
-        setting.clients_per_round,
-        setting.sampling,
+        participation,
+        functools.partial(_affordable_bands, setting),
         cache_directory,
     )
 
@@ -407,7 +479,19 @@ def _candidate(
     factorization, schema = proposal.compute(), proposal.participation
     workload = workloads.Workload("prefix_sum", setting.num_rounds)
     errors = factorization.errors(workload, schema)
-    multiplier = _noise_multiplier(setting, proposal.sampling, cache_directory)
+    is_estimate = isinstance(proposal.sampling, MinSeparationSampling | BallsInBins)
+    if proposal.sampling is None:
+        multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
+    else:
+        # Proofs take their time, and are made for what is recommended alone.
+        multiplier = band_choice.noise_multiplier(
+            proposal.sampling,
+            setting.epsilon,
+            setting.delta,
+            cache_directory,
+            factorization,
+            is_estimate=is_estimate,
+        )
     bound = lower_bounds.compute(workload, schema) if proposal.sampling is None else None
     recursion = factorization.noise_recursion()
     num_bands = dict(proposal.options).get("num_bands")
@@ -427,13 +511,5 @@ def _candidate(
         kept_bytes=setting.model_size * recursion.bytes_per_parameter,
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
+        is_estimate=is_estimate,
     )
-
-
-def _noise_multiplier(
-    setting: Setting, scheme: SamplingScheme | None, cache_directory: pathlib.Path | None
-) -> float:
-    """The noise multiplier that the target needs, with the scheme's amplification, if any."""
-    if scheme is None:
-        return accounting.noise_multiplier(setting.epsilon, setting.delta)
-    return band_choice.noise_multiplier(scheme, setting.epsilon, setting.delta, cache_directory)

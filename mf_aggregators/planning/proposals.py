@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mf_aggregators import participation as participations
@@ -67,7 +67,12 @@ class Proposal:
     @property
     def name(self) -> str:
         """The mechanism with its options, for a reader."""
-        return " ".join([self.mechanism, *(str(value) for _, value in self.options)])
+        words = [self.mechanism, *(str(value) for _, value in self.options)]
+        if isinstance(self.sampling, sampling_schemes.MinSeparationSampling):
+            words.append(f"with coins, {self.sampling.separation} apart")
+        elif isinstance(self.sampling, sampling_schemes.BallsInBins):
+            words.append(f"in {self.sampling.separation} bins")
+        return " ".join(words)
 
 
 def for_timers(
@@ -111,7 +116,7 @@ def for_sampling(
       num_rounds: n.
       population: The clients m.
       clients_per_round: The batch size B.
-      sampling: ``poisson``, ``fixed_size`` or ``shuffling``.
+      sampling: ``poisson``, ``fixed_size`` or ``shuffling``: a scheme with parts.
       cache_directory: Where factorizations are kept; None for nowhere.
 
     Returns:
@@ -141,6 +146,63 @@ def for_sampling(
                 )
                 proposal = dataclasses.replace(proposal, sampling=scheme)
             proposals.append(proposal)
+    return proposals
+
+
+def for_random_participation(
+    num_rounds: int,
+    population: int,
+    clients_per_round: int,
+    sampling: str,
+    cache_directory: pathlib.Path | None,
+) -> list[Proposal]:
+    """Returns what is weighed for clients that draw for themselves when to take part.
+
+    Args:
+      num_rounds: n.
+      population: The clients m.
+      clients_per_round: The expected number of clients in a round B.
+      sampling: ``min_separation`` or ``balls_in_bins``.
+      cache_directory: Where factorizations are kept; None for nowhere.
+
+    Returns:
+      Amplified mechanisms of 1, 2, 4, ... bands and the most possible; for ``min_separation``
+      with separations of once, one and a half times and twice the number of bands.
+
+    Raises:
+      ValueError: If the population is smaller than one round's clients.
+    """
+    most = band_choice.most_bands(num_rounds, population, clients_per_round)
+    largest = population // clients_per_round
+    setting = SamplingSetting(
+        num_rounds, tuple(band_choice.powers_of_two(most)), SingleParticipation()
+    )
+    proposals = []
+    for name, mechanism in registry.mechanisms().items():
+        for variant in mechanism.for_sampling(setting):
+            bands = variant.amplified_bands
+            if bands is None:
+                continue
+            proposal = _proposal(name, variant, num_rounds, SingleParticipation(), cache_directory)
+            if proposal.compute is not None:
+                proposal = dataclasses.replace(
+                    proposal, compute=functools.lru_cache(maxsize=1)(proposal.compute)
+                )
+            separations: Sequence[int | None] = (None,)
+            if sampling == sampling_schemes.MinSeparationSampling.name:
+                separations = sorted({bands, bands + bands // 2, 2 * bands})
+            for separation in separations:
+                if separation is not None and separation > largest:
+                    continue
+                scheme = sampling_schemes.create(
+                    sampling,
+                    num_rounds=num_rounds,
+                    num_bands=bands,
+                    population=population,
+                    clients_per_round=clients_per_round,
+                    separation=separation,
+                )
+                proposals.append(dataclasses.replace(proposal, sampling=scheme))
     return proposals
 
 

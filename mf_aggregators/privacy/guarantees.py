@@ -18,12 +18,19 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import amplification
+from mf_aggregators.accounting import (
+    amplification,
+    certificate_store,
+    column_bands,
+    random_participation,
+    trade_offs,
+)
+from mf_aggregators.accounting.certificates import Claim
+from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.accounting.sampling_schemes import (
-    FixedSizeSampling,
-    PoissonSampling,
+    BallsInBins,
+    MinSeparationSampling,
     SamplingScheme,
-    Shuffling,
 )
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -32,7 +39,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.privacy import pattern_sensitivities
+from mf_aggregators.privacy import attackers, pattern_sensitivities
 from mf_aggregators.privacy.ledgers import Ledger
 
 
@@ -52,7 +59,12 @@ class Guarantee:
         participations that broke the plan leave so little that no epsilon can be stated
         (``accounting.noise_failure``).
       delta: The delta that epsilon is for.
-      sampling: How the batches are drawn, if the guarantee is amplified by that.
+      sampling: How clients take part, if the guarantee is amplified by that.
+      certificate: For schemes without parts, the claim that was proved of a real normal noise;
+        None where nothing is amplified. With the columns of C, ``certificates.is_proved`` proves
+        it again.
+      log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of the dominating pair,
+        for real normal noise; what an attacker can do follows from them.
     """
 
     participation: Participation
@@ -64,6 +76,8 @@ class Guarantee:
     epsilon: float
     delta: float
     sampling: SamplingScheme | None = None
+    certificate: Claim | None = None
+    log_moments: tuple[tuple[int, float], ...] = ()
 
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
@@ -77,6 +91,45 @@ class Guarantee:
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)
 
+    def true_positive_rate(self, false_positive_rate: float | np.ndarray) -> float | np.ndarray:
+        """Returns the highest true positive rate that an attacker can have.
+
+        ``accounting.trade_offs`` says what the attacker knows and decides.
+
+        Args:
+          false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+
+        Returns:
+          A rate of the argument's shape; 1 where epsilon is infinite.
+
+        Raises:
+          ValueError: If a false positive rate is not from 0 to 1.
+        """
+        if math.isinf(self.epsilon):
+            return trade_offs.true_positive_rate(0.0, false_positive_rate)
+        if self.sampling is None:
+            return trade_offs.true_positive_rate(self.noise_multiplier, false_positive_rate)
+        return trade_offs.sampled_true_positive_rate(
+            self.sampling,
+            self.noise_multiplier,
+            false_positive_rate,
+            guarantees=[(self.epsilon, self.delta)],
+            log_moments=self.log_moments,
+        )
+
+    def attacker(self, prefix: str = "") -> dict[str, float | None]:
+        """Returns the highest true positive rates that are stated, as fields of a report.
+
+        Args:
+          prefix: Of the names of the fields: ``true_positive_rate_at_0.01`` and its like.
+        """
+        rates = np.asarray(attackers.FALSE_POSITIVE_RATES)
+        found = np.asarray(self.true_positive_rate(rates))
+        return {
+            attackers.name(float(rate), prefix): float(most)
+            for rate, most in zip(rates, found, strict=True)
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
         return {
@@ -88,7 +141,9 @@ class Guarantee:
             "zcdp_rho": _finite_or_none(self.zcdp_rho),
             "epsilon": _finite_or_none(self.epsilon),
             "delta": self.delta,
+            **self.attacker(),
             "sampling": None if self.sampling is None else self.sampling.to_dict(),
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
         }
 
 
@@ -214,9 +269,17 @@ def planned(
 
 
 def sampled(
-    factorization: Factorization, scheme: SamplingScheme, noise_multiplier: float, delta: float
+    factorization: Factorization,
+    scheme: SamplingScheme,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    certification: Certification | None = None,
 ) -> Guarantee:
-    """Returns the amplified guarantee of a run whose batches a data sampler draws (BandMF Thm 4).
+    """Returns the amplified guarantee of a run whose clients take part by a scheme.
+
+    For schemes with parts it is that of BandMF Thm 4, for the others it is certified by Monte
+    Carlo (``accounting.certificates``).
 
     Args:
       factorization: What makes the noise: lower triangular, of at most as many bands as
@@ -224,6 +287,8 @@ def sampled(
       scheme: How every batch is drawn, for the rounds of the factorization.
       noise_multiplier: Relative to the largest column norm of C; zero for none.
       delta: At least 1e-12 and below 1.
+      certification: How an epsilon is proved for schemes without parts; by default with seed 0,
+        and kept in the user's cache.
 
     Returns:
       The guarantee for all rounds.
@@ -239,7 +304,35 @@ def sampled(
         )
     check_bands(factorization, scheme)
     bound = factorization.sensitivity(SingleParticipation())
-    return _amplified(scheme, bound, noise_multiplier, delta)
+    columns = columns_of(factorization, scheme)
+    return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
+
+
+def default_certification(*, show_progress: bool = False) -> Certification:
+    """Returns how epsilons are proved for schemes without parts: seed 0, kept in the user's cache.
+
+    Args:
+      show_progress: Whether to show progress bars on standard error.
+    """
+    return Certification(
+        directory=certificate_store.default_directory(), show_progress=show_progress
+    )
+
+
+def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarray | None:
+    """Returns the columns of C that an amplified guarantee depends on.
+
+    Args:
+      factorization: C, lower triangular of at most the scheme's bands.
+      scheme: How clients take part.
+
+    Returns:
+      (n, b) as ``accounting.column_bands`` has them, for schemes without parts; None for others.
+    """
+    if not isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        return None
+    num_bands = factorization.strategy_bands() or factorization.num_rounds
+    return column_bands.of_encoder(factorization.encode, factorization.num_rounds, num_bands)
 
 
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
@@ -288,19 +381,42 @@ def _unamplified(
 
 
 def _amplified(
-    scheme: SamplingScheme, bound: sensitivity.Sensitivity, noise_multiplier: float, delta: float
+    scheme: SamplingScheme,
+    bound: sensitivity.Sensitivity,
+    noise_multiplier: float,
+    delta: float,
+    columns: np.ndarray | None,
+    certification: Certification | None = None,
 ) -> Guarantee:
+    certification = certification or default_certification()
+    found = amplification.amplified(
+        scheme, noise_multiplier, delta, columns=columns, certification=certification
+    )
+    most = scheme.most_participations
+    participation: Participation
+    if isinstance(scheme, MinSeparationSampling):
+        participation = MinSeparation(scheme.separation, most)
+    elif isinstance(scheme, BallsInBins):
+        participation = FixedEpochOrder(most, scheme.separation)
+    else:
+        participation = FixedEpochOrder(most, scheme.num_bands)
     unamplified = noise_multiplier / math.sqrt(scheme.most_participations)
     return Guarantee(
-        participation=FixedEpochOrder(scheme.most_participations, scheme.num_bands),
+        participation=participation,
         num_rounds=scheme.num_rounds,
         sensitivity=bound.value,
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=noise_multiplier,
         zcdp_rho=accounting.zcdp_rho(unamplified),
-        epsilon=amplification.epsilon(scheme, noise_multiplier, delta),
+        epsilon=found.epsilon,
         delta=delta,
         sampling=scheme,
+        certificate=found.claim,
+        log_moments=(
+            random_participation.log_moments(scheme, noise_multiplier, columns)
+            if isinstance(scheme, (MinSeparationSampling, BallsInBins))
+            else ()
+        ),
     )
 
 
@@ -318,7 +434,8 @@ def realised(
       took_place: What happened.
 
     Returns:
-      The guarantee for the rounds that were released; epsilon 0 if there were none.
+      The guarantee for the rounds that were released; epsilon 0 if there were none. Under secret
+      coins and with balls in bins it is that of all rounds.
 
     Raises:
       ValueError: If more rounds were released than the factorization has.
@@ -332,11 +449,14 @@ def realised(
     if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
         # Sampling covers all clients, also those that happened not to be drawn.
         # The probability of being drawn is that of the plan, however early the run ended.
+        if isinstance(plan.sampling, (MinSeparationSampling, BallsInBins)):
+            # The rounds that were released are a part of all. Another certificate takes minutes.
+            return dataclasses.replace(plan, num_rounds=rounds)
         scheme = dataclasses.replace(plan.sampling, num_rounds=max(rounds, plan.sampling.num_bands))
         bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
         return dataclasses.replace(
-            _amplified(scheme, bound, multiplier, plan.delta), num_rounds=rounds
+            _amplified(scheme, bound, multiplier, plan.delta, None), num_rounds=rounds
         )
     schema = took_place.schema()
     if took_place.max_participations == 0:
@@ -422,7 +542,7 @@ widened = worst_case
 
 def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
     """Returns whether the participations that took place are allowed by a schema or scheme."""
-    if isinstance(plan, (PoissonSampling, FixedSizeSampling, Shuffling)):
+    if not isinstance(plan, (SingleParticipation, FixedEpochOrder, MinSeparation)):
         return took_place.keeps_sampling is True
     most, smallest = took_place.max_participations, took_place.separation
     if most <= 1 or smallest is None:

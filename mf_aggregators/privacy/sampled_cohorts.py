@@ -1,9 +1,9 @@
 """Whether the cohorts of a run can have been drawn by the sampling scheme that is named for it.
 
 An amplified guarantee is worth nothing if the batches came about in another way. What the
-cohorts alone can show, anyone can check who may read them, and here it is checked. That they
-are the very batches of a secret seed, and not chosen to look like such, only the holder of the
-seed can tell.
+cohorts alone can show, anyone can check who may read them (:func:`deviation`). That they are the
+very batches of a secret seed, and not chosen to look like such, only the holder of the seed can
+tell (:func:`deviation_from_draws`).
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,16 @@ from scipy import special
 
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
     FixedSizeSampling,
+    MinSeparationSampling,
+    PartScheme,
     PoissonSampling,
     SamplingScheme,
+    SeparatedScheme,
     Shuffling,
 )
+from mf_aggregators.sampling.data_samplers import DataSampler
 
 # What a scheme draws with a smaller probability is taken for drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
@@ -30,12 +35,15 @@ def deviation(
     """Returns what of the first rounds of a run no draws by a scheme can have given.
 
     Checked are the population and the number of rounds; that each cohort has every client
-    once, and as many as the scheme draws; that each client took part only in rounds that are
-    congruent modulo the number of parts, and so in at most ceil(n / b) of them; that no part
-    has too many clients; and, where parts are shuffled, that no client took part twice in one
-    pass. Random draws can give almost anything, some of it with next to no probability: a
-    client, a round or a whole run with more participations than independent draws give, but
-    for a probability of 1e-12, is a deviation as well.
+    once, and as many as the scheme draws; for schemes with parts that each client took part only
+    in rounds that are congruent modulo the number of parts, and so in at most ceil(n / b) of them,
+    that no part has too many clients, and, where parts are shuffled, that no client took part
+    twice in one pass; under timers that the participations of each client are far enough apart;
+    of balls in bins that each client took part in rounds of one bin alone. A client of these may
+    be absent from a round in which it was to take part. Random draws can give almost anything,
+    some of it with next to no probability: a client, a round or a whole run with more
+    participations than independent draws give, but for a probability of 1e-12, is a deviation as
+    well.
 
     Args:
       scheme: The scheme.
@@ -51,6 +59,136 @@ def deviation(
         return f"the ledger has {num_clients} clients, not {scheme.population}"
     if len(cohorts) > scheme.num_rounds:
         return f"the ledger has {len(cohorts)} rounds, more than {scheme.num_rounds}"
+    for index, cohort in enumerate(cohorts):
+        found = _deviation_of_cohort(scheme, index, cohort)
+        if found is not None:
+            return found
+    if isinstance(scheme, MinSeparationSampling) and scheme.joining_probability < 1.0:
+        return _deviation_of_timers(scheme, cohorts)
+    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+        # With a coin that always comes up heads, the round of the first participation is a bin.
+        return _deviation_of_bins(scheme, cohorts)
+    return _deviation_of_parts(scheme, cohorts)
+
+
+def deviation_from_draws(
+    sampler: DataSampler,
+    num_clients: int,
+    cohorts: Sequence[np.ndarray],
+    *,
+    may_be_absent: bool = False,
+) -> str | None:
+    """Returns how the first rounds of a run differ from what a sampler draws.
+
+    Args:
+      sampler: The sampler of the run, with its secret seed.
+      num_clients: As in :func:`deviation`.
+      cohorts: As there.
+      may_be_absent: Whether clients that were drawn may be missing, as those that could not be
+        asked are. Of schemes without parts, no guarantee is weaker for that.
+
+    Returns:
+      The first difference, as the end of a sentence that names no client; None if there is none.
+    """
+    found = deviation(sampler.scheme, num_clients, cohorts)
+    if found is not None:
+        return found
+    for index, cohort in enumerate(cohorts):
+        drawn = sampler.draw(index)
+        if may_be_absent:
+            if not np.all(np.isin(cohort, drawn)):
+                return f"a client of round {index + 1} is not one of those that the sampler draws"
+        elif not np.array_equal(cohort, drawn):
+            return f"the clients of round {index + 1} are not those that the sampler draws"
+    return None
+
+
+def num_absent(sampler: DataSampler, cohorts: Sequence[np.ndarray]) -> int:
+    """Returns how many participations that a sampler draws the first rounds of a run lack.
+
+    Args:
+      sampler: The sampler of the run.
+      cohorts: As in :func:`deviation`.
+    """
+    return sum(
+        len(np.setdiff1d(sampler.draw(index), cohort)) for index, cohort in enumerate(cohorts)
+    )
+
+
+def _deviation_of_cohort(scheme: SamplingScheme, index: int, cohort: np.ndarray) -> str | None:
+    """What of a round alone no draw can have given."""
+    if np.any((cohort < 0) | (cohort >= scheme.population)) or np.any(np.diff(cohort) <= 0):
+        return f"the clients of round {index + 1} are not different ones of the population"
+    size = _size_of_batches(scheme)
+    if size is not None and len(cohort) != size:
+        return f"round {index + 1} had {len(cohort)} clients, not {size}"
+    return None
+
+
+def _deviation_of_timers(
+    scheme: MinSeparationSampling, cohorts: Sequence[np.ndarray]
+) -> str | None:
+    last = np.full(scheme.population, -scheme.separation)
+    counts = np.zeros(scheme.population, np.int64)
+    for index, cohort in enumerate(cohorts):
+        if np.any(index - last[cohort] < scheme.separation):
+            return (
+                f"a client of round {index + 1} took part less than {scheme.separation} rounds "
+                "before"
+            )
+        last[cohort] = index
+        counts[cohort] += 1
+    if not cohorts:
+        return None
+    # In any one round, clients take part independently of each other.
+    rate = scheme.clients_per_round / scheme.population
+    sizes = np.array([len(cohort) for cohort in cohorts])
+    found = _too_large(scheme, sizes, np.full(len(sizes), scheme.population), rate)
+    return found or _too_often_under_timers(scheme, counts, len(cohorts))
+
+
+def _too_often_under_timers(
+    scheme: MinSeparationSampling, counts: np.ndarray, num_rounds: int
+) -> str | None:
+    """A client's participations, or all together, where there are more than coins give.
+
+    The k-th participation of a client has had k coins that came up heads, and k - 1 waits of
+    b - 1 rounds without a coin, so that n - (k - 1) (b - 1) coins are the most that there were.
+    Put one client's coins after the other's: how many coins there were is random, and one of the
+    numbers up to m n, for each of which so many heads have a binomial law.
+    """
+    coins = num_rounds - np.maximum(counts - 1, 0) * (scheme.separation - 1)
+    probability = scheme.joining_probability
+    too_often = _probability_of(counts, coins, probability) * scheme.population
+    if np.any(too_often < _LEAST_PROBABILITY):
+        worst = int(np.argmin(too_often))
+        return (
+            f"a client took part in {counts[worst]} of {num_rounds} rounds, more than chance gives"
+        )
+    every = _probability_of(counts.sum(), coins.sum(), probability)
+    if every * num_rounds * scheme.population < _LEAST_PROBABILITY:
+        return (
+            f"its rounds had {counts.sum() / num_rounds:.4g} clients on average, more than chance "
+            f"gives where {scheme.clients_per_round} are expected"
+        )
+    return None
+
+
+def _deviation_of_bins(scheme: SeparatedScheme, cohorts: Sequence[np.ndarray]) -> str | None:
+    bins = np.full(scheme.population, -1)
+    for index, cohort in enumerate(cohorts):
+        number = index % scheme.separation
+        if np.any((bins[cohort] != -1) & (bins[cohort] != number)):
+            return f"a client of round {index + 1} also took part in a round of another bin"
+        bins[cohort] = number
+    if not cohorts:
+        return None
+    sizes = np.bincount(bins[bins >= 0], minlength=scheme.separation)
+    trials = np.full(scheme.separation, scheme.population)
+    return _too_large(scheme, sizes, trials, 1.0 / scheme.separation)
+
+
+def _deviation_of_parts(scheme: PartScheme, cohorts: Sequence[np.ndarray]) -> str | None:
     parts = np.full(scheme.population, -1)
     passes = np.full(scheme.population, -1)
     for index, cohort in enumerate(cohorts):
@@ -65,7 +203,7 @@ def deviation(
 
 
 def _deviation_of_round(
-    scheme: SamplingScheme, index: int, cohort: np.ndarray, parts: np.ndarray, passes: np.ndarray
+    scheme: PartScheme, index: int, cohort: np.ndarray, parts: np.ndarray, passes: np.ndarray
 ) -> str | None:
     """What of a round no draw can have given, after the rounds before it.
 
@@ -76,11 +214,6 @@ def _deviation_of_round(
       parts: (m,) the part of each client by the rounds before, -1 for none; the round is added.
       passes: (m,) likewise the last pass over its part in which each client took part.
     """
-    if np.any((cohort < 0) | (cohort >= scheme.population)) or np.any(np.diff(cohort) <= 0):
-        return f"the clients of round {index + 1} are not different ones of the population"
-    size = _size_of_batches(scheme)
-    if size is not None and len(cohort) != size:
-        return f"round {index + 1} had {len(cohort)} clients, not {size}"
     part = index % scheme.num_bands
     if np.any((parts[cohort] != -1) & (parts[cohort] != part)):
         return (
@@ -98,14 +231,14 @@ def _deviation_of_round(
 
 def _size_of_batches(scheme: SamplingScheme) -> int | None:
     """The clients of every batch; None where it varies."""
+    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+        return None
     if isinstance(scheme, PoissonSampling) and scheme.sampling_probability < 1.0:
         return None
     return scheme.clients_per_round
 
 
-def _improbable(
-    scheme: SamplingScheme, parts: np.ndarray, cohorts: Sequence[np.ndarray]
-) -> str | None:
+def _improbable(scheme: PartScheme, parts: np.ndarray, cohorts: Sequence[np.ndarray]) -> str | None:
     """What has more participations than draws give, of schemes whose rounds are independent."""
     if isinstance(scheme, Shuffling) or not cohorts:
         return None
@@ -123,13 +256,9 @@ def _too_many(scheme: PoissonSampling, cohorts: Sequence[np.ndarray]) -> str | N
     )
     sizes = np.array([len(cohort) for cohort in cohorts])
     probability = scheme.sampling_probability
-    too_many = _probability_of(sizes, drawn_from, probability) * len(cohorts)
-    if np.any(too_many < _LEAST_PROBABILITY):
-        worst = int(np.argmin(too_many))
-        return (
-            f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
-            f"{scheme.clients_per_round} are expected"
-        )
+    found = _too_large(scheme, sizes, drawn_from, probability)
+    if found is not None:
+        return found
     if _probability_of(sizes.sum(), drawn_from.sum(), probability) < _LEAST_PROBABILITY:
         return (
             f"its rounds had {sizes.mean():.4g} clients on average, more than chance gives "
@@ -138,8 +267,29 @@ def _too_many(scheme: PoissonSampling, cohorts: Sequence[np.ndarray]) -> str | N
     return None
 
 
+def _too_large(
+    scheme: SamplingScheme, sizes: np.ndarray, drawn_from: np.ndarray, probability: float
+) -> str | None:
+    """Of a round: more clients than independent draws give.
+
+    Args:
+      scheme: The scheme.
+      sizes: (rounds,) the clients of each round.
+      drawn_from: (rounds,) how many could have been drawn.
+      probability: That each of them is drawn.
+    """
+    too_many = _probability_of(sizes, drawn_from, probability) * len(sizes)
+    if not np.any(too_many < _LEAST_PROBABILITY):
+        return None
+    worst = int(np.argmin(too_many))
+    return (
+        f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
+        f"{scheme.clients_per_round} are expected"
+    )
+
+
 def _too_often(
-    scheme: SamplingScheme, parts: np.ndarray, cohorts: Sequence[np.ndarray], probability: float
+    scheme: PartScheme, parts: np.ndarray, cohorts: Sequence[np.ndarray], probability: float
 ) -> str | None:
     """A client's participations where there are more than independent draws give."""
     counts = np.bincount(np.concatenate(cohorts), minlength=scheme.population)

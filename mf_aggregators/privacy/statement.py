@@ -7,18 +7,11 @@ accounting and its assumptions, and the formal statement.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from mf_aggregators import version
-from mf_aggregators.accounting.sampling_schemes import (
-    FixedSizeSampling,
-    PoissonSampling,
-    SamplingScheme,
-    Shuffling,
-)
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators.privacy import attackers, printed_guarantees, sampling_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     RealisedParticipation,
@@ -321,7 +314,7 @@ class PrivacyStatement:
             clients=self.facts.num_clients,
             cohort=(
                 f"{self.facts.clients_per_round} expected"
-                if isinstance(self.plan.sampling, PoissonSampling)
+                if sampling_texts.has_random_sizes(self.plan.sampling)
                 else self.facts.clients_per_round
             ),
             clipping=_clipping(self.facts),
@@ -329,11 +322,11 @@ class PrivacyStatement:
             left_out=_LEFT_OUT if self.facts.adaptive_clip is None else _LEFT_OUT_WITH_BITS,
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
-            together=_TOGETHER_SAMPLED if self.plan.sampling else _TOGETHER,
-            unit=_UNIT_OF_SAMPLING if self.plan.sampling else _UNIT_OF_TIMERS,
+            together=sampling_texts.TOGETHER if self.plan.sampling else _TOGETHER,
+            unit=sampling_texts.UNIT if self.plan.sampling else _UNIT_OF_TIMERS,
             accounting=_accounting(self.plan),
             assumption=_assumption(self.plan, self.facts),
-            verification=_VERIFIED_SAMPLING if self.plan.sampling else _VERIFIED_TIMERS,
+            verification=sampling_texts.VERIFICATION if self.plan.sampling else _VERIFIED_TIMERS,
             planned=_formal(self.plan),
             realised=self._realised_text(),
             rule=self._rule_text(),
@@ -352,7 +345,8 @@ class PrivacyStatement:
         }[self.status]
         return (
             f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
-            "privacy** for every client."
+            "privacy** for every client. "
+            f"{_attacker(guarantee)}"
         )
 
     def _realised_text(self) -> str:
@@ -447,10 +441,9 @@ def _accounting(plan: Guarantee) -> str:
         "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
         "and zero-concentrated DP (zCDP)."
     )
-    kind = _SAMPLED_ACCOUNTING.get(type(plan.sampling))
-    if kind is None:
+    if plan.sampling is None:
         return f"{gaussian} No amplification by sampling or shuffling."
-    return f"{kind} zCDP is stated without amplification."
+    return f"{sampling_texts.accounting(plan.sampling)} zCDP is stated without amplification."
 
 
 def _pair(guarantee: Guarantee) -> str:
@@ -466,23 +459,7 @@ def _assumption(plan: Guarantee, facts: RunFacts) -> str:
             f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
             f"     |i - j| apart. {facts.enforcement}"
         )
-    return (
-        f"Sampling: the population is split into {_count(scheme.num_bands, 'part')}, as many as C "
-        f"has bands, and round i draws from part i modulo {scheme.num_bands} alone, "
-        f"{_draws(scheme)} The server draws every batch itself, keeps who was drawn secret, "
-        "and every client that was drawn takes part."
-    )
-
-
-def _draws(scheme: SamplingScheme) -> str:
-    if isinstance(scheme, PoissonSampling):
-        return f"each client with probability {rounded_up(scheme.sampling_probability, '.6g')}."
-    if isinstance(scheme, FixedSizeSampling):
-        return f"a uniformly random subset of {scheme.clients_per_round} of its {scheme.part_size}."
-    return (
-        f"the next batch of {scheme.clients_per_round} of a shuffled list of all its "
-        f"{scheme.part_size}, shuffled afresh for each pass."
-    )
+    return sampling_texts.assumption(scheme)
 
 
 def _formal(guarantee: Guarantee) -> str:
@@ -497,35 +474,26 @@ def _formal(guarantee: Guarantee) -> str:
     if guarantee.sampling is not None:
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
-            f"it {multiplier}, which with amplification is {pair}, and {rho} without."
+            f"it {multiplier}, which with amplification is {pair}, and {rho} without. "
+            f"{_certificate(guarantee)}{_attacker(guarantee)}"
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
-        f"{multiplier}, which is {rho} and {pair}."
+        f"{multiplier}, which is {rho} and {pair}. {_attacker(guarantee)}"
     )
 
 
-_SAMPLED_ACCOUNTING: Mapping[type, str] = {
-    PoissonSampling: (
-        "Amplification by sampling for banded matrices (BandMF Thm 4, Cor. F.1): the privacy "
-        "loss distribution of composed Poisson-sampled Gaussian mechanisms, by dp-accounting."
-    ),
-    FixedSizeSampling: (
-        "Amplification by sampling for banded matrices (BandMF Thm 4): Renyi DP of composed "
-        "Gaussian mechanisms on batches sampled without replacement, by dp-accounting."
-    ),
-    Shuffling: (
-        "Amplification by shuffling for banded matrices (BandMF Thm 4, Cor. F.2), by "
-        "Feldman, McMillan and Talwar (2021), Thm 3.8, or no amplification where that is better."
-    ),
-}
+def _certificate(guarantee: Guarantee) -> str:
+    claim = guarantee.certificate
+    return "" if claim is None else f"{sampling_texts.certificate(claim)} "
+
+
+def _attacker(guarantee: Guarantee) -> str:
+    return attackers.sentence(guarantee.attacker())
+
 
 _TOGETHER = """\
 All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
-
-_TOGETHER_SAMPLED = """\
-Each participation of a client is one Gaussian mechanism on the rounds that it changes,
-     which are those of no other participation of that client."""
 
 _UNIT_OF_TIMERS = """\
 One client with all its examples, whatever they are and however many. It covers
@@ -533,18 +501,9 @@ One client with all its examples, whatever they are and however many. It covers
      guarantee of these. Where one person uses several clients it is weaker for that person, where
      several people share one it is stronger."""
 
-_UNIT_OF_SAMPLING = """\
-One client (or example) of the population with all its data, whatever they are."""
-
 _VERIFIED_TIMERS = """\
 `participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
    recomputes sensitivity and guarantee from the matrix and the rounds."""
-
-_VERIFIED_SAMPLING = """\
-`participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
-   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, which
-   the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who was drawn
-   nothing is amplified."""
 
 _RELEASED = """\
 Every round's noisy average update, and with it every intermediate and

@@ -9,7 +9,7 @@ multiplied by the clip norm, and the noisy sum of bits moves the clip norm of la
 the second is one of what is released. Between them is MatrixFactorizationSumQuery on vectors with
 one coordinate more, which clips them once more, in integers, to the norm R that its noise is
 scaled to. So whatever the two steps did, what is released is a function of a mechanism with the
-noise multiplier z (``docs/privacy-proofs.md``, section 9).
+noise multiplier z (``docs/privacy-proofs.md``, section 8).
 """
 
 import collections

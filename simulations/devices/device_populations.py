@@ -20,11 +20,13 @@ import numpy as np
 from mf_aggregators import memory, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.participation import FixedEpochOrder, Participation
+from mf_aggregators.sampling import random_streams
+from mf_aggregators.sampling.random_streams import Stream
 from simulations.devices import participation_timers
 from simulations.devices.availability import Always, Availability, Trace
 from simulations.devices.participation_timers import DeviceTimers, WallClockTimer, limit_of
 from simulations.sampling import cohorts
-from simulations.sampling.cohorts import Stream, TooFewEligibleClientsError
+from simulations.sampling.cohorts import TooFewEligibleClientsError
 
 WAIT = "wait"
 REJOIN = "rejoin"
@@ -275,7 +277,9 @@ class DevicePopulation:
             if num_eligible < self._clients_per_round and behaviour.timer is None:
                 # No timer runs out within a round.
                 raise TooFewEligibleClientsError(self._too_few(num_eligible))
-            generator = cohorts.generator_of(self._seed, Stream.DEVICES, _SELECTION, index, attempt)
+            generator = random_streams.generator_of(
+                self._seed, Stream.DEVICES, _SELECTION, index, attempt
+            )
             selection = self._select(generator, seconds)
             if len(selection.devices) < self._clients_per_round:
                 continue
@@ -342,7 +346,7 @@ class DevicePopulation:
         index, behaviour = self._round_index, self._behaviour
         if behaviour.history_loss_probability == 0.0 or index == 0:
             return
-        generator = cohorts.generator_of(self._seed, Stream.DEVICES, _HISTORY, index)
+        generator = random_streams.generator_of(self._seed, Stream.DEVICES, _HISTORY, index)
         number = generator.binomial(self._num_devices, behaviour.history_loss_probability)
         devices = generator.choice(self._num_devices, size=number, replace=False, shuffle=False)
         self._timers.advance(self._now(self._seconds))

@@ -19,14 +19,15 @@ import tqdm
 from absl import flags
 
 from mf_aggregators import __version__, checkpoints
+from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators.privacy import attackers, printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.tff import noise_directory
-from simulations.devices import device_flags, device_populations
+from simulations.devices import available_clients, device_flags, device_populations
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_designs, run_directory, run_flags, run_options, sampled_runs
@@ -136,6 +137,11 @@ def _prepared(
     sampler = None
     if design.sampling is not None:
         sampler = sampled_runs.sampler_of(design.sampling, directory, design.options.seed)
+        if behaviour != DeviceBehaviour():
+            sampler = available_clients.among(
+                sampler, behaviour.availability, seed, behaviour.round_seconds
+            )
+            behaviour = DeviceBehaviour()
     return RunSetting(design, seed, directory, noise_path, behaviour, sampler)
 
 
@@ -178,12 +184,24 @@ def _train(
 
 
 def _check_behaviour(options: RunOptions, behaviour: DeviceBehaviour) -> None:
-    command_line.check_choice(
-        options.sampling == sampled_runs.TIMERS or behaviour == DeviceBehaviour(),
-        f"--sampling={options.sampling} is for a data centre, where no device has a behaviour: "
-        "leave out --availability, --timer and their like, or use "
-        f"--sampling={sampled_runs.TIMERS}.",
-    )
+    sampling = options.sampling
+    if sampling in sampling_schemes.names_with_parts():
+        command_line.check_choice(
+            behaviour == DeviceBehaviour(),
+            f"--sampling={sampling} is for a data centre, where no device has a behaviour: "
+            "leave out --availability, --timer and their like, or use "
+            f"--sampling={sampled_runs.TIMERS}.",
+        )
+    elif sampling != sampled_runs.TIMERS:
+        only_absent = DeviceBehaviour(
+            availability=behaviour.availability, round_seconds=behaviour.round_seconds
+        )
+        command_line.check_choice(
+            behaviour == only_absent,
+            f"--sampling={sampling} knows of --availability and --round_minutes alone: leave out "
+            "--timer, --over_selection, lost uploads and histories and their like, or use "
+            f"--sampling={sampled_runs.TIMERS}.",
+        )
     command_line.check_choice(
         behaviour.timer is None or options.separation is not None,
         "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
@@ -337,6 +355,7 @@ def _print_outcome(
         *command.outcome_lines(outcome.facts),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee)),
+        *_attacker_lines(guarantee),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
@@ -362,6 +381,13 @@ def stated_privacy(guarantee: Guarantee) -> str:
         return "none: this run is not private"
     numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
     return f"{numbers}-DP for each client"
+
+
+def _attacker_lines(guarantee: Guarantee) -> list[tuple[str, str]]:
+    """What an attacker can do, for a person to read; nothing for a run that is not private."""
+    if not math.isfinite(guarantee.epsilon):
+        return []
+    return [("attacker", attackers.line(guarantee.attacker()))]
 
 
 def percent(accuracy: float | None) -> str | None:

@@ -13,7 +13,9 @@ import math
 
 from mf_aggregators import accounting, validation
 from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
     FixedSizeSampling,
+    MinSeparationSampling,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
@@ -39,7 +41,9 @@ class PrivacyBudget:
     the later one. So it is never below the epsilon of the exact sensitivity, for the
     releases of fewer rounds are part of those of more. It never falls, and it is the planned
     epsilon at the last round and never above: where the sensitivity is known as an
-    upper bound only, which need not grow with the rounds, the largest so far holds.
+    upper bound only, which need not grow with the rounds, the largest so far holds. Under secret
+    coins and with balls in bins it is the epsilon without amplification, or the planned one where
+    that is smaller.
 
     Attributes:
       planned: The guarantee of all rounds.
@@ -73,7 +77,10 @@ class PrivacyBudget:
         """
         if isinstance(plan, (SingleParticipation, FixedEpochOrder, MinSeparation)):
             self.planned = guarantees.planned(factorization, plan, noise_multiplier, delta)
-        elif isinstance(plan, (PoissonSampling, FixedSizeSampling, Shuffling)):
+        elif isinstance(
+            plan,
+            (PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling, BallsInBins),
+        ):
             self.planned = guarantees.sampled(factorization, plan, noise_multiplier, delta)
         else:
             raise TypeError(
@@ -120,11 +127,16 @@ class PrivacyBudget:
         plan = self.planned
         if math.isinf(plan.epsilon):
             return math.inf
-        if plan.sampling is not None:
+        if isinstance(plan.sampling, PoissonSampling | FixedSizeSampling | Shuffling):
             return _sampled_prefix(plan, self._factorization, rounds).epsilon
+        # To certify an epsilon takes minutes. Of schemes without parts, the planned one and that
+        # without amplification are bounds of fewer rounds too.
         bound = self._factorization.sensitivity_of_first(rounds, plan.participation)
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-        return accounting.epsilon(multiplier, plan.delta)
+        try:
+            return accounting.epsilon(multiplier, plan.delta)
+        except accounting.TailError:
+            return math.inf
 
 
 def _sampled_prefix(plan: Guarantee, factorization: Factorization, rounds: int) -> Guarantee:

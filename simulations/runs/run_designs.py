@@ -93,7 +93,11 @@ class RunDesign:
         delta = self.options.delta
         if self.sampling is not None:
             return guarantees.sampled(
-                self.factorization, self.sampling, self.noise_multiplier, delta
+                self.factorization,
+                self.sampling,
+                self.noise_multiplier,
+                delta,
+                certification=guarantees.default_certification(show_progress=True),
             )
         return guarantees.planned(
             self.factorization, self.participation, self.released_noise_multiplier, delta
@@ -196,11 +200,13 @@ def _sampled(
         factorization = checkpoints.load(own)
     elif options.checkpoint is not None:
         factorization = _loaded(options)
-    # The scheme and the noise are found, or found impossible, before a matrix is computed.
+    # Where it can be, the noise is found, or found impossible, before a matrix is computed.
     scheme = sampled_runs.scheme_of(options, data.num_clients, factorization)
     noise_multiplier = own_noise_multiplier
+    if factorization is None and sampled_runs.needs_matrix(scheme):
+        factorization = _factorization(options, participation, scheme.num_bands)
     if noise_multiplier is None:
-        noise_multiplier = sampled_runs.noise_multiplier(options, scheme)
+        noise_multiplier = sampled_runs.noise_multiplier(options, scheme, factorization)
     if factorization is None:
         factorization = _factorization(options, participation, scheme.num_bands)
     return RunDesign(options, data, participation, factorization, noise_multiplier, scheme)

@@ -249,7 +249,9 @@ class RunOptions(Mapping[str, Any]):
     separation: int | None = _flag(
         "Participation",
         "The separation b: two participations i, j of one client satisfy |i - j| >= b. "
-        "Default: the largest that the population allows.",
+        "Default: the largest that the population allows; with --sampling=min_separation, "
+        "--num_bands. With --sampling=balls_in_bins, the number of bins, which is also the "
+        "population over --clients_per_round, its default.",
         default=None,
         is_positive=True,
     )

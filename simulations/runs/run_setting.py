@@ -3,10 +3,10 @@
 import dataclasses
 import pathlib
 
+from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
-from simulations.sampling.data_samplers import DataSampler
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,13 +14,13 @@ from mf_aggregators.privacy.statement import (
     Represented,
     RunFacts,
 )
+from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.devices import device_populations
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_directory, sampled_runs
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
-from simulations.sampling.data_samplers import DataSampler
 
 _DRAWN_BATCHES = (
     "The server draws every batch itself and keeps secret who was drawn; there are no timers."

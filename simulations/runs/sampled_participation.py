@@ -5,12 +5,12 @@ What the cohorts alone can show is the library's to check
 not chosen to look like such, only the holder of the seed can (:func:`deviation_from_draws`).
 """
 
-import numpy as np
-
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.privacy import sampled_cohorts
+from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.runs.participation_ledger import ParticipationLedger
-from simulations.sampling.data_samplers import DataSampler
+
+_OTHER_SCHEME = "the ledger records another way of drawing clients"
 
 
 def deviation(scheme: SamplingScheme, ledger: ParticipationLedger) -> str | None:
@@ -25,7 +25,7 @@ def deviation(scheme: SamplingScheme, ledger: ParticipationLedger) -> str | None
       as the end of a sentence; None if there is neither.
     """
     if ledger.sampling != scheme:
-        return "the ledger records another way of drawing clients"
+        return _OTHER_SCHEME
     return sampled_cohorts.deviation(scheme, len(ledger.client_ids), ledger.cohorts)
 
 
@@ -39,10 +39,6 @@ def deviation_from_draws(sampler: DataSampler, ledger: ParticipationLedger) -> s
     Returns:
       The first difference, as the end of a sentence; None if there is none.
     """
-    found = deviation(sampler.scheme, ledger)
-    if found is not None:
-        return found
-    for index, cohort in enumerate(ledger.cohorts):
-        if not np.array_equal(cohort, sampler.draw(index)):
-            return f"the clients of round {index + 1} are not those that the sampler draws"
-    return None
+    if ledger.sampling != sampler.scheme:
+        return _OTHER_SCHEME
+    return sampled_cohorts.deviation_from_draws(sampler, len(ledger.client_ids), ledger.cohorts)

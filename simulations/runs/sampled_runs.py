@@ -1,27 +1,33 @@
 """Runs whose clients a data sampler draws: flags, noise, seed and statement.
 
-They simulate the papers' centralised setting, in which a data centre holds all data and
-draws every batch itself. A banded mechanism then needs less noise for the same guarantee
-(BandMF Thm 4). Clients that take part whenever their timers allow it are never amplified.
+With parts, they simulate the papers' centralised setting, in which a data centre holds all data
+and draws every batch itself. A banded mechanism then needs less noise for the same guarantee
+(BandMF Thm 4). Without parts, they simulate devices that take part by secret coins under their
+timers, or in one secret round of each cycle. Clients that take part whenever their timers allow it
+are never amplified.
 """
 
 import dataclasses
-import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mf_aggregators import accounting, atomic_files
+from mf_aggregators import accounting
 from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    SamplingScheme,
+)
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.sampling import data_samplers, sampling_seeds
+from mf_aggregators.sampling.data_samplers import DataSampler
+from mf_aggregators.sampling.sampling_seeds import SeedError
 from simulations.runs import sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
-from simulations.sampling import data_samplers
-from simulations.sampling.data_samplers import DataSampler
 
 if TYPE_CHECKING:
     from simulations.runs.run_options import RunOptions
@@ -37,8 +43,13 @@ HELP = (
     "population into as many parts as C has bands, goes through them in turn, and draws within a "
     "part, which amplifies the guarantee (BandMF Thm 4). They simulate the papers' centralised "
     "setting, a data centre that draws every batch itself and keeps secret who was drawn; no "
-    "population of devices that decide themselves when to take part may use them. They need a "
-    "mechanism whose C has bands, with --num_bands (the fewer bands, the more amplification)."
+    "population of devices that decide themselves when to take part may use them. "
+    "min_separation: each device whose timer allows it joins with a secret coin, the timers being "
+    "in their stationary state before the first round. balls_in_bins: each device is put into one "
+    "of --separation rounds of each cycle, secretly and at random. Devices can do both by "
+    "themselves, batches vary in size, and the guarantee is amplified while nobody learns who took "
+    "part. All but timers need a mechanism whose C has bands, with --num_bands (the fewer bands, "
+    "the more amplification)."
 )
 
 
@@ -59,12 +70,16 @@ def check_flags(options: "RunOptions") -> None:
     sampling, mechanism = options.sampling, options.mechanism
     if sampling == TIMERS:
         return
-    for name in ("separation", "max_participations"):
-        check_choice(
-            options[name] is None,
-            f"--{name} belongs to --sampling={TIMERS}: with --sampling={sampling} the number of "
-            "bands decides when a client may take part.",
-        )
+    check_choice(
+        options.separation is None or sampling not in sampling_schemes.names_with_parts(),
+        f"--separation does not belong to --sampling={sampling}: the number of bands decides "
+        "there when a client may take part.",
+    )
+    check_choice(
+        options.max_participations is None,
+        f"--max_participations belongs to --sampling={TIMERS}: with --sampling={sampling} chance "
+        "decides how often a client takes part.",
+    )
     if options.checkpoint is not None:
         return
     banded = _banded_mechanisms()
@@ -126,15 +141,24 @@ def scheme_of(
         num_bands=num_bands,
         population=num_clients,
         clients_per_round=options.clients_per_round,
+        separation=options.separation,
     )
 
 
-def noise_multiplier(options: "RunOptions", scheme: SamplingScheme) -> float:
+def needs_matrix(scheme: SamplingScheme) -> bool:
+    """Returns whether the noise for a target depends on more of C than its number of bands."""
+    return scheme.name not in sampling_schemes.names_with_parts()
+
+
+def noise_multiplier(
+    options: "RunOptions", scheme: SamplingScheme, factorization: Factorization | None = None
+) -> float:
     """Returns the noise multiplier of a run, relative to the largest column norm of C.
 
     Args:
       options: Every flag by name: a noise multiplier, or a target epsilon.
       scheme: How clients are drawn.
+      factorization: What has C, for a scheme that needs it.
 
     Returns:
       The noise multiplier that was given, or the least that gives the target.
@@ -153,7 +177,19 @@ def noise_multiplier(options: "RunOptions", scheme: SamplingScheme) -> float:
         population=scheme.population,
         clients_per_round=scheme.clients_per_round,
         sampling=scheme.name,
+        **_of_matrix(scheme, factorization),
     )
+
+
+def _of_matrix(scheme: SamplingScheme, factorization: Factorization | None) -> dict[str, Any]:
+    """What the accounting of a scheme without parts needs."""
+    if not isinstance(scheme, MinSeparationSampling | BallsInBins):
+        return {}
+    assert factorization is not None
+    return {
+        "separation": scheme.separation,
+        "strategy_matrix": factorization.strategy_matrix(),
+    }
 
 
 def sampler_of(
@@ -182,20 +218,19 @@ def sampler_of(
     path = directory.sampling_seed
     if path.exists():
         try:
-            seed = int(json.loads(path.read_text(encoding="utf-8"))["seed"], 16)
-        except (ValueError, KeyError, TypeError) as error:
+            return data_samplers.create(scheme, sampling_seeds.load(path))
+        except SeedError as error:
             raise CommandError(
                 f"{path} cannot be read: restore it, or start a new run and account for both."
             ) from error
-        return data_samplers.create(scheme, seed)
     if directory.ledger.exists():
         raise CommandError(
             f"{path} is missing: without it nobody knows whom the next round would have drawn. "
             "Restore it, or start a new run and account for both."
         )
-    seed = data_samplers.secret_seed()
+    seed = sampling_seeds.secret_seed()
     directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
-    atomic_files.write_text(path, json.dumps({"seed": f"{seed:#x}"}) + "\n")
+    sampling_seeds.save(seed, path)
     return data_samplers.create(scheme, seed)
 
 

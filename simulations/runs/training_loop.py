@@ -34,12 +34,12 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.sampling.data_samplers import DataSampler
 from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
 from simulations.sampling.cohorts import TooFewEligibleClientsError
-from simulations.sampling.data_samplers import DataSampler
 from simulations.workers.quiet import StopRequest
 
 # What an operating system says of a full disk, in an error of TFF's worker.
@@ -350,7 +350,7 @@ def _drawn(
     run: FederatedRun, population: DevicePopulation | None, index: int
 ) -> tuple[np.ndarray, int, DeviceRound | None]:
     if run.sampler is not None:
-        return run.sampler.draw(index), len(run.sampler.part_of_round(index)), None
+        return run.sampler.draw(index), run.sampler.num_eligible(index), None
     assert population is not None
     devices = population.next_round()
     return devices.cohort, devices.num_eligible, devices

@@ -5,31 +5,11 @@ is resumed therefore draws the cohorts that the uninterrupted run would have dra
 which keeps both its participation schema and its use of noise rows intact.
 """
 
-import enum
-
 import numpy as np
 
+from mf_aggregators.sampling import random_streams
+
 _BLOCK = 2**14
-
-
-@enum.unique
-class Stream(enum.IntEnum):
-    """The first coordinate of every random stream of a run's seed, see :func:`generator_of`.
-
-    Cohorts alone have none of these: theirs is the round, and nothing follows it. All other
-    streams have at least one more coordinate, so that no two are the same.
-
-    Attributes:
-      EXAMPLES: The order of a client's examples: round, name of the client.
-      EVALUATION: The sentences of a split that models are evaluated on: the split's number.
-      BATCHES: What a data sampler draws: the kind of draw and its coordinates.
-      DEVICES: What a population of devices draws: the kind of draw and its coordinates.
-    """
-
-    EXAMPLES = 1
-    EVALUATION = 2
-    BATCHES = 3
-    DEVICES = 4
 
 
 class TooFewEligibleClientsError(ValueError):
@@ -63,7 +43,7 @@ def draw(eligible: np.ndarray, clients_per_round: int, seed: int, round_index: i
             f"timers allow {num_eligible} of {len(eligible)}: use fewer clients per round, a "
             "smaller separation, more participations per client, or fewer rounds."
         )
-    generator = generator_of(seed, round_index)
+    generator = random_streams.generator_of(seed, round_index)
     ranks = np.sort(generator.choice(num_eligible, size=clients_per_round, replace=False))
     chosen = np.empty(clients_per_round, dtype=np.int64)
     block_of = np.searchsorted(ends, ranks, side="right")
@@ -72,18 +52,3 @@ def draw(eligible: np.ndarray, clients_per_round: int, seed: int, round_index: i
         before = int(ends[number - 1]) if number else 0
         chosen[here] = number * _BLOCK + np.flatnonzero(blocks[number])[ranks[here] - before]
     return chosen
-
-
-def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
-    """Returns a random generator that is a function of a seed and coordinates alone.
-
-    Args:
-      seed: Any non-negative integer.
-      *coordinates: Non-negative integers: a :class:`Stream` and at least one more, or, for a
-        cohort, the round alone.
-
-    Returns:
-      The generator; other coordinates give independent ones.
-    """
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=coordinates)
-    return np.random.Generator(np.random.Philox(sequence))

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import validation
-from simulations.sampling import cohorts
+from mf_aggregators.sampling import random_streams
 
 _CACHE_BYTES = 512 * 2**20
 
@@ -91,7 +91,7 @@ def sample_order(seed: int, round_index: int, client_id: str, number: int) -> np
       (number,) int64: a uniform permutation.
     """
     name = int.from_bytes(client_id.encode("utf-8"), "little")
-    generator = cohorts.generator_of(seed, cohorts.Stream.EXAMPLES, round_index, name)
+    generator = random_streams.generator_of(seed, random_streams.Stream.EXAMPLES, round_index, name)
     return generator.permutation(number)
 
 

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    PoissonSampling,
+    SamplingScheme,
+)
 from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.sampling import data_samplers
+from mf_aggregators.sampling.data_samplers import DataSampler
+from simulations.devices import available_clients
+from simulations.devices.availability import Independent
 from simulations.runs import sampled_participation, training_loop
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
-from simulations.sampling import data_samplers
-from simulations.sampling.data_samplers import DataSampler
 from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest
 from tests.simulations import linear_run
@@ -36,14 +43,16 @@ def process() -> Any:
 class _Sampler(DataSampler):
     """A sampler of which some rounds are known to be empty."""
 
-    def draw(self, round_index: int) -> np.ndarray:
-        clients = super().draw(round_index)
+    def _draw(self, round_index: int) -> np.ndarray:
+        clients = data_samplers.draw(self.scheme, self.seed, round_index)
         return clients[:0] if round_index in (0, 3) else clients
+
+    def _num_eligible(self, round_index: int) -> int:
+        return data_samplers.create(self.scheme, self.seed).num_eligible(round_index)
 
 
 def _sampler(seed: int = 1) -> DataSampler:
-    sampler = data_samplers.create(_SCHEME, seed)
-    return _Sampler(sampler.scheme, sampler.seed, sampler.order)
+    return _Sampler(_SCHEME, seed)
 
 
 def _run(process: Any, **changes: Any) -> FederatedRun:
@@ -59,7 +68,8 @@ def _finish(
     progress = training_loop.start(run, store)
     stop, models, ledger = StopRequest(), [], progress.ledger
     for finished in training_loop.rounds(run, store, progress, stop):
-        assert finished.num_eligible == (4 if finished.index % 2 == 0 else 5)
+        assert run.sampler is not None
+        assert finished.num_eligible == run.sampler.num_eligible(finished.index)
         models.append(linear_run.weights_of(run.process, finished.state))
         ledger = finished.ledger
         stop.is_set = len(models) == at_most
@@ -83,6 +93,33 @@ def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
         assert found.sampling == _SCHEME
         for cohort, expected in zip(found.cohorts, ledger.cohorts, strict=True):
             np.testing.assert_array_equal(cohort, expected)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        MinSeparationSampling(_NUM_ROUNDS, 2, population=9, clients_per_round=3, separation=2),
+        BallsInBins(_NUM_ROUNDS, 2, population=9, clients_per_round=3, separation=3),
+    ],
+    ids=str,
+)
+def test_batches_of_any_size_are_released_and_resumed(
+    process: Any, tmp_path: pathlib.Path, scheme: SamplingScheme
+) -> None:
+    """Clients that draw for themselves, of whom half cannot be asked."""
+    drawn = data_samplers.create(scheme, 2)
+    sampler = available_clients.among(drawn, Independent(0.5), 7, 300.0)
+    models, ledger = _finish(_run(process, sampler=sampler), tmp_path / "whole")
+    assert len({len(cohort) for cohort in ledger.cohorts}) > 1
+    assert sampled_participation.deviation_from_draws(sampler, ledger) is None
+    assert sampled_participation.deviation_from_draws(drawn, ledger) is not None
+    parts: list[np.ndarray] = []
+    for at_most in (2, None):
+        again = available_clients.among(data_samplers.create(scheme, 2), Independent(0.5), 7, 300.0)
+        more, resumed = _finish(_run(process, sampler=again), tmp_path / "parts", at_most)
+        parts.extend(more)
+    np.testing.assert_array_equal(np.array(parts), np.array(models))
+    assert resumed.digest() == ledger.digest()
 
 
 @pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])

@@ -22,6 +22,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
+from mf_aggregators.sampling import data_samplers
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
     federated_runs,
@@ -34,7 +35,6 @@ from simulations.runs import (
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_options import RunOptions
-from simulations.sampling import data_samplers
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 from tests.simulations.command_processes import CommandServer
@@ -538,7 +538,7 @@ def test_noise_is_kept_where_the_flags_say(
         (["--sampling=poisson"], "--sampling=poisson needs --num_bands"),
         (["--sampling=shuffling", "--mechanism=toeplitz"], "needs --num_bands"),
         (["--sampling=poisson", "--num_bands=5"], "Use fewer bands (at most 4)"),
-        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation belongs to"),
+        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not"),
         (["--sampling=poisson", "--num_bands=2", "--max_participations=1"], "--max_part"),
         (["--sampling=poisson", "--mechanism=identity", "--num_bands=2"], "--num_bands belongs to"),
         (["--sampling=poisson", "--mechanism=none"], "--mechanism=none"),

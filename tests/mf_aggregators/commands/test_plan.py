@@ -17,9 +17,9 @@ import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.sampling import data_samplers
 from simulations.runs import run_designs, run_flags, sampled_runs
 from simulations.runs.run_options import RunOptions
-from simulations.sampling import data_samplers
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
 from tests.simulations.command_processes import CommandServer
@@ -278,7 +278,7 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--noise_memory_gb=nan"], "--noise_memory_gb must be finite"),
         (["--noise_disk_gb=-1"], "--noise_disk_gb must not be negative"),
         (["--noise_disk_gb=nan"], "--noise_disk_gb must be finite"),
-        (["--sampling=poisson", "--separation=4"], "--sampling is for a data centre"),
+        (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are for"),
         (["--sampling=cyclic"], "sampling"),
         (["--sampling=poisson", "--delta=1e-13"], "at least 1e-12"),
         (["--unknown=1"], "unknown"),

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, workloads
+from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
     FixedSizeSampling,
+    MinSeparationSampling,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
@@ -17,7 +20,9 @@ from mf_aggregators.accounting.sampling_schemes import (
 from mf_aggregators.commands import command_line, ledger_report, report
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy import attackers, guarantees
 from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.sampling import data_samplers, sampling_seeds
 from simulations.runs.participation_ledger import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
@@ -346,3 +351,126 @@ def test_sampling_that_is_not_of_the_checkpoint_is_refused(
     assert status != 0
     assert not out
     assert message in error
+
+
+_SEPARATED = [
+    MinSeparationSampling(12, 4, 12, 1, 4),
+    MinSeparationSampling(12, 4, 12, 1, 6),
+    BallsInBins(12, 4, 12, 2, 6),
+]
+
+
+def _drawn(tmp_path: pathlib.Path, scheme: SamplingScheme, seed: int) -> tuple[str, str]:
+    """The flags of a ledger that a seed has drawn, and of the seed."""
+    sampler = data_samplers.create(scheme, seed)
+    cohorts = tuple(sampler.draw(index).tolist() for index in range(12))
+    sampling_seeds.save(seed, tmp_path / "sampling_seed.json")
+    flag = f"--sampling_seed={tmp_path / 'sampling_seed.json'}"
+    return _sampled_ledger(tmp_path, cohorts, scheme), flag
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        PoissonSampling(12, 4, 12, 1),
+        FixedSizeSampling(12, 4, 12, 1),
+        Shuffling(12, 4, 12, 1),
+        *_SEPARATED,
+    ],
+    ids=str,
+)
+def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    scheme: SamplingScheme,
+) -> None:
+    flags = _drawn(tmp_path, scheme, 2**100 + 17)
+    status, out, _ = _call(capsys, checkpoint, *flags, "--format=json")
+    fields = json.loads(out)
+    assert status == 0
+    assert fields["keeps_plan"] is True
+    assert fields["sampling_deviation"] is None
+    assert fields["widened_epsilon"] is None
+    planned = guarantees.sampled(checkpoints.load(checkpoint), scheme, 0.9 * math.sqrt(3.0), 1e-5)
+    assert fields["amplified_epsilon"] == pytest.approx(planned.epsilon)
+    assert fields["amplified_true_positive_rate_at_0.01"] == pytest.approx(
+        planned.true_positive_rate(0.01)
+    )
+    has_certificate = scheme.name not in sampling_schemes.names_with_parts()
+    assert (fields["amplified_certificate"] is not None) == has_certificate
+    _, out, _ = _call(capsys, checkpoint, *flags)
+    assert "WARNING" not in out
+    assert "Every batch of the ledger is the one that the sampler's seed draws" in out
+    assert f"({rounded_up(planned.epsilon)}, 1e-05)-DP allows" in out
+    assert "For whoever knows who was drawn, nothing is amplified." in out
+    assert attackers.in_brief(planned.attacker()) in out
+    assert _NAMED not in out
+    # Nobody else's seed does.
+    sampling_seeds.save(2**100 + 16, tmp_path / "sampling_seed.json")
+    _, out, _ = _call(capsys, checkpoint, *flags, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is False
+    assert fields["amplified_epsilon"] is None
+    assert fields["amplified_true_positive_rate_at_0.01"] is None
+    assert fields["widened_epsilon"] >= planned.epsilon
+    assert "that the sampler draws" in fields["sampling_deviation"]
+    # Without a seed, it may be right.
+    _, out, _ = _call(capsys, checkpoint, flags[0], "--format=json")
+    assert json.loads(out)["keeps_plan"] is None
+    _, out, _ = _call(capsys, checkpoint, flags[0])
+    assert "--sampling_seed, with the secret seed of the run, compares every draw" in out
+
+
+@pytest.mark.parametrize("scheme", _SEPARATED, ids=str)
+def test_tampered_draws_are_found(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    scheme: SamplingScheme,
+) -> None:
+    """One participation that is put in, moved to another client, or left out."""
+    _, flag = _drawn(tmp_path, scheme, 5)
+    sampler = data_samplers.create(scheme, 5)
+    drawn = [sampler.draw(index) for index in range(12)]
+    index = next(index for index in range(12) if 0 < len(drawn[index]) < 12)
+    outside = np.setdiff1d(np.arange(12), drawn[index])[:1]
+
+    def changed(cohort: np.ndarray) -> str:
+        cohorts = [*drawn[:index], cohort, *drawn[index + 1 :]]
+        return _sampled_ledger(tmp_path, tuple(each.tolist() for each in cohorts), scheme)
+
+    for cohort in (np.union1d(drawn[index], outside), np.union1d(drawn[index][1:], outside)):
+        ledger = changed(cohort)
+        _, out, _ = _call(capsys, checkpoint, ledger, flag, "--format=json")
+        fields = json.loads(out)
+        assert fields["keeps_plan"] is False
+        assert fields["amplified_epsilon"] is None
+        assert fields["absent_participations"] is None
+        assert _NAMED not in out
+    # Who is not there may not have been asked, which the amplified guarantee covers.
+    ledger = changed(drawn[index][1:])
+    _, out, _ = _call(capsys, checkpoint, ledger, flag, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is True
+    assert fields["absent_participations"] == 1
+    assert fields["amplified_epsilon"] > 0.0
+    _, out, _ = _call(capsys, checkpoint, ledger, flag)
+    assert "WARNING: of the participations that the sampler's seed draws, 1 are not in" in out
+
+
+def test_a_seed_that_does_not_fit_is_refused(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, seed = _drawn(tmp_path, PoissonSampling(12, 4, 12, 1), 3)
+    of_timers = _ledger(tmp_path, "ada,0\n")
+    for flags, message in (
+        ([seed], "--sampling_seed needs --ledger"),
+        ([of_timers, seed], "needs a ledger that names the scheme of its draws"),
+        ([ledger, f"--sampling_seed={tmp_path / 'nowhere'}"], "nowhere cannot be read"),
+        ([ledger, f"--sampling_seed={checkpoint / 'factorization.json'}"], "holds no seed"),
+    ):
+        status, out, err = _call(capsys, checkpoint, *flags)
+        assert status == 2
+        assert out == ""
+        assert message in err

@@ -16,10 +16,13 @@ from mf_aggregators import (
     planning,
     workloads,
 )
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning import Plan, Setting
+from mf_aggregators.privacy import guarantees
 
 _TIMERS = Setting(
     num_rounds=24,
@@ -142,6 +145,71 @@ def test_sampling_compares_bands_and_fixed_epochs(with_sampling: Plan) -> None:
     assert fixed.participation == FixedEpochOrder(1, 8)
     assert fixed.noise_multiplier == accounting.noise_multiplier(4.0, 1e-6)
     assert {each.over_lower_bound for each in amplified} == {None}
+
+
+@pytest.fixture(scope="module")
+def with_any(cache: pathlib.Path) -> Plan:
+    setting = dataclasses.replace(
+        _TIMERS,
+        num_rounds=12,
+        population=80,
+        participation=None,
+        sampling=planning.ANY_SAMPLING,
+        delta=1e-3,
+    )
+    return planning.make(setting, cache_directory=cache)
+
+
+def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
+    _check(with_any)
+    ways = {None if each.sampling is None else each.sampling.name for each in with_any.candidates}
+    assert ways == {None, "poisson", "min_separation", "balls_in_bins"}
+    timers = [each for each in with_any.candidates if each.participation == MinSeparation(8)]
+    assert {"banded", "blt", "tree"} <= {each.mechanism for each in timers}
+    coins = {
+        (each.num_bands, each.sampling.separation)
+        for each in with_any.candidates
+        if isinstance(each.sampling, MinSeparationSampling)
+    }
+    assert coins == {(1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (4, 4), (4, 6), (4, 8), (8, 8)}
+    bins = [each for each in with_any.candidates if isinstance(each.sampling, BallsInBins)]
+    assert [each.sampling.separation for each in bins if each.sampling] == [8] * 4
+
+
+def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -> None:
+    """Coins win here, and no other row of them is more than an estimate."""
+    chosen = with_any.recommended
+    assert isinstance(chosen.sampling, MinSeparationSampling)
+    assert not chosen.is_estimate
+    assert f"coins {chosen.sampling.separation} apart" in with_any.reason
+    estimates = [each for each in with_any.candidates if each.is_estimate]
+    assert estimates
+    assert all(isinstance(each.sampling, MinSeparationSampling | BallsInBins) for each in estimates)
+    stated = guarantees.sampled(
+        chosen.factorization,
+        chosen.sampling,
+        chosen.noise_multiplier,
+        with_any.setting.delta,
+        certification=Certification(directory=cache),
+    )
+    assert stated.certificate is not None
+    assert 0.9 * with_any.setting.epsilon <= stated.epsilon <= with_any.setting.epsilon
+
+
+@pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
+def test_one_way_of_taking_part(cache: pathlib.Path, with_any: Plan, sampling: str) -> None:
+    """The rows of one scheme are those among all schemes."""
+    plan = planning.make(
+        dataclasses.replace(with_any.setting, sampling=sampling), cache_directory=cache
+    )
+    _check(plan)
+    own = {
+        (each.sampling, each.num_bands): each.rmse
+        for each in with_any.candidates
+        if each.sampling is not None and each.sampling.name == sampling
+    }
+    assert {(each.sampling, each.num_bands): each.rmse for each in plan.candidates} == own
+    assert not plan.recommended.is_estimate
 
 
 def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:

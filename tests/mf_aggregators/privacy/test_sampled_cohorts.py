@@ -8,15 +8,20 @@ import pytest
 
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
     FixedSizeSampling,
+    MinSeparationSampling,
+    PartScheme,
     PoissonSampling,
     SamplingScheme,
+    SeparatedScheme,
     Shuffling,
 )
 from mf_aggregators.privacy import sampled_cohorts
+from mf_aggregators.sampling import data_samplers
 
 
-def _partitions(scheme: SamplingScheme) -> list[list[frozenset[int]]]:
+def _partitions(scheme: PartScheme) -> list[list[frozenset[int]]]:
     """All ways to split the population into the scheme's parts."""
     clients = range(scheme.population)
     slices = [sampling_schemes.part_slice(scheme, part) for part in range(scheme.num_bands)]
@@ -27,7 +32,7 @@ def _partitions(scheme: SamplingScheme) -> list[list[frozenset[int]]]:
     return [list(parts) for parts in found]
 
 
-def _batches(scheme: SamplingScheme, part: frozenset[int]) -> list[frozenset[int]]:
+def _batches(scheme: PartScheme, part: frozenset[int]) -> list[frozenset[int]]:
     """All batches that one round may draw from a part."""
     if not isinstance(scheme, PoissonSampling):
         sizes: range = range(scheme.clients_per_round, scheme.clients_per_round + 1)
@@ -42,6 +47,16 @@ def _batches(scheme: SamplingScheme, part: frozenset[int]) -> list[frozenset[int
 
 def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], ...]]:
     """Everything that the scheme may draw in its first rounds, by its definition alone."""
+    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+        clients = range(scheme.population)
+        patterns = _patterns(scheme, rounds)
+        return {
+            tuple(
+                frozenset(client for client in clients if index in chosen[client])
+                for index in range(rounds)
+            )
+            for chosen in itertools.product(patterns, repeat=scheme.population)
+        }
     found = set()
     for parts in _partitions(scheme):
         for drawn in itertools.product(
@@ -50,6 +65,26 @@ def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], 
             if not isinstance(scheme, Shuffling) or _keeps_passes(scheme, drawn):
                 found.add(drawn)
     return found
+
+
+def _patterns(scheme: SeparatedScheme, rounds: int) -> list[frozenset[int]]:
+    """The rounds that one client may take part in; it may be absent from any."""
+    if isinstance(scheme, BallsInBins) or scheme.joining_probability == 1.0:
+        bins = [range(first, rounds, scheme.separation) for first in range(scheme.separation)]
+        return list(
+            {
+                frozenset(chosen)
+                for one in bins
+                for size in range(len(one) + 1)
+                for chosen in itertools.combinations(one, size)
+            }
+        )
+    return [
+        frozenset(chosen)
+        for size in range(rounds + 1)
+        for chosen in itertools.combinations(range(rounds), size)
+        if all(b - a >= scheme.separation for a, b in itertools.pairwise(chosen))
+    ]
 
 
 def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
@@ -72,6 +107,12 @@ def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
         *(scheme(3, 1, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
         # Here a pass is over, and one client is left out of all batches.
         Shuffling(3, 1, 5, 2),
+        # Coins under timers, with one that always comes up heads, and bins.
+        MinSeparationSampling(3, 2, 4, 1, 2),
+        MinSeparationSampling(3, 1, 4, 1, 3),
+        MinSeparationSampling(3, 2, 4, 2, 2),
+        BallsInBins(3, 2, 4, 2, 2),
+        BallsInBins(3, 1, 3, 1, 3),
     ],
     ids=str,
 )
@@ -141,6 +182,7 @@ def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
         order = generator.permutation(31)
         cohorts = []
         for index in range(rounds):
+            assert isinstance(scheme, PoissonSampling | FixedSizeSampling)
             part = order[sampling_schemes.part_slice(scheme, index % 3)]
             if isinstance(scheme, PoissonSampling):
                 batch = part[generator.random(len(part)) < scheme.sampling_probability]
@@ -148,3 +190,74 @@ def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
                 batch = generator.choice(part, 4, replace=False)
             cohorts.append(np.sort(batch))
         assert sampled_cohorts.deviation(scheme, 31, cohorts) is None
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 64])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        MinSeparationSampling(64, 3, 31, 4, 5),
+        MinSeparationSampling(64, 3, 400, 4, 3),
+        BallsInBins(64, 3, 31, 4, 7),
+    ],
+)
+def test_random_draws_of_clients_by_themselves_do_not_deviate(
+    scheme: SeparatedScheme, rounds: int
+) -> None:
+    """At a false-alarm rate of 3e-12 a run, in 60 runs."""
+    for seed in range(60):
+        sampler = data_samplers.create(scheme, seed)
+        cohorts = [sampler.draw(index) for index in range(rounds)]
+        assert sampled_cohorts.deviation(scheme, scheme.population, cohorts) is None
+        assert sampled_cohorts.deviation_from_draws(sampler, scheme.population, cohorts) is None
+
+
+def test_more_participations_than_coins_give_deviate() -> None:
+    # p = 1/100 for each of 1,010 clients.
+    scheme = MinSeparationSampling(40, 2, 1010, 10, 2)
+    assert scheme.joining_probability == pytest.approx(0.01)
+    everyone = sampled_cohorts.deviation(scheme, 1010, _cohorts(range(1010)))
+    assert everyone == "round 1 had 1010 clients, more than chance gives where 10 are expected"
+    twice_as_many = _cohorts(*[range(i % 10 * 20, i % 10 * 20 + 20) for i in range(40)])
+    found = sampled_cohorts.deviation(scheme, 1010, twice_as_many)
+    assert found == (
+        "its rounds had 20 clients on average, more than chance gives where 10 are expected"
+    )
+    # One client in every second round: 1,010 clients times 10^-2 for each participation.
+    for participations in (7, 8):
+        cohorts = _cohorts(*[range(1), range(0)] * (participations - 1), range(1))
+        found = sampled_cohorts.deviation(scheme, 1010, cohorts)
+        is_improbable = 1010 * math.pow(0.01, participations) < 1e-12
+        assert (found is not None) == is_improbable
+    assert found == "a client took part in 8 of 15 rounds, more than chance gives"
+
+
+def test_tampered_ledgers_of_bins_and_timers_are_found() -> None:
+    sampler = data_samplers.create(BallsInBins(8, 3, 40, 10, 4), 1)
+    drawn = [sampler.draw(index) for index in range(8)]
+    moved = [*drawn[:5], np.union1d(drawn[5][1:], drawn[2][:1]), *drawn[6:]]
+    found = sampled_cohorts.deviation(sampler.scheme, 40, moved)
+    assert found == "a client of round 6 also took part in a round of another bin"
+    coins = data_samplers.create(MinSeparationSampling(8, 3, 400, 10, 4), 1)
+    drawn = [coins.draw(index) for index in range(8)]
+    again = [*drawn[:5], np.union1d(drawn[5], drawn[2][:1]), *drawn[6:]]
+    found = sampled_cohorts.deviation(coins.scheme, 400, again)
+    assert found == "a client of round 6 took part less than 4 rounds before"
+    # What coins can give, and those of the seed did not.
+    fewer = [*drawn[:5], drawn[5][1:], *drawn[6:]]
+    assert sampled_cohorts.deviation(coins.scheme, 400, fewer) is None
+    assert sampled_cohorts.deviation_from_draws(coins, 400, fewer) == (
+        "the clients of round 6 are not those that the sampler draws"
+    )
+    assert sampled_cohorts.num_absent(coins, drawn) == 0
+    assert sampled_cohorts.num_absent(coins, fewer) == 1
+    absent = sampled_cohorts.deviation_from_draws(coins, 400, fewer, may_be_absent=True)
+    assert absent is None
+    free = np.setdiff1d(np.arange(400), np.concatenate(drawn[2:]))[:1]
+    more = [*drawn[:5], np.union1d(drawn[5], free), *drawn[6:]]
+    assert sampled_cohorts.deviation_from_draws(coins, 400, more, may_be_absent=True) == (
+        "a client of round 6 is not one of those that the sampler draws"
+    )
+    assert sampled_cohorts.deviation_from_draws(coins, 401, drawn) == (
+        "the ledger has 401 clients, not 400"
+    )

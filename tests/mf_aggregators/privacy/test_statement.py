@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -166,10 +167,16 @@ def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) 
     assert contents["realised_participation"] == {"num_rounds": 12, "keeps_sampling": True}
     text = statement.to_markdown()
     assert "Warning" not in text
-    assert "BandMF Thm 4" in text
+    assert ("BandMF Thm 4" in text) == (name in sampling_schemes.names_with_parts())
     assert "secret" in text
-    assert "87" not in text
-    assert "timer" not in text
+    assert re.search(r"\b87\b", text) is None
+    assert ("timer" in text) == (name == "min_separation")
+    assert "--sampling_seed=checkpoints/sampling_seed.json" in text
+    certificate = statement.plan.certificate
+    assert (certificate is None) == (name in sampling_schemes.names_with_parts())
+    if certificate is not None:
+        assert f"seed {certificate.seed} and" in text
+        assert contents["planned"]["certificate"] == certificate.to_dict()
 
 
 def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:

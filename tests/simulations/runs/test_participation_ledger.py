@@ -11,12 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting.sampling_schemes import (
-    FixedSizeSampling,
-    PoissonSampling,
-    SamplingScheme,
-    Shuffling,
-)
+from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 
 _COHORTS = st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), max_size=8)
@@ -111,11 +107,11 @@ def test_broken_files_are_refused(tmp_path: pathlib.Path) -> None:
         ParticipationLedger.load(path)
 
 
-@pytest.mark.parametrize("scheme", [PoissonSampling, FixedSizeSampling, Shuffling])
-def test_how_cohorts_came_about_is_saved_and_loaded(
-    tmp_path: pathlib.Path, scheme: type[SamplingScheme]
-) -> None:
-    sampling = scheme(num_rounds=3, num_bands=2, population=5, clients_per_round=1)
+@pytest.mark.parametrize("name", sampling_schemes.names())
+def test_how_cohorts_came_about_is_saved_and_loaded(tmp_path: pathlib.Path, name: str) -> None:
+    sampling = sampling_schemes.create(
+        name, num_rounds=3, num_bands=2, population=5, clients_per_round=1
+    )
     clients = ("ann", "bob", "čeda", "dan", "eve")
     ledger = ParticipationLedger(clients, sampling=sampling)
     for cohort in ([0, 1], [], [1]):

@@ -190,7 +190,7 @@ def test_every_round_is_computed_where_it_is_asked_for() -> None:
     assert found < budget.spent(100) == exact.spent(102)
 
 
-@pytest.mark.parametrize("name", sampling_schemes.names())
+@pytest.mark.parametrize("name", sampling_schemes.names_with_parts())
 def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
     scheme = sampling_schemes.create(
         name, num_rounds=20, num_bands=4, population=4000, clients_per_round=10
@@ -217,6 +217,28 @@ def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
         sampling=name,
     )
     assert found[10] == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["min_separation", "balls_in_bins"])
+def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(name: str) -> None:
+    """No certificate for every hundredth round: they take minutes."""
+    scheme = sampling_schemes.create(
+        name, num_rounds=40, num_bands=4, population=400, clients_per_round=25, separation=16
+    )
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(40), 4)
+    budget = PrivacyBudget(factorization, scheme, 0.8, 1e-6, every=1)
+    planned = guarantees.sampled(factorization, scheme, 0.8, 1e-6)
+    assert planned.certificate is not None
+    found = _curve(budget, range(41))
+    assert found == sorted(found)
+    assert found[-1] == planned.epsilon
+    unamplified = guarantees.planned(factorization, planned.participation, 0.8 / 3**0.5, 1e-6)
+    assert planned.epsilon < unamplified.epsilon
+    for rounds in (1, 5, 17, 33):
+        bound = factorization.sensitivity_of_first(rounds, planned.participation)
+        alone = mfa.accounting.epsilon(0.8 * planned.sensitivity / bound.value, 1e-6)
+        assert found[rounds] == min(alone, planned.epsilon)
+    assert found[1] < found[-1]
 
 
 def test_without_noise_everything_is_spent_in_the_first_round() -> None:

@@ -12,13 +12,13 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.sampling import data_samplers
 from simulations.devices import device_flags
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import run_designs, run_flags, run_options, run_statements
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import RunDirectory
-from simulations.sampling import data_samplers
 
 
 def _values(*arguments: str) -> flags.FlagValues:

@@ -26,13 +26,13 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.client_sums import UnnoisedSumError
+from mf_aggregators.sampling import data_samplers
 from simulations.devices.availability import Independent
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.devices.participation_timers import WallClockTimer
 from simulations.runs import training_loop
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun, RoundRefusedError, StoppedByRuleError
-from simulations.sampling import data_samplers
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest

@@ -8,10 +8,18 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling, SamplingScheme, Shuffling
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
 from mf_aggregators.participation import MinSeparation, check_population
+from mf_aggregators.sampling import data_samplers, random_streams
+from mf_aggregators.sampling.random_streams import Stream
 from simulations.devices.participation_timers import DeviceTimers
-from simulations.sampling import cohorts, data_samplers
+from simulations.sampling import cohorts
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.training import client_data
 
@@ -94,7 +102,9 @@ def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
         with pytest.raises(TooFewEligibleClientsError, match=f"allow {len(candidates)} of"):
             cohorts.draw(eligible, clients_per_round, seed, 4)
         return
-    chosen = cohorts.generator_of(seed, 4).choice(candidates, clients_per_round, replace=False)
+    chosen = random_streams.generator_of(seed, 4).choice(
+        candidates, clients_per_round, replace=False
+    )
     drawn = cohorts.draw(eligible, clients_per_round, seed, 4)
     np.testing.assert_array_equal(drawn, np.sort(chosen))
 
@@ -102,13 +112,13 @@ def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
 def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a run draws from its seed, by the functions that draw it; the task's by hand."""
     owners: dict[tuple[int, ...], str] = {}
-    original, owner = cohorts.generator_of, ""
+    original, owner = random_streams.generator_of, ""
 
     def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
         assert owners.setdefault(coordinates, owner) == owner
         return original(seed, *coordinates)
 
-    monkeypatch.setattr(cohorts, "generator_of", generator_of)
+    monkeypatch.setattr(random_streams, "generator_of", generator_of)
     rounds = 12
     owner = "cohorts"
     for i in range(rounds):
@@ -121,6 +131,8 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
     schemes: list[SamplingScheme] = [
         PoissonSampling(rounds, 3, 60, 4),
         Shuffling(rounds, 3, 60, 4),
+        MinSeparationSampling(rounds, 3, 60, 4, 5),
+        BallsInBins(rounds, 3, 60, 4, 15),
     ]
     for scheme in schemes:
         sampler = data_samplers.create(scheme, 5)
@@ -128,28 +140,28 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
             sampler.draw(i)
     owner = "evaluation"
     for split in range(3):
-        generator_of(5, cohorts.Stream.EVALUATION, split)
+        generator_of(5, Stream.EVALUATION, split)
     owner = "devices"
     for kind in (0, 1):
         for i in range(rounds):
-            generator_of(5, cohorts.Stream.DEVICES, kind, i)
+            generator_of(5, Stream.DEVICES, kind, i)
     states = {original(5, *each).bit_generator.random_raw(4).tobytes() for each in owners}
     assert len(states) == len(owners) > 6 * rounds
     # Only cohorts have one coordinate, and all others a stream's number before their own.
     for coordinates, name in owners.items():
         assert (len(coordinates) == 1) == (name == "cohorts")
-        assert name == "cohorts" or cohorts.Stream(coordinates[0]).name.lower() == name
+        assert name == "cohorts" or Stream(coordinates[0]).name.lower() == name
 
 
 @pytest.mark.parametrize(
     ("coordinates", "number"),
     [
         ((2,), 15069943504308478841),
-        ((cohorts.Stream.EXAMPLES, 4, 97), 12797478197352895144),
-        ((cohorts.Stream.BATCHES, 1, 2), 16331471807744859014),
-        ((cohorts.Stream.DEVICES, 0, 3, 1), 10234321911205539965),
+        ((Stream.EXAMPLES, 4, 97), 12797478197352895144),
+        ((Stream.BATCHES, 1, 2), 16331471807744859014),
+        ((Stream.DEVICES, 0, 3, 1), 10234321911205539965),
     ],
 )
 def test_streams_are_those_that_runs_were_begun_with(coordinates: Any, number: int) -> None:
     """A run that is resumed draws what it would have drawn."""
-    assert int(cohorts.generator_of(7, *coordinates).bit_generator.random_raw()) == number
+    assert int(random_streams.generator_of(7, *coordinates).bit_generator.random_raw()) == number

@@ -1,0 +1,259 @@
+r"""What an attacker can do: the highest true positive rate at a false positive rate.
+
+The attacker sees all that a run released, knows everything about it but whether one client's
+updates were used or replaced by zeros, and decides which it was. Its false positive rate x is the
+probability that it says "used" where they were replaced, its true positive rate the probability
+that it says so where they were used. No test has a higher true positive rate than the bound here
+(Wasserman and Zhou, 2010, Thm 2.4; Kairouz, Oh and Viswanath, 2015, Thm 2.1):
+
+* Unamplified runs are one Gaussian mechanism of noise multiplier sigma, that is mu-GDP with
+  mu = 1 / sigma, so that the rate is Phi(Phi^-1(x) + 1 / sigma) (Dong, Roth and Su, 2022,
+  Eq. 6), for real normal numbers.
+* From (epsilon, delta)-DP follows P(S) <= e^epsilon Q(S) + delta for the set S of outputs where
+  the attacker says "used", and the same for its complement with P and Q exchanged. So the rate is
+  at most e^epsilon x + delta, and at most 1 - e^-epsilon (1 - x - delta). The smallest of both over
+  any number of pairs that hold holds as well; the whole curve of pairs gives the best bound.
+
+* From the moment E_Q (P/Q)^a of an order a > 1 follows P(S) <= (E_Q (P/Q)^a)^(1/a) Q(S)^(1 - 1/a),
+  by Hoelder's inequality for P(S) = E_Q (P/Q) 1_S.
+
+For sampled runs, the bound of whoever knows the batches holds too: for each way to draw them the
+run is a Gaussian mechanism, and divergences of mixtures are no larger than the largest of their
+parts.
+
+The noise that is drawn has the curve delta(epsilon) of real normal numbers plus the failure
+probability p of ``noise_failure``, at every epsilon, also a negative one. The mu-GDP rate is the
+smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from mf_aggregators import validation
+from mf_aggregators.accounting import amplification, noise_failure
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting.sampling_schemes import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+
+# Of the normal distribution function, its inverse and exponentials, many times over: relative to
+# the rate, and absolute.
+_ROUNDING = 1e-12
+_ABSOLUTE_ROUNDING = 1e-15
+# Of log-moments, which are sums of many numbers of one sign.
+_LOG_ROUNDING = 1e-9
+_LARGEST_EXPONENT = 700.0
+# Deltas at which a curve of pairs is computed for schemes without a fast one.
+_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 16))
+# Epsilons at which a fast one is computed, up to where its delta is next to nothing.
+_NUM_EPSILONS = 120
+_SMALLEST_DELTA = 1e-11
+_MOST_DOUBLINGS = 24
+# The grid of losses, relative to the spread of the sum of all losses.
+_RELATIVE_INTERVAL = 5e-3
+_SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-7, 1e-3
+
+
+def true_positive_rate(
+    noise_multiplier: float,
+    false_positive_rate: float | np.ndarray,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float | np.ndarray:
+    """Returns the highest true positive rate that an attacker of an unamplified run can have.
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C under its participation schema; zero
+        means no noise, and infinity that nothing was released of any client.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+      num_coordinates: Parameters times rounds, as in :func:`epsilon`.
+      disjoint_participations: As in :func:`epsilon`.
+
+    Returns:
+      Phi(Phi^-1(false positive rate) + 1 / noise_multiplier) and the failure probability of the
+      noise, at most 1; of the shape of the argument.
+
+    Raises:
+      TailError: If the noise multiplier is below 0.2 and not zero: a ValueError.
+      ValueError: If an argument is out of its range.
+    """
+    rates = _rates(false_positive_rate)
+    if noise_multiplier == math.inf:
+        return _of_shape(rates, false_positive_rate)
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return _of_shape(np.ones_like(rates), false_positive_rate)
+    each = sigma * math.sqrt(disjoint_participations)
+    failure = noise_failure.failure_probability(each, num_coordinates)
+    found = special.ndtr(special.ndtri(rates) + 1.0 / sigma)
+    return _of_shape(_rounded(found + failure), false_positive_rate)
+
+
+def true_positive_rate_of_pairs(
+    guarantees: Sequence[tuple[float, float]], false_positive_rate: float | np.ndarray
+) -> float | np.ndarray:
+    """Returns the highest true positive rate that (epsilon, delta)-DP allows an attacker.
+
+    Args:
+      guarantees: Pairs of an epsilon, which may be infinite, and a delta, all of which hold.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+
+    Returns:
+      The smallest of e^epsilon x + delta and 1 - e^-epsilon (1 - x - delta) over all pairs, at
+      most 1, where x is the false positive rate; of the shape of the argument.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    rates = _rates(false_positive_rate)
+    found = np.ones_like(rates)
+    for epsilon, delta in guarantees:
+        if not (epsilon >= 0.0 and 0.0 <= delta <= 1.0):
+            raise ValueError(
+                "guarantees must be pairs of an epsilon of at least 0 and a delta from 0 to 1, "
+                f"found ({epsilon}, {delta})."
+            )
+        if epsilon < math.log(1.0 / _ROUNDING):
+            found = np.minimum(found, math.exp(epsilon) * rates + delta)
+        else:
+            # The factor may overflow, and nothing is left of the bound but for x = 0.
+            found = np.minimum(found, np.where(rates > 0.0, 1.0, delta))
+        found = np.minimum(found, 1.0 - math.exp(-epsilon) * np.maximum(1.0 - rates - delta, 0.0))
+    return _of_shape(_rounded(found), false_positive_rate)
+
+
+def sampled_true_positive_rate(
+    scheme: SamplingScheme,
+    noise_multiplier: float,
+    false_positive_rate: float | np.ndarray,
+    *,
+    guarantees: Sequence[tuple[float, float]] = (),
+    log_moments: Sequence[tuple[int, float]] = (),
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float | np.ndarray:
+    """Returns the highest true positive rate of an attacker who does not know the batches.
+
+    Args:
+      scheme: How the batches were drawn: one of ``sampling_schemes``.
+      noise_multiplier: Relative to the largest column norm of C; zero means no noise.
+      false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+      guarantees: Pairs (epsilon, delta) that are known to hold.
+      log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of a pair that
+        dominates the run, for noise of real normal numbers, as
+        ``random_participation.log_moments`` returns them. Together with the pairs and the bound
+        without amplification they are all that is used there; for schemes with parts, the curve
+        of all epsilons is computed.
+      num_coordinates: As in :func:`epsilon`.
+
+    Returns:
+      The rate, of the shape of the argument; never above that without amplification.
+
+    Raises:
+      TailError: If so little noise cannot be accounted for: a ValueError.
+      ValueError: If an argument is out of its range.
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    rates = _rates(false_positive_rate)
+    pairs = (*guarantees, *_curve(scheme, sigma, num_coordinates))
+    refused = None
+    try:
+        unamplified = amplification.unamplified_noise_multiplier(scheme, sigma)
+        found = np.asarray(
+            true_positive_rate(
+                unamplified,
+                rates,
+                num_coordinates=num_coordinates,
+                disjoint_participations=round((sigma / unamplified) ** 2) if sigma else 1,
+            )
+        )
+    except TailError as error:
+        found, refused = np.ones_like(rates), error
+    if refused is not None and not any(math.isfinite(epsilon) for epsilon, _ in pairs):
+        raise refused
+    found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
+    if log_moments:
+        failure = noise_failure.failure_probability(sigma, num_coordinates)
+        for order, log_moment in log_moments:
+            # Overflows are of no use.
+            root = math.exp(min((log_moment + _LOG_ROUNDING) / order, _LARGEST_EXPONENT))
+            found = np.minimum(found, _rounded(root * rates ** (1.0 - 1.0 / order) + failure))
+    return _of_shape(found, false_positive_rate)
+
+
+# Statements ask for the same curve again and again.
+@functools.lru_cache(maxsize=64)
+def _curve(
+    scheme: SamplingScheme, sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    """Pairs (epsilon, delta) that hold, of a scheme whose epsilons are fast to compute."""
+    if sigma < amplification.LEAST_NOISE_MULTIPLIER:
+        return ()
+    if isinstance(scheme, PoissonSampling | FixedSizeSampling):
+        return _composed_curve(scheme, sigma, num_coordinates)
+    if isinstance(scheme, Shuffling):
+        return _shuffling_curve(scheme, sigma, num_coordinates)
+    return ()
+
+
+def _composed_curve(
+    scheme: PoissonSampling | FixedSizeSampling, sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    try:
+        # Replacing a client, as subsets of a fixed size do, moves a sum by up to twice the norm.
+        each = sigma if isinstance(scheme, PoissonSampling) else sigma / 2.0
+        failure = noise_failure.failure_probability(each, num_coordinates)
+    except TailError:
+        return ()
+    count = scheme.most_participations
+    failure += amplification.composition_rounding(count)
+    spread = scheme.sampling_probability * math.sqrt(count) / sigma
+    interval = min(max(_RELATIVE_INTERVAL * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
+    loss = amplification.composed_loss(scheme, sigma, interval)
+    most = spread
+    for _ in range(_MOST_DOUBLINGS):
+        if loss.get_delta_for_epsilon(most) < _SMALLEST_DELTA:
+            break
+        most *= 2.0
+    epsilons = np.linspace(0.0, most, _NUM_EPSILONS)
+    deltas = (float(loss.get_delta_for_epsilon(float(epsilon))) for epsilon in epsilons)
+    return tuple(
+        (float(epsilon), min(delta + failure, 1.0))
+        for epsilon, delta in zip(epsilons, deltas, strict=True)
+    )
+
+
+def _shuffling_curve(
+    scheme: Shuffling, sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    pairs = []
+    for delta in _DELTAS:
+        try:
+            epsilon = amplification.epsilon(scheme, sigma, delta, num_coordinates=num_coordinates)
+        except TailError:
+            continue
+        pairs.append((epsilon, delta))
+    return tuple(pairs)
+
+
+def _rates(false_positive_rate: float | np.ndarray) -> np.ndarray:
+    rates = np.asarray(false_positive_rate, dtype=np.float64)
+    if not np.all((rates >= 0.0) & (rates <= 1.0)):
+        raise ValueError(f"false_positive_rate must be from 0 to 1, found {false_positive_rate}.")
+    return rates
+
+
+def _rounded(found: np.ndarray) -> np.ndarray:
+    """Bounds with what computing them may have lost."""
+    return np.minimum(found * (1.0 + _ROUNDING) + _ABSOLUTE_ROUNDING, 1.0)
+
+
+def _of_shape(found: np.ndarray, argument: float | np.ndarray) -> float | np.ndarray:
+    return found if isinstance(argument, np.ndarray) else float(found)

@@ -1,0 +1,111 @@
+"""All that one client's random participation can be, written out: the truth for small numbers."""
+
+import dataclasses
+import math
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mf_aggregators.accounting import column_bands
+from mf_aggregators.accounting.participation_laws import (
+    CoinsUnderTimers,
+    OneBin,
+    OnePart,
+    ParticipationLaw,
+)
+from mf_aggregators.accounting.tilted_outputs import Mechanism
+
+
+@dataclasses.dataclass(frozen=True)
+class Patterns:
+    """A mixture of normal laws.
+
+    Attributes:
+      probabilities: (s,) of the patterns.
+      means: (s, n) sums of the columns in each pattern.
+      sigma: The standard deviation of the noise.
+    """
+
+    probabilities: np.ndarray
+    means: np.ndarray
+    sigma: float
+
+    def log_ratios(self, outputs: np.ndarray) -> np.ndarray:
+        """Returns log P/Q of (n, m) outputs."""
+        exponents = self.means @ outputs - 0.5 * np.sum(self.means**2, axis=1)[:, None]
+        return np.asarray(np.log(self.probabilities @ np.exp(exponents / self.sigma**2)))
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Returns (n, count) outputs with the client."""
+        which = rng.choice(len(self.probabilities), size=count, p=self.probabilities)
+        noise = rng.normal(0.0, self.sigma, size=(count, self.means.shape[1]))
+        return np.asarray((self.means[which] + noise).T)
+
+
+def of(law: ParticipationLaw, strategy_matrix: np.ndarray, sigma: float) -> Patterns:
+    """Returns all patterns of a law, found by what clients do round by round."""
+    rounds = strategy_matrix.shape[0]
+    found: list[tuple[float, np.ndarray]] = []
+    if isinstance(law, CoinsUnderTimers):
+        p, b = law.probability, law.separation
+
+        def go_on(i: int, probability: float, pattern: np.ndarray) -> None:
+            if probability == 0.0:
+                return
+            if i >= rounds:
+                found.append((probability, pattern))
+                return
+            go_on(i + 1, probability * (1 - p), pattern)
+            joined = pattern.copy()
+            joined[i] = 1.0
+            go_on(i + b, probability * p, joined)
+
+        # The stationary state: of b rounds in a cycle of 1/p + b - 1, one each for every wait.
+        cycle = 1 / p + b - 1
+        waits = [1 - (b - 1) / cycle] + [1 / cycle] * (b - 1)
+        if not law.is_stationary:
+            waits = [1.0] + [0.0] * (b - 1)
+        for wait, probability in enumerate(waits):
+            go_on(wait, probability, np.zeros(rounds))
+    else:
+        for part in range(law.separation):
+            own = [i for i in range(rounds) if i % law.separation == part]
+            chance = law.probability if isinstance(law, OnePart) else 1.0
+            for choice in range(2 ** len(own)):
+                drawn = [i for k, i in enumerate(own) if choice >> k & 1]
+                probability = chance ** len(drawn) * (1 - chance) ** (len(own) - len(drawn))
+                pattern = np.zeros(rounds)
+                pattern[drawn] = 1.0
+                found.append((probability / law.separation, pattern))
+    probabilities = np.array([probability for probability, _ in found])
+    assert math.isclose(np.sum(probabilities), 1.0, rel_tol=1e-12)
+    return Patterns(probabilities, np.array([each for _, each in found]) @ strategy_matrix.T, sigma)
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn, most_rounds: int = 6, with_parts: bool = True
+) -> tuple[ParticipationLaw, np.ndarray, float]:
+    """A law, a strategy matrix of non-negative entries and largest column norm 1, and sigma."""
+    rounds = draw(st.integers(1, most_rounds))
+    bands = draw(st.integers(1, rounds))
+    separation = bands + draw(st.integers(0, 2))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+    matrix = rng.uniform(0.05, 1.0, (rounds, rounds)) * ((lags >= 0) & (lags < bands))
+    matrix /= np.sqrt(np.max(np.sum(matrix**2, axis=0)))
+    probability = draw(st.floats(0.02, 1.0))
+    laws: list[ParticipationLaw] = [
+        CoinsUnderTimers(probability, separation),
+        CoinsUnderTimers(probability, separation, is_stationary=False),
+        OneBin(separation),
+    ]
+    if with_parts:
+        laws.append(OnePart(probability, separation))
+    return draw(st.sampled_from(laws)), matrix, draw(st.floats(0.5, 3.0))
+
+
+def mechanism(law: ParticipationLaw, matrix: np.ndarray, sigma: float) -> Mechanism:
+    """Returns a mechanism of a matrix of largest column norm 1."""
+    bands = min(law.separation, len(matrix))
+    return Mechanism(np.abs(column_bands.of_matrix(matrix, bands)), sigma, law)

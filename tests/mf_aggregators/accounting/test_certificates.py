@@ -1,0 +1,211 @@
+"""Claims that are true, claims that are false, and what their tests need."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from mf_aggregators import accounting
+from mf_aggregators.accounting import certificates, claim_search
+from mf_aggregators.accounting.certificates import Claim
+from mf_aggregators.accounting.participation_laws import (
+    CoinsUnderTimers,
+    OneBin,
+    ParticipationLaw,
+)
+from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
+from tests.mf_aggregators.accounting import participation_patterns
+from tests.mf_aggregators.accounting.participation_patterns import mechanism
+
+_DELTA = 1e-3
+
+
+def _divergences(
+    law: ParticipationLaw, matrix: np.ndarray, sigma: float
+) -> Callable[[float], tuple[float, float]]:
+    """Returns what integrates both hockey-stick divergences of a run of two rounds."""
+    axis = np.linspace(-9.0 * sigma, 2.0 + 9.0 * sigma, 1201)
+    points = np.stack(np.meshgrid(axis, axis, indexing="ij")).reshape(2, -1)
+    q = np.prod(scipy.stats.norm.pdf(points, 0.0, sigma), axis=0) * (axis[1] - axis[0]) ** 2
+    p = q * np.exp(participation_patterns.of(law, matrix, sigma).log_ratios(points))
+
+    def divergences(epsilon: float) -> tuple[float, float]:
+        factor = math.exp(epsilon)
+        return (
+            float(np.sum(np.maximum(p - factor * q, 0.0))),
+            float(np.sum(np.maximum(q - factor * p, 0.0))),
+        )
+
+    return divergences
+
+
+def _epsilon(divergence: Callable[[float], float], delta: float) -> float:
+    low, high = 0.0, 30.0
+    while high - low > 1e-6:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
+    return high
+
+
+_CASES: list[tuple[ParticipationLaw, list[list[float]], float]] = [
+    (CoinsUnderTimers(0.2, 2), [[0.8, 0.0], [0.6, 1.0]], 0.8),
+    (CoinsUnderTimers(0.1, 1, is_stationary=False), [[1.0, 0.0], [0.0, 1.0]], 1.5),
+    (OneBin(3), [[0.8, 0.0], [0.6, 1.0]], 0.7),
+]
+
+
+@pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
+def test_what_is_proved_is_true_and_near_the_truth(
+    law: ParticipationLaw, matrix: list[list[float]], sigma: float
+) -> None:
+    """Against the integrals of both divergences, for mechanisms of two rounds."""
+    exact = _divergences(law, np.array(matrix), sigma)
+    truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
+    of = mechanism(law, np.array(matrix), sigma)
+    claim = claim_search.proved_claim(of, _DELTA, max_samples=2**15)
+    assert claim is not None
+    assert truth <= claim.epsilon <= 1.06 * truth
+    # Anybody can prove it again.
+    assert certificates.is_proved(of, claim)
+    assert certificates.from_dict(json.loads(json.dumps(claim.to_dict()))) == claim
+
+
+@pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
+@pytest.mark.parametrize("direction", [0, 1])
+def test_false_claims_are_not_proved(
+    law: ParticipationLaw,
+    matrix: list[list[float]],
+    sigma: float,
+    direction: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of the two divergences, made 10 % larger than the claim says, with the other one let be.
+
+    A test would pass by chance with probability beta = 2.5e-6 at most.
+    """
+    exact = _divergences(law, np.array(matrix), sigma)
+    truth = _epsilon(lambda epsilon: exact(epsilon)[direction], 1.1 * _DELTA)
+    whole = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
+    of = mechanism(law, np.array(matrix), sigma)
+    claim = claim_search.claim_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
+    false = dataclasses.replace(
+        claim, epsilon=truth, bet=0.1 * claim.bet, num_samples=4 * claim.num_samples
+    )
+
+    tests = ("_from_without_is_small", "_without_is_small")
+    monkeypatch.setattr(certificates, tests[1 - direction], lambda *unused: True)
+    assert certificates.is_proved(of, claim)
+    for seed in range(3):
+        assert not certificates.is_proved(of, dataclasses.replace(false, seed=seed))
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.3])
+def test_p_and_q_are_told_apart(probability: float) -> None:
+    """The divergence of P from Q is the larger one here: that of Q from P must not stand for it."""
+    law, epsilon = CoinsUnderTimers(probability, 1), 0.4
+    larger, smaller = _divergences(law, np.eye(2), 1.0)(epsilon)
+    assert larger > 2.0 * smaller
+    of = mechanism(law, np.eye(2), 1.0)
+    claim = claim_search.claim_of(of, epsilon, 1.6 * larger, max_samples=2**16)
+    assert certificates.is_proved(of, claim)
+    with pytest.raises(claim_search.SampleBudgetError):
+        claim_search.claim_of(of, epsilon, 0.9 * larger, max_samples=2**16)
+    assert not certificates.is_proved(of, dataclasses.replace(claim, delta=0.9 * larger))
+
+
+def test_the_certificate_takes_its_share_of_delta() -> None:
+    of = mechanism(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
+    claim = claim_search.claim_of(of, 5.0, _DELTA, max_samples=2**15)
+    all_attempts = certificates.ATTEMPTS * claim.failure_probability
+    assert claim.failure_probability > 0.0
+    assert claim.largest_divergence + all_attempts == pytest.approx(_DELTA, rel=1e-12)
+    # A test that draws too little proves nothing, whatever it finds.
+    largest = claim_search._best_outputs(of, 5.0, _DELTA)
+    most = certificates.largest_term(largest.log_moment, largest.order, 2.0)
+    bet = 0.5 / (most - claim.largest_divergence)
+    gain = math.log1p(bet * claim.largest_divergence)
+    enough = math.ceil(-math.log(claim.failure_probability) / gain)
+    few = dataclasses.replace(claim, epsilon=2.0, order=largest.order, bet=bet, num_samples=enough)
+    assert not certificates.is_proved(of, dataclasses.replace(few, num_samples=enough // 2))
+
+
+@pytest.mark.parametrize(("probability", "sigma", "rounds"), [(0.04, 0.9, 30), (0.3, 2.0, 10)])
+def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: int) -> None:
+    """Coins without timers: the privacy loss distribution, within the certificate."""
+    delta = 1e-4
+    exact = accounting.amplified_epsilon(
+        sigma,
+        delta,
+        num_rounds=rounds,
+        num_bands=1,
+        population=100,
+        clients_per_round=round(100 * probability),
+    )
+    of = Mechanism(np.ones((rounds, 1)), sigma, CoinsUnderTimers(probability, 1))
+    claim = claim_search.proved_claim(of, delta, max_samples=2**16)
+    assert claim is not None
+    # The distribution is rounded up by up to 1e-4 of epsilon.
+    assert exact * (1 - 1e-3) <= claim.epsilon <= 1.04 * exact
+
+
+def test_what_would_take_too_many_samples_is_refused() -> None:
+    of = Mechanism(np.ones((40, 1)), 3.0, CoinsUnderTimers(0.1, 1))
+    with pytest.raises(
+        claim_search.SampleBudgetError, match=r"it would take about .* samples"
+    ) as e:
+        claim_search.claim_of(of, 1.2, 1e-7, max_samples=10_000)
+    assert 10_000 < e.value.num_samples < math.inf
+    with pytest.raises(claim_search.SampleBudgetError, match="a larger epsilon") as e:
+        claim_search.claim_of(of, 0.01, 1e-5, max_samples=10_000)
+    assert math.isinf(e.value.num_samples)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5, 8])
+def test_no_term_is_larger_than_the_largest(order: int) -> None:
+    """Also for orders whose largest term is more than 1; it is nearly attained."""
+    of = mechanism(CoinsUnderTimers(0.4, 1), np.eye(2), 0.8)
+    log_moment = TiltedOutputs(of, order).log_moment
+    for epsilon in (0.1, 1.0, 4.0):
+        losses = np.linspace(epsilon - 1.0, epsilon + 30.0, 100_001)
+        values = certificates.terms(losses, log_moment, order, epsilon)
+        largest = certificates.largest_term(log_moment, order, epsilon)
+        assert largest * (1 - 1e-4) <= np.max(values) <= largest
+        assert np.all(values[losses < epsilon - 1e-6] == 0.0)
+
+
+def test_nothing_is_claimed_beyond_what_is_known() -> None:
+    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.5, 1))
+    assert claim_search.proved_claim(of, 1e-3, below=0.5, max_samples=2**13) is None
+
+
+def test_every_test_has_numbers_of_its_own() -> None:
+    """Mechanisms, claims and purposes tell streams apart; the same one gives the same numbers."""
+    of = mechanism(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
+    claim = claim_search.claim_of(of, 5.0, _DELTA, max_samples=2**14)
+    changes = [
+        (of, claim, "P from Q"),
+        (of, claim, "Q from P"),
+        (dataclasses.replace(of, sigma=2.0), claim, "P from Q"),
+        (of, dataclasses.replace(claim, seed=1), "P from Q"),
+        (of, dataclasses.replace(claim, attempt=1), "P from Q"),
+        (of, dataclasses.replace(claim, epsilon=5.1), "P from Q"),
+    ]
+    assert len({certificates._key(*each) for each in changes}) == len(changes)
+    assert certificates._key(*changes[0]) == certificates._key(*changes[0])
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {},
+        {"epsilon": 1.0},
+        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "thresholds": 3},
+    ],
+)
+def test_other_descriptions_are_refused(description: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="describes no certificate"):
+        certificates.from_dict(description)

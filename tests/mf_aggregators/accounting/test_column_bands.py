@@ -1,0 +1,62 @@
+"""Columns of banded matrices and products with them, against dense matrices."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.accounting import column_bands
+from tests.examples import examples
+
+
+def _banded(seed: int, rounds: int, bands: int) -> np.ndarray:
+    lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+    matrix = np.random.default_rng(seed).uniform(-1.0, 1.0, (rounds, rounds))
+    return np.asarray(matrix * ((lags >= 0) & (lags < bands)) + 2.0 * np.eye(rounds))
+
+
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(0, 100))
+@settings(max_examples=examples(40), deadline=None)
+def test_columns_hold_the_matrix(rounds: int, bands: int, seed: int) -> None:
+    bands = min(bands, rounds)
+    matrix = _banded(seed, rounds, bands)
+    columns = column_bands.of_matrix(matrix, bands)
+    for i in range(rounds):
+        height = min(bands, rounds - i)
+        np.testing.assert_array_equal(columns[i, :height], matrix[i : i + height, i])
+        assert not np.any(columns[i, height:])
+    np.testing.assert_array_equal(
+        column_bands.of_encoder(lambda x: matrix @ x, rounds, bands), columns
+    )
+    gram, own = column_bands.gram_bands(columns), matrix.T @ matrix
+    for t in range(bands):
+        np.testing.assert_allclose(gram[t:, t], np.diagonal(own, -t), atol=1e-12)
+        assert not np.any(gram[:t, t])
+    x = np.random.default_rng(seed).normal(size=(rounds, 3))
+    products = column_bands.BandedProducts(columns)
+    np.testing.assert_allclose(products.times(x), matrix @ x, atol=1e-11)
+    np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)
+    first = max(rounds // 2, 1)
+    np.testing.assert_array_equal(
+        column_bands.leading(columns, first),
+        column_bands.of_matrix(matrix[:first, :first], min(bands, first)),
+    )
+    scaled = column_bands.normalised(columns)
+    assert np.min(scaled) >= 0.0
+    assert np.max(np.sum(scaled**2, axis=1)) == pytest.approx(1.0)
+
+
+def test_more_bands_than_stated_are_refused() -> None:
+    matrix = _banded(0, 6, 3)
+    with pytest.raises(ValueError, match="at most 2 bands, found an entry of column 0"):
+        column_bands.of_matrix(matrix, 2)
+    with pytest.raises(ValueError, match="more than 2 bands"):
+        column_bands.of_encoder(lambda x: matrix @ x, 6, 2)
+    with pytest.raises(ValueError, match="lower triangular"):
+        column_bands.of_matrix(matrix.T, 3)
+    with pytest.raises(ValueError, match="more than 3 bands, or is not lower triangular"):
+        column_bands.of_encoder(lambda x: matrix.T @ x, 6, 3)
+    with pytest.raises(ValueError, match="square, with finite entries"):
+        column_bands.of_encoder(lambda x: np.full_like(x, np.nan), 6, 3)
+    with pytest.raises(ValueError, match="must not be zero"):
+        column_bands.normalised(np.zeros((3, 2)))

@@ -1,0 +1,181 @@
+"""Epsilon and noise of coins under timers and of balls in bins."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mf_aggregators import accounting
+from mf_aggregators.accounting import (
+    amplification,
+    certificates,
+    column_bands,
+    noise_failure,
+    participation_laws,
+    random_participation,
+    sampling_schemes,
+)
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
+
+_QUICK = Certification(max_samples=2**13)
+_DELTA = 1e-3
+_SCHEMES: list[sampling_schemes.SeparatedScheme] = [
+    MinSeparationSampling(12, 3, 200, 10, 3),
+    MinSeparationSampling(12, 3, 200, 10, 5),
+    BallsInBins(12, 3, 200, 10, 20),
+]
+_MATRIX = np.eye(12) + 0.5 * np.eye(12, k=-1) + 0.3 * np.eye(12, k=-2)
+
+
+def _columns() -> np.ndarray:
+    return column_bands.of_matrix(_MATRIX, 3)
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES)
+def test_epsilons_are_certified(scheme: sampling_schemes.SeparatedScheme) -> None:
+    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), _QUICK)
+    without = accounting.epsilon(1.2 / math.sqrt(scheme.most_participations), _DELTA)
+    assert found.epsilon < 0.8 * without
+    assert found.claim is not None
+    assert found.claim.epsilon == found.epsilon
+    # Delta pays for how noise is drawn, before anything is claimed.
+    left = noise_failure.delta_left(_DELTA, 1.2, noise_failure.DEFAULT_NUM_COORDINATES)
+    assert found.claim.delta == left < _DELTA
+    mechanism = random_participation.mechanism_of(scheme, _columns(), 1.2)
+    assert certificates.is_proved(mechanism, found.claim)
+    # A scaling of C changes nothing, and neither do signs.
+    for factor in (2.0, -0.25):
+        again = random_participation.amplified(scheme, 1.2, _DELTA, factor * _columns(), _QUICK)
+        assert again == found
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES[:1])
+def test_calibration_meets_its_target(scheme: sampling_schemes.SeparatedScheme) -> None:
+    sigma = amplification.noise_multiplier(
+        scheme, 2.0, _DELTA, columns=_columns(), certification=_QUICK
+    )
+    stated = amplification.epsilon(scheme, sigma, _DELTA, columns=_columns(), certification=_QUICK)
+    assert 1.85 <= stated <= 2.0
+    rough = random_participation.estimated_noise_multiplier(
+        scheme, 2.0, _DELTA, _columns(), _QUICK, is_rough=True
+    )
+    assert rough == pytest.approx(sigma, rel=0.05)
+
+
+def test_the_law_is_that_of_the_scheme() -> None:
+    """The rate of participation is B / m, and p is not that rate."""
+    scheme = MinSeparationSampling(12, 3, 200, 10, 5)
+    law = random_participation.law_of(scheme)
+    assert isinstance(law, participation_laws.CoinsUnderTimers)
+    assert law.rate == pytest.approx(10 / 200)
+    assert law.probability == pytest.approx(10 / (200 - 10 * 4))
+    assert law.probability > 1.2 * law.rate
+    np.testing.assert_allclose(
+        law.first_free_probabilities(),
+        [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
+    )
+    bins = random_participation.law_of(BallsInBins(12, 3, 200, 10, 20))
+    assert bins == participation_laws.OneBin(20)
+
+
+def test_nearer_columns_hide_less() -> None:
+    scheme = _SCHEMES[0]
+    same = np.tril(np.ones((12, 12))) * (np.tri(12, k=-3) == 0)
+    apart = np.eye(12)
+    epsilons = [
+        random_participation.amplified(
+            scheme, 1.2, _DELTA, column_bands.of_matrix(matrix, 3), _QUICK
+        ).epsilon
+        for matrix in (apart, _MATRIX, same)
+    ]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[0] < 0.9 * epsilons[2]
+
+
+@pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
+def test_public_functions(sampling: str) -> None:
+    sizes: dict[str, Any] = {
+        "num_rounds": 12,
+        "num_bands": 3,
+        "population": 200,
+        "clients_per_round": 40,
+        "sampling": sampling,
+    }
+    found = accounting.amplified_epsilon(2.0, _DELTA, **sizes, strategy_matrix=_MATRIX)
+    scheme = sampling_schemes.create(
+        sampling, **{name: size for name, size in sizes.items() if name != "sampling"}
+    )
+    assert isinstance(scheme, MinSeparationSampling | BallsInBins)
+    assert found == amplification.epsilon(scheme, 2.0, _DELTA, columns=_columns())
+    without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations), _DELTA)
+    assert found <= without
+    with pytest.raises(ValueError, match=f"{sampling} needs the strategy matrix"):
+        accounting.amplified_epsilon(2.0, _DELTA, **sizes)
+    with pytest.raises(ValueError, match="at most 3 bands"):
+        accounting.amplified_epsilon(2.0, _DELTA, **sizes, strategy_matrix=np.tri(12))
+    event = accounting.amplified_event(2.0, **sizes)
+    assert accounting.composed_epsilon([event], _DELTA) == pytest.approx(without, rel=1e-2)
+
+
+def test_what_is_hardly_noise_or_hardly_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = _SCHEMES[0]
+    for sigma in (0.0, 0.05):
+        with pytest.raises(accounting.TailError):
+            random_participation.amplified(scheme, max(sigma, 0.05), _DELTA, _columns(), _QUICK)
+    assert math.isinf(amplification.epsilon(scheme, 0.0, _DELTA, columns=_columns()))
+    assert amplification.epsilon(scheme, 1e5, 0.01, columns=_columns()) == 0.0
+    # Where nothing is gained, or nothing can be proved, the guarantee without amplification holds.
+    always = MinSeparationSampling(4, 2, 20, 10, 2)
+    assert always.joining_probability == 1.0
+    found = random_participation.amplified(always, 3.0, _DELTA, _columns()[:4, :2], _QUICK)
+    assert found.epsilon <= accounting.epsilon(3.0 / math.sqrt(2.0), _DELTA)
+    monkeypatch.setattr(certificates, "is_proved", lambda *unused, **also_unused: False)
+    found = random_participation.amplified(scheme, 3.0, _DELTA, _columns(), _QUICK)
+    assert found.claim is None
+    assert found.epsilon == accounting.epsilon(3.0 / 2.0, _DELTA, disjoint_participations=4)
+
+
+def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = _SCHEMES[0]
+    kept = dataclasses.replace(_QUICK, directory=tmp_path / "certificates")
+    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+    (entry,) = (tmp_path / "certificates").iterdir()
+
+    def fail(*unused: Any, **also_unused: Any) -> None:
+        raise AssertionError("proved again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(random_participation.claim_search, "proved_claim", fail)
+        assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+        for other in (
+            (scheme, 1.3, _DELTA, _columns(), kept),
+            (scheme, 1.2, 2 * _DELTA, _columns(), kept),
+            (_SCHEMES[1], 1.2, _DELTA, _columns(), kept),
+            (scheme, 1.2, _DELTA, _columns() + 0.01, kept),
+            (scheme, 1.2, _DELTA, _columns(), dataclasses.replace(kept, seed=1)),
+        ):
+            with pytest.raises(AssertionError, match="proved again"):
+                random_participation.amplified(*other)
+    # What was altered is not believed.
+    text = entry.read_text()
+    entry.write_text(text.replace('"epsilon": ', '"epsilon": 0.'))
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+    assert entry.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (None, "needs the strategy matrix"),
+        (np.ones((11, 3)), "11 rounds and 3 bands"),
+        (np.ones((12, 4)), "12 rounds and 4 bands"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(columns: np.ndarray | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        random_participation.amplified(_SCHEMES[0], 1.2, _DELTA, columns, _QUICK)

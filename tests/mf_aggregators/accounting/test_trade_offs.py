@@ -1,0 +1,312 @@
+"""Bounds on attackers against printed values, exact tests of small laws, and best attacks."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.special
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import accounting
+from mf_aggregators.accounting import (
+    column_bands,
+    noise_failure,
+    random_participation,
+    sampling_schemes,
+    trade_offs,
+)
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    FixedSizeSampling,
+    MinSeparationSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from mf_aggregators.noise import discrete_gaussian
+from tests.examples import examples
+
+_RATES = np.array([1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("sigma", "false_positives", "printed"),
+    [(0.543, 1, 31.39), (0.543, 0.1, 10.59), (1.0, 1, 9.24), (1.0, 0.1, 1.83)],
+)
+def test_known_values_in_percent(sigma: float, false_positives: float, printed: float) -> None:
+    found = accounting.true_positive_rate(sigma, false_positives / 100.0)
+    assert 100.0 * found == pytest.approx(printed, abs=0.005)
+
+
+@given(st.floats(0.2, 50.0))
+@settings(max_examples=examples(40), deadline=None)
+def test_the_rate_is_that_of_the_whole_gaussian_curve(sigma: float) -> None:
+    """Its least pair: the privacy curve in closed form (Balle and Wang, 2018, Thm 5)."""
+    mu = 1.0 / sigma
+    epsilons = np.linspace(0.0, 6.0 * mu + 0.5 * mu * mu, 2000)
+    cdf, log_cdf = scipy.stats.norm.cdf, scipy.stats.norm.logcdf
+    deltas = cdf(mu / 2 - epsilons / mu) - np.exp(epsilons + log_cdf(-mu / 2 - epsilons / mu))
+    pairs = [
+        (float(epsilon), float(delta)) for epsilon, delta in zip(epsilons, deltas, strict=True)
+    ]
+    rates = _RATES[_RATES < 0.5]
+    of_pairs = np.asarray(accounting.true_positive_rate_of_pairs(pairs, rates))
+    found = np.asarray(accounting.true_positive_rate(sigma, rates))
+    assert np.all(found <= of_pairs * (1.0 + 1e-9))
+    np.testing.assert_allclose(of_pairs, found, rtol=5e-3)
+
+
+def test_the_failure_probability_of_the_noise_is_charged() -> None:
+    many = 2**75
+    failure = discrete_gaussian.failure_probability(many)
+    assert failure > 1e-6
+    with_failure = accounting.true_positive_rate(1.0, 0.001, num_coordinates=many)
+    without = scipy.stats.norm.cdf(scipy.stats.norm.ppf(0.001) + 1.0)
+    assert with_failure - without == pytest.approx(failure, rel=1e-6)
+    scheme = PoissonSampling(20, 2, 4, 2)
+    more, less = (
+        trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.001, num_coordinates=number)
+        for number in (many, 1)
+    )
+    assert more - less == pytest.approx(failure, rel=1e-3)
+
+
+@st.composite
+def _laws(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    size = draw(st.integers(2, 6))
+    weights = st.lists(st.integers(0, 20), min_size=size, max_size=size).filter(any)
+    with_client, without = (np.array(draw(weights), float) for _ in range(2))
+    return with_client / with_client.sum(), without / without.sum()
+
+
+@given(_laws())
+@settings(max_examples=examples(200), deadline=None)
+def test_no_test_between_two_laws_beats_the_bound(
+    laws: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """All decisions between two laws on a few outputs, and the pairs that hold both ways."""
+    with_client, without = laws
+    symmetric = _both_ways(with_client, without)
+    shown = np.array(list(itertools.product((0.0, 1.0), repeat=len(with_client))))
+    false_positives, true_positives = shown @ without, shown @ with_client
+    found = np.asarray(
+        accounting.true_positive_rate_of_pairs(
+            symmetric, np.minimum(np.maximum(false_positives, 0.0), 1.0)
+        )
+    )
+    assert np.all(true_positives <= found + 1e-9)
+
+
+def _both_ways(one: np.ndarray, other: np.ndarray) -> list[tuple[float, float]]:
+    ratios = [abs(math.log(p / q)) for p, q in zip(one, other, strict=True) if p > 0 and q > 0]
+    epsilons = [0.0, *ratios]
+    return [
+        (
+            epsilon,
+            min(
+                1.0,
+                max(
+                    float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)))
+                    for p, q in ((one, other), (other, one))
+                ),
+            ),
+        )
+        for epsilon in epsilons
+    ]
+
+
+@given(st.floats(0.0, 3.0), st.floats(0.0, 0.5), st.floats(0.0, 1.0))
+@settings(max_examples=examples(100), deadline=None)
+def test_one_pair_is_met_by_randomised_response(
+    epsilon: float, delta: float, false_positives: float
+) -> None:
+    """The bound of a pair is the best attack on the law that has exactly this pair.
+
+    With probability delta the secret is shown, else it is shown wrongly with e^-epsilon the
+    probability of rightly (Kairouz, Oh and Viswanath, 2015).
+    """
+    right, wrong = (
+        (1.0 - delta) * share / (1.0 + math.exp(epsilon)) for share in (math.exp(epsilon), 1.0)
+    )
+    with_client, without = [delta, right, wrong, 0.0], [0.0, wrong, right, delta]
+    # Outputs in the order of falling likelihood ratio; within one of them by a coin.
+    on_the_curve = np.interp(
+        false_positives,
+        np.cumsum([0.0, *without[1:3]]),
+        delta + np.cumsum([0.0, *with_client[1:3]]),
+    )
+    best = 1.0 if false_positives > without[1] + without[2] else float(on_the_curve)
+    found = accounting.true_positive_rate_of_pairs([(epsilon, delta)], false_positives)
+    assert found == pytest.approx(best, abs=1e-9)
+    assert found >= best - 1e-15
+
+
+@pytest.mark.parametrize(("sigma", "probability"), [(0.5, 0.5), (1.0, 0.25), (2.0, 0.1)])
+def test_one_sampled_round_against_the_best_attacks(sigma: float, probability: float) -> None:
+    """The likelihood ratio is monotone, so thresholds are the best tests, in both directions."""
+    population = 2 * round(1 / probability)
+    scheme = PoissonSampling(1, 1, population, 2)
+    thresholds = sigma * scipy.stats.norm.isf(_RATES)
+    accused = (1.0 - probability) * _RATES + probability * scipy.stats.norm.sf(
+        thresholds - 1.0, scale=sigma
+    )
+    # Where the roles are exchanged: who took part is taken for the one that did not.
+    reverse = []
+    for rate in _RATES:
+
+        def excess(threshold: float, rate: float = rate) -> float:
+            drawn = probability * scipy.stats.norm.cdf(threshold - 1.0, scale=sigma)
+            return (
+                float((1.0 - probability) * scipy.stats.norm.cdf(threshold, scale=sigma) + drawn)
+                - rate
+            )
+
+        threshold = scipy.optimize.brentq(excess, -60.0, 60.0)
+        reverse.append(scipy.stats.norm.cdf(threshold, scale=sigma))
+    best = np.maximum(accused, reverse)
+    found = np.asarray(trade_offs.sampled_true_positive_rate(scheme, sigma, _RATES))
+    assert np.all(found >= best)
+    # The bound is a concave curve above both.
+    assert np.all(found <= best * 1.06 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        PoissonSampling(40, 4, 4000, 10),
+        FixedSizeSampling(40, 4, 4000, 10),
+        Shuffling(40, 4, 4000, 10),
+        MinSeparationSampling(40, 4, 4000, 10, 8),
+        BallsInBins(40, 4, 4000, 100, 40),
+    ],
+)
+def test_sampling_never_helps_an_attacker_and_no_bound_is_below_guessing(
+    scheme: SamplingScheme,
+) -> None:
+    found = np.asarray(trade_offs.sampled_true_positive_rate(scheme, 2.0, _RATES))
+    participations = (
+        scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations
+    )
+    unamplified = np.asarray(accounting.true_positive_rate(2.0 / participations**0.5, _RATES))
+    assert np.all(found <= unamplified * (1.0 + 1e-11))
+    assert np.all(found >= _RATES)
+    assert np.all(np.diff(found) > 0.0)
+    known = trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01, guarantees=[(0.01, 1e-6)])
+    assert known <= math.exp(0.01) * 0.01 + 1.1e-6
+
+
+def test_every_stated_pair_is_used_and_none_invented() -> None:
+    """Without a fast curve, the rate follows from what is known alone."""
+    scheme = MinSeparationSampling(40, 4, 4000, 10, 8)
+    unamplified = accounting.true_positive_rate(1.0 / 5**0.5, _RATES)
+    without = trade_offs.sampled_true_positive_rate(scheme, 1.0, _RATES)
+    np.testing.assert_allclose(without, unamplified, rtol=1e-9)
+    pair = (0.3, 1e-3)
+    found = trade_offs.sampled_true_positive_rate(scheme, 1.0, _RATES, guarantees=[pair])
+    of_pair = accounting.true_positive_rate_of_pairs([pair], _RATES)
+    np.testing.assert_array_equal(found, np.minimum(without, of_pair))
+
+
+def _exact_laws(
+    scheme: MinSeparationSampling, column: float, sigma: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-likelihood ratios of outputs with and without the client, for C = column I.
+
+    By the sum over all patterns of two rounds and a separation of two: in none, the first or the
+    second one.
+    """
+    p = scheme.joining_probability
+    first = p / (1.0 + p)
+    second = p / (1.0 + p) + (1.0 / (1.0 + p)) * (1.0 - p) * p
+    assert second == pytest.approx(first + (1.0 - p) * p / (1.0 + p))
+    weights = np.array([1.0 - first - second, first, second])
+    means = column * np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    chosen = means[rng.choice(3, size=200_000, p=weights)]
+    noise = sigma * rng.standard_normal((2, 200_000, 2))
+
+    def log_ratio(outputs: np.ndarray) -> np.ndarray:
+        exponents = (outputs @ means.T - 0.5 * np.sum(means**2, axis=1)) / sigma**2
+        return scipy.special.logsumexp(exponents, b=weights, axis=1)
+
+    return log_ratio(chosen + noise[0]), log_ratio(noise[1])
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.5])
+def test_the_best_attack_on_coins_under_timers_is_below_the_bound(sigma: float) -> None:
+    """The likelihood ratio test of 200,000 outputs; false alarms are rarer than 1e-6.
+
+    The bound follows from moments alone, so it is not tight: at most 2.2 times the best attack.
+    """
+    scheme = MinSeparationSampling(2, 1, 30, 5, 2)
+    with_client, without = _exact_laws(scheme, 1.0, sigma, np.random.default_rng(1))
+    for rate in (0.01, 0.1):
+        threshold = np.quantile(without, 1.0 - rate)
+        best = np.mean(with_client > threshold)
+        found = accounting.amplified_true_positive_rate(
+            sigma,
+            rate,
+            num_rounds=2,
+            num_bands=1,
+            population=30,
+            clients_per_round=5,
+            sampling="min_separation",
+            separation=2,
+        )
+        # Five standard errors of both rates, the first of which shifts the threshold.
+        error = 5.0 * math.sqrt(rate / 200_000) * 8.0
+        assert best <= found + error
+        assert found <= 2.2 * best + error
+        assert found < accounting.true_positive_rate(sigma, rate)
+
+
+def test_public_names_agree_with_the_schemes() -> None:
+    sizes: dict[str, Any] = {
+        "num_rounds": 40,
+        "num_bands": 4,
+        "population": 4000,
+        "clients_per_round": 10,
+    }
+    for name in sampling_schemes.names_with_parts():
+        scheme = sampling_schemes.create(name, **sizes)
+        assert accounting.amplified_true_positive_rate(
+            2.0, 0.01, sampling=name, **sizes
+        ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01)
+    scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
+    matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
+    columns = column_bands.of_matrix(matrix, 4)
+    moments = random_participation.log_moments(scheme, 2.0, columns)
+    assert [order for order, _ in moments][:2] == [2, 3]
+    assert accounting.amplified_true_positive_rate(
+        2.0, 0.01, sampling="min_separation", separation=9, strategy_matrix=matrix, **sizes
+    ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01, log_moments=moments)
+
+
+def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
+    assert accounting.true_positive_rate(0.0, 0.0) == 1.0
+    assert accounting.true_positive_rate(math.inf, 0.01) == 0.01
+    assert accounting.true_positive_rate_of_pairs([], 0.01) == 1.0
+    assert accounting.true_positive_rate_of_pairs([(math.inf, 0.0)], 0.01) == 1.0
+    assert accounting.true_positive_rate_of_pairs([(800.0, 1e-6)], 0.0) < 1.1e-6
+    scheme = PoissonSampling(1, 1, 10, 1)
+    assert trade_offs.sampled_true_positive_rate(scheme, 0.0, 0.01) == 1.0
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        accounting.true_positive_rate(1.0, 1.5)
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        accounting.true_positive_rate(1.0, math.nan)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        accounting.true_positive_rate(-1.0, 0.5)
+    for pair in ((-0.1, 0.0), (1.0, 1.5), (math.nan, 0.0)):
+        with pytest.raises(ValueError, match="pairs of an epsilon"):
+            accounting.true_positive_rate_of_pairs([pair], 0.5)
+    with pytest.raises(noise_failure.TailError):
+        accounting.true_positive_rate(0.1, 0.5)
+    with pytest.raises(noise_failure.TailError):
+        trade_offs.sampled_true_positive_rate(Shuffling(40, 4, 4000, 10), 0.11, 0.5)

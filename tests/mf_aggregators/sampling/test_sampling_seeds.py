@@ -1,0 +1,37 @@
+"""The file of a sampler's seed."""
+
+import pathlib
+
+import pytest
+
+from mf_aggregators.sampling import sampling_seeds
+
+
+def test_a_seed_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
+    for seed in (0, 5, 2**128 - 1, sampling_seeds.secret_seed()):
+        sampling_seeds.save(seed, tmp_path / "seed.json")
+        assert sampling_seeds.load(tmp_path / "seed.json") == seed
+
+
+def test_seeds_of_earlier_runs_are_read(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "seed.json").write_text('{"seed": "0x2a"}\n')
+    assert sampling_seeds.load(tmp_path / "seed.json") == 42
+
+
+def test_fresh_seeds_differ_and_are_long() -> None:
+    seeds = {sampling_seeds.secret_seed() for _ in range(64)}
+    assert len(seeds) == 64
+    assert max(seeds) >> 120
+    assert max(seeds) < 2**128
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"seed": 42}', '{"seed": "x"}', '{"seed": "-1"}']
+)
+def test_what_holds_no_seed_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+    file = tmp_path / "seed.json"
+    file.write_text(text)
+    with pytest.raises(sampling_seeds.SeedError, match=r"seed\.json holds"):
+        sampling_seeds.load(file)
+    with pytest.raises(sampling_seeds.SeedError, match="cannot be read"):
+        sampling_seeds.load(tmp_path / "nowhere.json")

@@ -1,0 +1,245 @@
+"""Coins under timers, and balls in bins: draws by exactly the law of the scheme.
+
+Clients are independent of each other, so that one sampler of many clients is a large sample.
+Statistical tests use fixed seeds. Each refuses a correct sampler with a probability of at most
+1e-4 over the choice of its seed, so that one that is changed may have to be looked at once, and
+none fails by chance on the seeds that are here.
+"""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    SeparatedScheme,
+)
+from mf_aggregators.sampling import data_samplers
+from mf_aggregators.sampling.data_samplers import DataSampler
+from tests.examples import examples
+
+_FALSE_ALARM = 1e-4
+_SEEDS = st.integers(0, 2**128 - 1)
+# p = 1/10, and p0 = 1/13.
+_COINS = MinSeparationSampling(
+    num_rounds=40, num_bands=3, population=13_000, clients_per_round=1000, separation=4
+)
+
+
+@st.composite
+def _schemes(draw: st.DrawFn) -> SeparatedScheme:
+    num_bands = draw(st.integers(1, 4))
+    separation = draw(st.integers(num_bands, 7))
+    clients = draw(st.integers(1, 4))
+    rounds = draw(st.integers(num_bands, 25))
+    if draw(st.booleans()):
+        population = separation * clients + draw(st.integers(0, separation - 1))
+        return BallsInBins(rounds, num_bands, population, clients, separation)
+    population = separation * clients + draw(st.integers(0, 40))
+    return MinSeparationSampling(rounds, num_bands, population, clients, separation)
+
+
+def _patterns(sampler: DataSampler) -> np.ndarray:
+    """(rounds, clients) bool: who took part when."""
+    scheme = sampler.scheme
+    found = np.zeros((scheme.num_rounds, scheme.population), bool)
+    for index in range(scheme.num_rounds):
+        found[index, sampler.draw(index)] = True
+    return found
+
+
+@given(_schemes(), _SEEDS)
+@settings(deadline=None, max_examples=examples(200))
+def test_participations_keep_the_separation_and_batches_are_of_the_population(
+    scheme: SeparatedScheme, seed: int
+) -> None:
+    sampler = data_samplers.create(scheme, seed)
+    last = np.full(scheme.population, -scheme.separation)
+    for index in range(scheme.num_rounds):
+        batch = sampler.draw(index)
+        assert batch.dtype == np.int64
+        assert np.all(np.diff(batch) > 0)
+        assert np.all((batch >= 0) & (batch < scheme.population))
+        assert len(batch) <= sampler.num_eligible(index) <= scheme.population
+        assert np.all(index - last[batch] >= scheme.separation)
+        last[batch] = index
+
+
+@given(_schemes(), _SEEDS, st.data())
+@settings(deadline=None, max_examples=examples(100))
+def test_a_batch_is_a_function_of_scheme_seed_and_round_alone(
+    scheme: SeparatedScheme, seed: int, data: st.DataObject
+) -> None:
+    """Whatever was drawn before, as after a resume."""
+    sampler = data_samplers.create(scheme, seed)
+    batches = [sampler.draw(index) for index in range(scheme.num_rounds)]
+    for index in data.draw(st.permutations(range(scheme.num_rounds)))[:5]:
+        np.testing.assert_array_equal(sampler.draw(index), batches[index])
+        np.testing.assert_array_equal(data_samplers.draw(scheme, seed, index), batches[index])
+
+
+@pytest.mark.parametrize("scheme", [_COINS, BallsInBins(8, 3, 400, 100, 4)])
+def test_all_128_bits_of_a_seed_change_the_draws(scheme: SeparatedScheme) -> None:
+    seeds = [0, *(1 << bit for bit in range(128))]
+    drawn = {data_samplers.draw(scheme, seed, 1).tobytes() for seed in seeds}
+    assert len(drawn) == len(seeds)
+
+
+def _check_rate(scheme: MinSeparationSampling, sampler: DataSampler) -> None:
+    """Every round has as many clients, in law, from round 0 on: m draws of probability B / m."""
+    rate = scheme.clients_per_round / scheme.population
+    for index in range(scheme.num_rounds):
+        test = scipy.stats.binomtest(len(sampler.draw(index)), scheme.population, rate)
+        assert test.pvalue > _FALSE_ALARM / scheme.num_rounds
+
+
+def test_the_rate_of_participation_is_stationary_from_round_0_on() -> None:
+    assert _COINS.joining_probability == pytest.approx(0.1)
+    _check_rate(_COINS, data_samplers.create(_COINS, 1))
+
+
+class _WrongProbability(MinSeparationSampling):
+    """The mutant whose coin has the rate of participation p0 for its probability."""
+
+    @property
+    def joining_probability(self) -> float:
+        return self.clients_per_round / self.population
+
+    @property
+    def probability_free_at_first(self) -> float:
+        return _COINS.probability_free_at_first
+
+    @property
+    def probability_of_first_wait(self) -> float:
+        return _COINS.probability_of_first_wait
+
+
+class _ColdStart(MinSeparationSampling):
+    """The mutant whose clients are all free in round 0."""
+
+    @property
+    def probability_free_at_first(self) -> float:
+        return 1.0
+
+    @property
+    def probability_of_first_wait(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("mutant", [_WrongProbability, _ColdStart])
+def test_mutants_of_the_coin_and_of_the_start_are_found(
+    mutant: type[MinSeparationSampling],
+) -> None:
+    sampler = data_samplers.create(mutant(40, 3, 13_000, 1000, 4), 1)
+    with pytest.raises(AssertionError):
+        _check_rate(_COINS, sampler)
+
+
+def test_free_clients_join_by_independent_coins_of_one_probability() -> None:
+    """How many are free, how many of them join, and how long they wait after they are free."""
+    sampler = data_samplers.create(_COINS, 2)
+    assert (
+        scipy.stats.binomtest(
+            sampler.num_eligible(0), _COINS.population, _COINS.probability_free_at_first
+        ).pvalue
+        > _FALSE_ALARM
+    )
+    free = sum(sampler.num_eligible(index) for index in range(_COINS.num_rounds))
+    joined = sum(len(sampler.draw(index)) for index in range(_COINS.num_rounds))
+    assert scipy.stats.binomtest(joined, free, 0.1).pvalue > _FALSE_ALARM
+    # Waits after a participation in the first 10 rounds, those of 24 and more in one class.
+    patterns = _patterns(sampler)
+    counts = np.zeros(25, int)
+    for client in range(_COINS.population):
+        rounds = np.flatnonzero(patterns[:, client])
+        for earlier, later in itertools.pairwise([*rounds, 10**6]):
+            if earlier < 10:
+                counts[min(later - earlier - _COINS.separation, 24)] += 1
+    law = [0.1 * 0.9**wait for wait in range(24)]
+    expected = counts.sum() * np.array([*law, 1.0 - sum(law)])
+    assert scipy.stats.chisquare(counts, expected).pvalue > _FALSE_ALARM
+
+
+def test_whole_patterns_have_the_law_of_the_scheme() -> None:
+    """All patterns of five rounds, by their probabilities, worked out one by one."""
+    scheme = MinSeparationSampling(5, 2, 30_000, 7_500, 3)
+    p = scheme.joining_probability
+    assert p == pytest.approx(0.5)
+    law: dict[tuple[bool, ...], float] = collections.defaultdict(float)
+    starts = [1.0 / (1.0 + 2.0 * p), *[p / (1.0 + 2.0 * p)] * 2]
+    for first, probability in enumerate(starts):
+        for coins in itertools.product((False, True), repeat=5):
+            free_from, pattern, weight = first, [], probability
+            for index, coin in enumerate(coins):
+                weight *= p if coin else 1.0 - p
+                joins = coin and free_from <= index
+                free_from = index + 3 if joins else free_from
+                pattern.append(joins)
+            law[tuple(pattern)] += weight
+    assert sum(law.values()) == pytest.approx(1.0)
+    patterns = _patterns(data_samplers.create(scheme, 3))
+    seen = collections.Counter(map(tuple, patterns.T.tolist()))
+    assert seen.keys() <= law.keys()
+    counts = [seen[pattern] for pattern in law]
+    expected = [30_000 * probability for probability in law.values()]
+    assert scipy.stats.chisquare(counts, expected).pvalue > _FALSE_ALARM
+
+
+def test_clients_are_independent_of_each_other() -> None:
+    """Neighbours in the population, in one round: pairs that do not overlap."""
+    joined = _patterns(data_samplers.create(_COINS, 4))[20]
+    counts = np.zeros((2, 2))
+    np.add.at(counts, (joined[0::2].astype(int), joined[1::2].astype(int)), 1)
+    law = np.array([12.0, 1.0]) / 13.0
+    expected = len(joined) // 2 * np.outer(law, law)
+    assert scipy.stats.chisquare(counts.ravel(), expected.ravel()).pvalue > _FALSE_ALARM
+
+
+def test_a_population_without_choice_takes_turns() -> None:
+    """Where p is 1, everybody takes part whenever the timer allows it; only the start is random."""
+    scheme = MinSeparationSampling(12, 2, 40, 10, 4)
+    assert scheme.joining_probability == 1.0
+    patterns = _patterns(data_samplers.create(scheme, 5))
+    np.testing.assert_array_equal(patterns.sum(axis=0), 3)
+    np.testing.assert_array_equal(patterns[4:], patterns[:-4])
+
+
+def test_batches_may_be_empty() -> None:
+    sampler = data_samplers.create(MinSeparationSampling(200, 2, 20, 1, 3), 6)
+    sizes = [len(sampler.draw(index)) for index in range(200)]
+    assert min(sizes) == 0
+    assert max(sizes) > 1
+
+
+def test_bins_are_uniform_and_independent() -> None:
+    """One bin for each client, by a chi-square test; likewise for pairs of neighbours."""
+    scheme = BallsInBins(12, 3, 30_001, 7_500, 4)
+    sampler = data_samplers.create(scheme, 7)
+    patterns = _patterns(sampler)
+    np.testing.assert_array_equal(patterns[:4].sum(axis=0), 1)
+    np.testing.assert_array_equal(patterns[4:], patterns[:-4])
+    bins = np.argmax(patterns[:4], axis=0)
+    assert scipy.stats.chisquare(np.bincount(bins)).pvalue > _FALSE_ALARM
+    pairs = bins[0:30_000:2] * 4 + bins[1:30_000:2]
+    assert scipy.stats.chisquare(np.bincount(pairs, minlength=16)).pvalue > _FALSE_ALARM
+    assert sampler.num_eligible(0) == 30_001
+
+
+def test_errors() -> None:
+    schemes: list[SeparatedScheme] = [_COINS, BallsInBins(8, 3, 400, 100, 4)]
+    for scheme in schemes:
+        with pytest.raises(ValueError, match="must not be negative"):
+            data_samplers.create(scheme, -1)
+        sampler = data_samplers.create(scheme, 0)
+        for call in (sampler.draw, sampler.num_eligible):
+            for index in (-1, scheme.num_rounds):
+                with pytest.raises(ValueError, match="is not one of the"):
+                    call(index)
+        with pytest.raises(ValueError, match="has no parts"):
+            sampler.part_of_round(0)

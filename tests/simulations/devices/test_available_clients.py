@@ -1,0 +1,89 @@
+"""Clients who cannot be asked are left out, and nothing else of a sampler changes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    SeparatedScheme,
+)
+from mf_aggregators.privacy import sampled_cohorts
+from mf_aggregators.sampling import data_samplers
+from simulations.devices import available_clients
+from simulations.devices.availability import Always, Availability, Independent
+
+_FALSE_ALARM = 1e-4
+_SCHEMES: list[SeparatedScheme] = [
+    MinSeparationSampling(40, 3, 6500, 500, 4),
+    BallsInBins(40, 3, 6500, 1625, 4),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """Even devices are available after the first ten rounds; what is asked is kept."""
+
+    asked: list[tuple[float, int, int]]
+
+    def available(
+        self, devices: np.ndarray, seconds: float, round_index: int, seed: int
+    ) -> np.ndarray:
+        self.asked.append((seconds, round_index, seed))
+        return (devices % 2 == 0) & (round_index >= 10)
+
+    def is_possible(self, seconds: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
+def test_absences_do_not_move_later_rounds(scheme: SeparatedScheme) -> None:
+    """A timer starts in every round that its coin says, whoever could be asked in it."""
+    sampler = data_samplers.create(scheme, 3)
+    availability: Availability = _Recorded([])
+    among = available_clients.among(sampler, availability, 8, 300.0)
+    assert among.scheme == scheme
+    for index in range(scheme.num_rounds):
+        drawn = sampler.draw(index)
+        expected = drawn[drawn % 2 == 0] if index >= 10 else drawn[:0]
+        np.testing.assert_array_equal(among.draw(index), expected)
+        assert among.num_eligible(index) == sampler.num_eligible(index)
+    assert isinstance(availability, _Recorded)
+    assert availability.asked == [(300.0 * index, index, 8) for index in range(40)]
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
+def test_each_drawn_client_is_there_with_the_probability_of_availability(
+    scheme: SeparatedScheme,
+) -> None:
+    """A binomial test of all rounds, which a correct sampler fails for 1e-4 of all seeds."""
+    sampler = data_samplers.create(scheme, 3)
+    among = available_clients.among(sampler, Independent(0.7), 9, 300.0)
+    there = sum(len(among.draw(index)) for index in range(40))
+    drawn = sum(len(sampler.draw(index)) for index in range(40))
+    assert scipy.stats.binomtest(there, drawn, 0.7).pvalue > _FALSE_ALARM
+    again = available_clients.among(data_samplers.create(scheme, 3), Independent(0.7), 9, 300.0)
+    np.testing.assert_array_equal(again.draw(7), among.draw(7))
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
+def test_ledgers_with_absences_are_those_of_the_scheme(scheme: SeparatedScheme) -> None:
+    sampler = data_samplers.create(scheme, 4)
+    among = available_clients.among(sampler, Independent(0.5), 9, 300.0)
+    cohorts = [among.draw(index) for index in range(40)]
+    assert sampled_cohorts.deviation_from_draws(among, 6500, cohorts) is None
+    found = sampled_cohorts.deviation_from_draws(sampler, 6500, cohorts)
+    assert found == "the clients of round 1 are not those that the sampler draws"
+    assert sampled_cohorts.deviation_from_draws(sampler, 6500, cohorts, may_be_absent=True) is None
+    everybody = available_clients.among(sampler, Always(), 9, 300.0)
+    np.testing.assert_array_equal(everybody.draw(5), sampler.draw(5))
+
+
+def test_the_seeds_are_not_shown() -> None:
+    sampler = data_samplers.create(_SCHEMES[0], 123456789)
+    shown = repr(available_clients.among(sampler, Always(), 987654321, 300.0))
+    assert "123456789" not in shown
+    assert "987654321" not in shown

@@ -1,0 +1,167 @@
+"""Runs of coins under timers and of balls in bins, from flags to statements."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
+from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.sampling import data_samplers
+from simulations.devices import available_clients, device_flags
+from simulations.devices.availability import Independent
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.runs import (
+    federated_runs,
+    run_designs,
+    run_flags,
+    run_statements,
+    sampled_runs,
+)
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+
+_ROUNDS = 12
+_CLIENTS = 143
+
+
+def _values(*arguments: str) -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_flags.define_flags(values, COMMAND)
+    values(["run-digits", f"--num_rounds={_ROUNDS}", *arguments])
+    return values
+
+
+def _plan(*arguments: str) -> run_designs.RunDesign:
+    options = run_flags.options_of(_values(*arguments), COMMAND)
+    return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
+
+
+_COINS = ("--sampling=min_separation", "--num_bands=3", "--clients_per_round=5", "--separation=5")
+_BINS = ("--sampling=balls_in_bins", "--num_bands=3", "--clients_per_round=5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scheme"),
+    [
+        (_COINS, MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 5)),
+        (_COINS[:3], MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 3)),
+        (_BINS, BallsInBins(_ROUNDS, 3, _CLIENTS, 5, 28)),
+    ],
+)
+def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
+    arguments: tuple[str, ...], scheme: MinSeparationSampling | BallsInBins
+) -> None:
+    plan = _plan(*arguments, "--target_epsilon=6")
+    assert plan.sampling == scheme
+    assert plan.participation == SingleParticipation()
+    statement = run_statements.planned(plan, DeviceBehaviour())
+    assert statement.plan.sampling == scheme
+    assert 5.0 < statement.plan.epsilon <= 6.0
+    found = guarantees.sampled(
+        plan.factorization, scheme, plan.noise_multiplier, plan.options.delta
+    )
+    assert statement.plan.epsilon == found.epsilon
+    text = statement.to_markdown()
+    assert "5 expected" in text
+    assert "divided by the same number" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sampling=min_separation"], "needs --num_bands"),
+        (["--sampling=balls_in_bins", "--mechanism=blt"], "needs a banded mechanism"),
+        ([*_COINS, "--max_participations=2"], "--max_participations belongs to --sampling=timers"),
+        ([*_COINS[:3], "--separation=2"], "a separation of 2 is below the 3 bands"),
+        ([*_COINS[:2], "--separation=40"], "is too small for 10 clients per round"),
+        ([*_BINS, "--separation=5"], "bins has 28.6 clients in a round, not 5"),
+        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not belong"),
+        ([*_COINS, "--simulated_clients=2"], "--simulated_clients belongs to --sampling=timers"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _plan(*arguments)
+
+
+@pytest.mark.parametrize("flag", ["--dropout_probability=0.1", "--over_selection=1.3"])
+def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
+    values = _values(*_COINS, "--availability=independent", "--available_probability=0.9")
+    options = run_flags.options_of(values, COMMAND)
+    federated_runs._check_behaviour(options, device_flags.behaviour(values))
+    values = _values(*_COINS, flag)
+    with pytest.raises(CommandError, match="knows of --availability and --round_minutes alone"):
+        federated_runs._check_behaviour(options, device_flags.behaviour(values))
+    values = _values("--sampling=poisson", "--num_bands=2", "--availability=diurnal")
+    options = run_flags.options_of(values, COMMAND)
+    with pytest.raises(CommandError, match="is for a data centre"):
+        federated_runs._check_behaviour(options, device_flags.behaviour(values))
+
+
+@pytest.mark.parametrize("available", [None, 0.5])
+@pytest.mark.parametrize("arguments", [_COINS, _BINS])
+def test_statements_amplify_what_the_seed_drew_and_nothing_else(
+    tmp_path: pathlib.Path, arguments: tuple[str, ...], available: float | None
+) -> None:
+    """Of runs that are stopped and finished, of all devices or of those that are available."""
+    plan = _plan(*arguments, "--noise_multiplier=0.8")
+    assert plan.sampling is not None
+    sampler = data_samplers.create(plan.sampling, 5)
+    if available is not None:
+        sampler = available_clients.among(sampler, Independent(available), 2, 300.0)
+    names = tuple(f"zebra-{index}." for index in range(_CLIENTS))
+    drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(_ROUNDS))), plan.sampling)
+    directory = RunDirectory(tmp_path)
+    statements = run_statements.RunStatements(plan, DeviceBehaviour(), directory, sampler)
+
+    def stated(ledger: ParticipationLedger) -> dict[str, Any]:
+        statements.before(ledger)
+        text = (directory.path / "PRIVACY.md").read_text()
+        assert "zebra" not in text
+        contents: dict[str, Any] = json.loads((directory.path / "privacy.json").read_text())
+        assert "zebra" not in json.dumps(contents)
+        return contents
+
+    planned = stated(drawn.first_rounds(0))["planned"]
+    assert planned["certificate"]["seed"] == 0
+    for rounds in (5, _ROUNDS):
+        contents = stated(drawn.first_rounds(rounds))
+        assert contents["keeps_plan"] is True
+        assert contents["earned"]["epsilon"] == planned["epsilon"]
+        assert contents["realised"]["num_rounds"] == rounds
+        for name in ("earned", "realised"):
+            assert contents[name]["true_positive_rate_at_0.01"] == pytest.approx(
+                planned["true_positive_rate_at_0.01"]
+            )
+    # One participation more, less, or of another client: nobody's draws.
+    index = next(i for i in range(_ROUNDS) if len(drawn.cohorts[i]))
+    cohort = drawn.cohorts[index]
+    other = np.setdiff1d(np.arange(_CLIENTS), cohort)[:1]
+    for changed in (cohort[1:], np.union1d(cohort, other), np.union1d(cohort[1:], other)):
+        cohorts = [*drawn.cohorts[:index], changed, *drawn.cohorts[index + 1 :]]
+        contents = stated(dataclasses.replace(drawn, cohorts=tuple(cohorts)))
+        assert contents["keeps_plan"] is False
+        assert contents["earned"]["sampling"] is None
+        assert contents["earned"]["epsilon"] > planned["epsilon"]
+
+
+def test_the_seed_of_a_run_is_kept_and_needed(tmp_path: pathlib.Path) -> None:
+    scheme = MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 5)
+    directory = RunDirectory(tmp_path / "run")
+    sampler = sampled_runs.sampler_of(scheme, directory, None)
+    again = sampled_runs.sampler_of(scheme, directory, None)
+    for index in range(_ROUNDS):
+        np.testing.assert_array_equal(again.draw(index), sampler.draw(index))
+    ParticipationLedger(("a",)).save(directory.ledger)
+    directory.sampling_seed.unlink()
+    with pytest.raises(CommandError, match=r"sampling_seed\.json is missing"):
+        sampled_runs.sampler_of(scheme, directory, None)
