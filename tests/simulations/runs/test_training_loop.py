@@ -24,9 +24,9 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.sampling import data_samplers
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.client_sums import UnnoisedSumError
-from mf_aggregators.sampling import data_samplers
 from simulations.devices.availability import Independent
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.devices.participation_timers import WallClockTimer
