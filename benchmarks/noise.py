@@ -132,9 +132,8 @@ def main(values: flags.FlagValues) -> None:
         rows.append(_in_own_process(name, values, pathlib.Path(__file__).resolve().parent.parent))
         if values.against:
             other = _in_own_process(name, values, pathlib.Path(values.against).resolve())
-            rows[-1]["against_milliseconds"] = other["milliseconds"]
-            rows[-1]["against_memory_gb"] = other["memory_gb"]
-    baseline = "dp_aggregator" if values.tff else "one normal vector"
+            rows[-1] |= {f"against_{field}": value for field, value in other.items()}
+    baseline = _baseline(values.tff)
     lines = [
         (
             row["name"],
@@ -142,7 +141,7 @@ def main(values: flags.FlagValues) -> None:
             f"({row['baseline_milliseconds']:.1f} ms), mean {row['mean_ratio']:5.2f}   "
             f"memory {row['memory_gb']:.2f} GB   disk {row['disk_gb']:.2f} GB   "
             f"start {row['start_seconds']:.1f} s, first round {row['first_seconds']:.1f} s"
-            + _beside(row),
+            + _beside(row, values.tff),
         )
         for row in rows
     ]
@@ -153,15 +152,24 @@ def main(values: flags.FlagValues) -> None:
     )
 
 
-def _beside(row: dict[str, Any]) -> str:
-    """What the other version took, if there is one."""
+def _beside(row: dict[str, Any], is_tff: bool) -> str:
+    """What the other version took, if there is one.
+
+    In TFF both are compared with dp_aggregator, which is the same in both, since the load of a
+    machine may change between their processes.
+    """
     if "against_milliseconds" not in row:
         return ""
-    ratio = row["milliseconds"] / row["against_milliseconds"]
+    quantity = "ratio" if is_tff else "milliseconds"
+    times = row[quantity] / row[f"against_{quantity}"]
     return (
-        f"   {ratio:5.2f} of the other version ({row['against_milliseconds']:.1f} ms, "
-        f"{row['against_memory_gb']:.2f} GB)"
+        f"   {times:5.2f} times the other version ({row['against_milliseconds']:.1f} ms, "
+        f"{row['against_ratio']:.2f} of {_baseline(is_tff)}, {row['against_memory_gb']:.2f} GB)"
     )
+
+
+def _baseline(is_tff: bool) -> str:
+    return "dp_aggregator" if is_tff else "one normal vector"
 
 
 def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path) -> dict[str, Any]:
