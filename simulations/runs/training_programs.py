@@ -4,7 +4,12 @@ That program saves the state of a process with the iterator that draws its clien
 keeps participations nor a record of who was drawn. :class:`CohortDataSource` draws cohorts whose
 timers allow it and keeps the ledger. Each round is written there before its clients' data are
 handed out, and a round that is in the ledger is run again with the clients that stand there,
-whatever state the program goes on from: the same noise meets the same sum.
+whatever state of the run the program goes on from: the same noise meets the same sum.
+
+Noise follows from the first state of a run. Every run draws a number of its own, which is saved
+with each of its states and stands beside the ledger from the first round on. So a state of
+another run, with other noise, cannot go on with rounds of this one, not even the first state that
+a program saves before it has asked for a client.
 
 The program also hands the whole state of the process to its ``model_output_manager``, in which
 the secret seed of the noise stands. :class:`ModelReleaseManager` passes on the model and nothing
@@ -14,11 +19,13 @@ else.
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow_federated as tff
 
+from mf_aggregators import atomic_files
 from mf_aggregators import participation as participations
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import guarantees
@@ -66,7 +73,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
           clients_per_round: The cohort size.
           seed: Seed for drawing the cohorts: any integer from 0.
           ledger_path: The ledger's file, which ``mf-report --ledger`` reads. It is made with the
-            first round.
+            first round. The number of its run is in a file of the same name with ``.run`` behind.
 
         Raises:
           LedgerError: If the ledger is broken, or of another population.
@@ -93,6 +100,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
         )
         self._population = self._new_population()
         self._path = pathlib.Path(ledger_path)
+        self._run_path = self._path.with_name(f"{self._path.name}.run")
         self._ledger = ParticipationLedger(tuple(client_ids))
         if self._path.exists():
             self._ledger = ParticipationLedger.load(self._path)
@@ -130,7 +138,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
 
     def iterator(self) -> Any:
         """Returns the iterator of a run that begins."""
-        return self._iterator(0, is_saved=False)
+        return self._iterator(0, secrets.token_hex(16))
 
     def resumed(self, buffer: bytes) -> Any:
         """Returns the iterator of a saved state.
@@ -155,23 +163,41 @@ class CohortDataSource(compatibility.FederatedDataSource):
                 "that of later rounds would be: no guarantee covers both. Build the process as it "
                 "was, or start a new run and account for both."
             )
+        self._check_run(saved["run"])
         self._population = self._new_population()
-        return self._iterator(position, is_saved=True)
+        return self._iterator(position, saved["run"])
 
-    def saved(self, position: int) -> bytes:
-        """Returns what :meth:`resumed` goes on from, after a number of rounds."""
+    def saved(self, position: int, run: str) -> bytes:
+        """Returns what :meth:`resumed` goes on from, after a number of rounds of a run."""
         digest = self._ledger.first_rounds(position).digest()
-        contents = {"num_rounds": position, "ledger": digest, "noise": self._noise}
+        contents = {"num_rounds": position, "ledger": digest, "noise": self._noise, "run": run}
         return json.dumps(contents).encode()
 
-    def select(self, position: int, number: int | None, is_saved: bool) -> list[Any]:
+    def _check_run(self, run: str) -> None:
+        """Raises LedgerError if the ledger has rounds of another run than that of a state."""
+        if not self._ledger.num_rounds:
+            return
+        try:
+            of_ledger = self._run_path.read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise LedgerError(
+                f"{self._run_path} cannot be read ({error.strerror}), and without it nobody knows "
+                f"which noise the rounds of {self._path} have. {_WHAT_TO_DO}"
+            ) from error
+        if run != of_ledger:
+            raise LedgerError(
+                f"{self._path} has {self._ledger.num_rounds} rounds that were released, and the "
+                "program has no state of them: other noise on the same clients would be a second "
+                f"release. {_WHAT_TO_DO}"
+            )
+
+    def select(self, position: int, number: int | None, run: str) -> list[Any]:
         """Returns the data of a round's clients, once the ledger has them.
 
         Args:
           position: The round, from 0.
           number: How many clients.
-          is_saved: Whether the state that the round follows from is one that was saved, or
-            follows from one.
+          run: The number of the run.
         """
         if number != self._clients_per_round:
             raise ValueError(
@@ -189,12 +215,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
                 "releases the same, and with others it would reveal their difference. Leave out "
                 "should_discard_round."
             )
-        if position < self._ledger.num_rounds and not is_saved:
-            raise LedgerError(
-                f"{self._path} has {self._ledger.num_rounds} rounds that were released, and the "
-                "program has no state of them: other noise on the same clients would be a second "
-                f"release. {_WHAT_TO_DO}"
-            )
+        self._check_run(run)
         while self._population.num_rounds < min(position, self._ledger.num_rounds):
             self._population.follow(self._ledger.cohorts[self._population.num_rounds])
         if position < self._ledger.num_rounds:
@@ -202,6 +223,8 @@ class CohortDataSource(compatibility.FederatedDataSource):
         else:
             cohort = self._population.next_round().cohort
             # On disk before a client's data are handed out: what was run is never forgotten.
+            if not self._ledger.num_rounds:
+                atomic_files.write_bytes(self._run_path, run.encode("ascii"))
             ledger = self._ledger.with_round(cohort)
             ledger.save(self._path)
             self._ledger = ledger
@@ -214,9 +237,9 @@ class _CohortIterator(compatibility.FederatedDataSourceIterator):
 
     source: CohortDataSource
 
-    def __init__(self, position: int, is_saved: bool) -> None:
+    def __init__(self, position: int, run: str) -> None:
         self._position = position
-        self._is_saved = is_saved
+        self._run = run
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> "_CohortIterator":
@@ -226,8 +249,7 @@ class _CohortIterator(compatibility.FederatedDataSourceIterator):
 
     def to_bytes(self) -> bytes:
         """Returns what the iterator can be made of again."""
-        # A program saves before its first round, so that what follows is of a saved state.
-        return self.source.saved(self._position)
+        return self.source.saved(self._position, self._run)
 
     @property
     def federated_type(self) -> Any:
@@ -236,13 +258,13 @@ class _CohortIterator(compatibility.FederatedDataSourceIterator):
 
     def select(self, k: int | None = None) -> list[Any]:
         """Returns the data of the next round's clients; see ``CohortDataSource.select``."""
-        data = self.source.select(self._position, k, self._is_saved)
+        data = self.source.select(self._position, k, self._run)
         self._position += 1
         return data
 
     def __deepcopy__(self, memo: Any) -> "_CohortIterator":
         # The source has the one ledger that there is.
-        return type(self)(self._position, self._is_saved)
+        return type(self)(self._position, self._run)
 
 
 class ModelReleaseManager(compatibility.ReleaseManager):

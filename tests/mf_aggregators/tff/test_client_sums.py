@@ -57,7 +57,8 @@ def _process(factory: Any) -> Any:
 def test_an_aggregator_sums_updates_with_noise_and_counts_clients(
     changes: dict[str, Any], operations: list[str]
 ) -> None:
-    sums = client_sums.of(_process(_aggregator(**changes)).next)
+    process = _process(_aggregator(**changes))
+    sums = client_sums.of(process.next)
     assert [each.operation for each in sums] == operations
     assert [each.is_noised for each in sums] == [True, False]
     assert sums[0].tensors == (
@@ -69,18 +70,18 @@ def test_an_aggregator_sums_updates_with_noise_and_counts_clients(
     assert sums[0].num_numbers == 10
     assert str(sums[0]).endswith("steps/scale [], num_records [], with noise")
     assert str(sums[1]) == f"{operations[1]} of a value []"
-    client_sums.check(_process(_aggregator(**changes)).next)
+    client_sums.check(process.next)
 
 
 def test_what_factories_around_it_send_is_listed_as_well() -> None:
-    around = tff.aggregators.zeroing_factory(1.0, _aggregator())
-    sums = client_sums.of(_process(around).next)
+    process = _process(tff.aggregators.zeroing_factory(1.0, _aggregator()))
+    sums = client_sums.of(process.next)
     assert sum(each.is_noised for each in sums) == 1
     # How many updates were zeroed is a number of its own.
     others = [each for each in sums if not each.is_noised]
     assert len(others) >= 2
     assert all(each.num_numbers == 1 for each in others)
-    client_sums.check(_process(around).next)
+    client_sums.check(process.next)
 
 
 def test_a_process_without_noise_is_refused() -> None:

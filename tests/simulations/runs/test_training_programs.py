@@ -131,6 +131,26 @@ def test_released_rounds_without_their_state_are_refused(
         _source(small_process, tmp_path).iterator().select(3)
 
 
+def test_a_first_state_of_another_run_is_refused(
+    small_process: Any, tmp_path: pathlib.Path
+) -> None:
+    """A program saves one before it asks for clients: its noise is not that of the ledger."""
+    begun_and_killed = _source(small_process, tmp_path).iterator().to_bytes()
+    iterator = _source(small_process, tmp_path).iterator()
+    own = iterator.to_bytes()
+    _selected(iterator, 2)
+    # All states were lost, and the program was started again.
+    restarted = _source(small_process, tmp_path)
+    anew = copy.deepcopy(restarted.iterator()).to_bytes()
+    for buffer in (begun_and_killed, anew):
+        with pytest.raises(LedgerError, match="has 2 rounds that were released"):
+            type(restarted.iterator()).from_bytes(buffer)
+    assert len(_selected(type(restarted.iterator()).from_bytes(own), 3)) == 3
+    (tmp_path / "ledger.npz.run").unlink()
+    with pytest.raises(LedgerError, match=r"ledger.npz.run cannot be read .* which noise"):
+        type(restarted.iterator()).from_bytes(own)
+
+
 def test_a_ledger_that_is_not_the_one_of_the_state_is_refused(
     small_process: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -249,10 +269,13 @@ def test_a_program_resumes_from_any_state_and_releases_the_same(
     again = _run_program(run, tmp_path / "cut", 5)
     np.testing.assert_array_equal(_weights(again, 5), _weights(whole, 5))
     assert ParticipationLedger.load(tmp_path / "cut" / "ledger.npz").digest() == ledger.digest()
-    # All states lost: there would be other noise for the rounds that were released.
+    # All states lost: there would be other noise for the rounds that were released. Nor does it
+    # help that the first attempt has saved a first state.
     shutil.rmtree(tmp_path / "cut" / "states")
-    with pytest.raises(LedgerError, match="second release"):
-        _run_program(run, tmp_path / "cut", 5)
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="second release"):
+            _run_program(run, tmp_path / "cut", 5)
+    assert (tmp_path / "cut" / "states" / "program_state_0").is_dir()
 
 
 @pytest.mark.long
