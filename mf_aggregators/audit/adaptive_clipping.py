@@ -25,7 +25,7 @@ from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 
 # Runs without the client that the observer learns the noise from.
-_FEWEST_PILOTS, _PILOTS_PER_DIMENSION = 1000, 60
+_FEWEST_PILOTS, _PILOTS_PER_DIMENSION = 600, 60
 # The norms of a client's updates over the clip norm: just within it, and far above it.
 _WITHIN, _ABOVE = 1.0 - 1e-6, 10.0
 # The other client's update, over the clip norm.

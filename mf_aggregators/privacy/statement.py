@@ -319,6 +319,7 @@ class PrivacyStatement:
             ),
             clipping=_clipping(self.facts),
             released=_RELEASED if self.facts.adaptive_clip is None else _RELEASED_WITH_NORMS,
+            but_for="" if self.facts.adaptive_clip is None else _BUT_FOR,
             left_out=_LEFT_OUT if self.facts.adaptive_clip is None else _LEFT_OUT_WITH_BITS,
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
@@ -513,6 +514,10 @@ _RELEASED_WITH_NORMS = """\
 Every round's noisy average update, its clip norm and the noisy fraction of
      clients within that, and with them every intermediate and the final model."""
 
+_BUT_FOR = """;
+     the clip norm and the fraction of clients within it are covered: they were released with
+     noise"""
+
 _LEFT_OUT = """\
 whose updates are
      replaced by zero in every round that it takes part in. A special form of adding or removing
@@ -536,7 +541,7 @@ _MARKDOWN = """\
      hyperparameters and of the checkpoint to use; what was made of the data before or beside the
      rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, in
      `metrics.csv`, in TensorBoard and in what the command prints (losses, accuracies, norms and
-     fractions are statistics of clients without noise, for the simulation's own use).
+     fractions are statistics of clients without noise, for the simulation's own use{but_for}).
      `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
      numbers of each round's sum without noise: whoever has one of them can remove the noise, or
      tell which data were used.

@@ -46,6 +46,13 @@ _MEASURED = (
 )
 # What the mechanism releases of a clip norm that adapts; empty for a constant one.
 _OF_ADAPTIVE_CLIP = ("clip_norm", "unclipped_fraction")
+_DESCRIPTIONS = {
+    "clip_norm": "The clip norm of the round. A private release, which the guarantee covers.",
+    "unclipped_fraction": (
+        "The fraction of clients whose updates were within the clip norm, with noise. A private "
+        "release, which the guarantee covers."
+    ),
+}
 _COLUMNS = (
     "train_loss",
     "train_accuracy",
@@ -111,7 +118,7 @@ class _MetricsOutputs:
         with self._writer.as_default(step=number):
             for name, value in row.items():
                 if math.isfinite(value):
-                    tf.summary.scalar(name, value)
+                    tf.summary.scalar(name, value, description=_DESCRIPTIONS.get(name))
         self._bar.update()
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ def test_no_vector_is_longer_than_the_noise_is_for(
         np.testing.assert_allclose(vector[:-1], record / max(length, norm), atol=1e-6)
 
 
-def _whitened(kind: type, runs: int = 400) -> np.ndarray:
+def _whitened(kind: type, runs: int = 200) -> np.ndarray:
     """C (what was released less what was summed) over its standard deviation, of fresh runs.
 
     The observer knows the data, and every norm has to follow from fractions that were released.

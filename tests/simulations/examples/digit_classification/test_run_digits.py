@@ -4,12 +4,14 @@ import csv
 import dataclasses
 import json
 import pathlib
+import shutil
 import time
 from typing import Any
 
 import pytest
 from absl import flags
 
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification import data, run_digits
@@ -99,6 +101,43 @@ def test_a_whole_run(
     assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
     assert result["privacy"]["status"] == "finished"
     assert (output / "PRIVACY.md").exists()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_runs_in_this_process")
+@pytest.mark.parametrize("arguments", [[], ["--secure_aggregation"]], ids=["open", "secure"])
+def test_a_run_whose_clip_norm_adapts_resumes_with_it(
+    arguments: list[str], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    command = (
+        f"--output_dir={output}",
+        "--num_rounds=4",
+        "--clip_norm=adaptive",
+        "--clip_update_period=1",
+        "--seed=3",
+        "--format=json",
+        *arguments,
+    )
+    status, out, errors = _call(capfd, *command)
+    assert status == 0, errors
+    first, metrics = json.loads(out), _metrics(output)
+    norms = [row["clip_norm"] for row in metrics]
+    clip = AdaptiveClip(update_period=1)
+    for before, after, row in zip(norms, norms[1:], metrics, strict=False):
+        assert after == pytest.approx(clip.next_norm(before, row["unclipped_fraction"]))
+    assert all("clipped_fraction" not in row for row in metrics)
+    assert first["clip_norms"]["first"] == norms[0] == 0.1
+    assert first["clip_norms"]["last"] == norms[-1]
+    assert first["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    shutil.rmtree(output / "checkpoints" / "round_4")
+    status, out, errors = _call(capfd, *command)
+    assert status == 0, errors
+    assert json.loads(out) == first
+    assert _metrics(output) == metrics
+    status, _, errors = _call(capfd, *command, "--clip_quantile=0.9")
+    assert status == 2
+    assert "holds a run with other flags (--clip_quantile=" in errors
 
 
 def _started(commands: CommandServer, output: pathlib.Path, *arguments: str) -> CommandProcess:
