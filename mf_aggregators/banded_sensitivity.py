@@ -130,9 +130,7 @@ def _largest_sums_of_both_sides(
     levels = min(most - 1, fitting)
     after, before = (_largest_sums(side, separation, levels) for side in (above, below))
     # m participations after the row leave most - 1 - m before it.
-    return np.max(
-        [after[m] + before[min(most - 1 - m, levels)] for m in range(levels + 1)], axis=0
-    )
+    return np.max([after[m] + before[min(most - 1 - m, levels)] for m in range(levels + 1)], axis=0)
 
 
 def _largest_sums(side: np.ndarray, separation: int, levels: int | None) -> list[np.ndarray]:

@@ -187,7 +187,9 @@ class TridiagonalSpectra(WorkloadSpectra):
         if np.ptp(self._diagonal) > 0.0 or np.ptp(self._below) > 0.0:
             return None
         rounds = self.num_rounds // _ROUNDS_PER_COARSER_ROUND
-        bands = np.column_stack([self._diagonal[:rounds], np.append(0.0, self._below[: rounds - 1])])
+        bands = np.column_stack(
+            [self._diagonal[:rounds], np.append(0.0, self._below[: rounds - 1])]
+        )
         return TridiagonalSpectra(bands)
 
 

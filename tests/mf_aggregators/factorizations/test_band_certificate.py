@@ -124,9 +124,7 @@ def test_no_bound_is_above_the_error_of_a_feasible_matrix_in_a_thousand_cases(
 
 @given(st.integers(2, 40), st.data())
 @settings(max_examples=examples(100), deadline=None)
-def test_bands_bound_the_trace_of_the_root_from_below(
-    num_rounds: int, data: st.DataObject
-) -> None:
+def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.DataObject) -> None:
     """The theorem itself: against eigenvalues, for E that are not even those of a search."""
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     num_bands = data.draw(st.integers(1, num_rounds))
