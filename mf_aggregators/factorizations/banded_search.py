@@ -23,7 +23,7 @@ from mf_aggregators.factorizations.convergence import Converged, minimise
 # Evaluations before the first look at the certificate, which costs about five of them, and the
 # fewest and the most between two looks.
 _FIRST_CERTIFICATE = 50
-_FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 50
+_FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 25
 # The gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
 # The power of the weight of a column that its variables are scaled by: the least number of steps
