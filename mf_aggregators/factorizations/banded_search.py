@@ -126,7 +126,7 @@ class BandedSearch:
         optimiser's first step has length one, and is made the one that the curvature along the
         gradient suggests.
         """
-        in_band = np.tri(*bands.shape, dtype=bool)
+        in_band = np.tri(len(bands), self._num_bands, dtype=bool)
         _, slope, weights = self._log_error(bands)
         weights = np.maximum(weights, _LEAST_WEIGHT * np.max(weights))
         scales = band_algebra.spread_columns(weights**_POWER_OF_WEIGHTS, self._num_bands)
