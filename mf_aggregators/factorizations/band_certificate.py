@@ -159,7 +159,9 @@ def lower_bound(bands: np.ndarray, workload: BandedWorkload, constraint: ColumnC
             product = half.times(point.root)
             epsilon = _epsilon(point, removed, product)
             if epsilon is not None:
-                return _bound(point, removed, half, total, epsilon)
+                bound = _bound(point, removed, half, total, epsilon)
+                if bound > 0.0:
+                    return bound
             dominating = _off_diagonal_sums(removed) + 2.0 * point.row_errors
             if share is None:
                 raised = dominating
