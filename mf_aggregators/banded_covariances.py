@@ -260,13 +260,11 @@ class BandedCovariances:
     def _costs(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """W_k from the last block to the first: (k, W_yy, W_ye, W_ee)."""
         carried = self._workload.num_carried
-        of_noise: np.ndarray | None = None
-        mixed, of_carried = np.empty(0), np.empty(0)
+        last = self._workload.blocks[-1]
+        of_noise, mixed, of_carried = last.own_square, last.mixed, last.carried_square
         for k in range(len(self._noise) - 1, -1, -1):
             block = self._workload.blocks[k]
-            if of_noise is None:
-                of_noise, mixed, of_carried = block.own_square, block.mixed, block.carried_square
-            else:
+            if k + 1 < len(self._noise):
                 # From (y_k, e_k) after block k to (y_k, e_(k-1)).
                 transition = self._transitions[k + 1]
                 of_noise = block.own_square + transition.T @ of_noise @ transition

@@ -36,7 +36,7 @@ from mf_aggregators.participation import (
 )
 
 # Rows of X treated at a time by the upper bound: bounds its memory at n x k x this.
-_ROWS_AT_A_TIME = 128
+_ROWS_AT_A_TIME = 512
 # Entries of X, relative to its diagonal, that may be rounding errors of a product.
 _ROUNDING_OF_GRAM = 1e-14
 # Deviations from a non-increasing sequence, relative to its largest entry, that count as

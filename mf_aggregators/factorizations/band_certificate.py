@@ -152,22 +152,24 @@ def lower_bound(bands: np.ndarray, workload: BandedWorkload, constraint: ColumnC
         if not point.is_finite:
             return 0.0
         raised, rows = np.zeros(len(bands)), np.ones(len(bands), dtype=bool)
-        for attempt in range(len(_SHARES) + 2):
+        for share in (*_SHARES, None, None):
             allowed, total = constraint.dual_diagonal(point.dual.diagonal + raised)
             removed = _removed(point.dual, allowed)
             half = point.root.transposed().times(removed)
             product = half.times(point.root)
             epsilon = _epsilon(point, removed, product)
             if epsilon is not None:
-                return _bound(point, removed, half, total, epsilon)
+                bound = _bound(point, removed, half, total, epsilon)
+                if bound > 0.0:
+                    return bound
             dominating = _off_diagonal_sums(removed) + 2.0 * point.row_errors
-            if attempt == 0:
+            if share is None:
+                raised = dominating
+                continue
+            if not np.any(raised):
                 is_large = np.sum(np.abs(product.rows), axis=1) > _LARGE
                 rows = _spread(is_large, 2 * removed.lower)
-            share = _SHARES[attempt] if attempt < len(_SHARES) else 1.0
-            raised = (
-                np.where(rows, share * dominating, 0.0) if attempt < len(_SHARES) else dominating
-            )
+            raised = np.where(rows, share * dominating, 0.0)
         return 0.0
 
 

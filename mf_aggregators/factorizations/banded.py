@@ -43,10 +43,13 @@ from mf_aggregators.sensitivity import Sensitivity
 
 # Of bands, blocks and steps that a search keeps, at least, for each entry of C.
 _BYTES_PER_ENTRY = 8 * 30
-# In a plan: the search takes minutes above so many rounds; fewer bands than the most are for
-# those who look for less memory.
-MOST_ROUNDS_OF_A_PLAN = 4096
+# In a plan: the most rounds of all searches, and of the one for the most bands, which is the best,
+# if it takes no more than so many n b^2. Fewer bands are for those who look for less memory.
+_MOST_ROUNDS_OF_A_PLAN, _MOST_ROUNDS_OF_THE_BEST = 4096, 20_000
+_MOST_OPERATIONS_OF_THE_BEST = 4e8
 _FEWER_BANDS_OF_A_PLAN = (4, 16, 64)
+# How long the search for so many bands takes for 2,052 rounds; fewer take less.
+_SECONDS_OF_A_PLAN, _BANDS_OF_SECONDS = 15.0, 342
 
 
 class BandedFactorization(Factorization):
@@ -325,15 +328,13 @@ class BandedMechanism(Mechanism):
         if affordable < setting.separation:
             reason = f"keeps more {setting.budget} than allowed; bands that fit: {affordable}"
             found.append(Variant({"num_bands": setting.separation}, reason=reason))
-        fewer = {number for number in _FEWER_BANDS_OF_A_PLAN if number < affordable}
-        return [
-            *found,
-            *(
-                variant_of_a_plan(setting.num_rounds, number)
-                for number in sorted(fewer | {affordable})
-                if number > 1
-            ),
-        ]
+        rounds, most = setting.num_rounds, _MOST_ROUNDS_OF_A_PLAN
+        fewer = [number for number in _FEWER_BANDS_OF_A_PLAN if number < affordable]
+        if rounds <= most:
+            found += [variant_of_a_plan(rounds, number) for number in fewer]
+        elif rounds * affordable**2 <= _MOST_OPERATIONS_OF_THE_BEST:
+            most = _MOST_ROUNDS_OF_THE_BEST
+        return [*found, *([variant_of_a_plan(rounds, affordable, most)] if affordable > 1 else [])]
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns each number of bands that is worth weighing."""
@@ -346,21 +347,23 @@ class BandedMechanism(Mechanism):
         ]
 
 
-def variant_of_a_plan(num_rounds: int, num_bands: int) -> Variant:
+def variant_of_a_plan(
+    num_rounds: int, num_bands: int, most_rounds: int = _MOST_ROUNDS_OF_A_PLAN
+) -> Variant:
     """Returns the optimum of a number of bands, which is kept for all schemas that allow them.
 
     Args:
       num_rounds: The number of rounds n.
       num_bands: The number of bands b.
+      most_rounds: The most rounds that it is searched for.
 
     Returns:
       The variant, with a reason if its search would take minutes.
     """
-    too_long = num_rounds > MOST_ROUNDS_OF_A_PLAN
     return Variant(
         {"num_bands": num_bands},
         {"relative_gap": RELATIVE_GAP_OF_A_PLAN},
         depends_on_schema=False,
-        seconds=30.0,
-        reason=too_many_rounds(MOST_ROUNDS_OF_A_PLAN) if too_long else "",
+        seconds=_SECONDS_OF_A_PLAN * min(1.0, num_bands / _BANDS_OF_SECONDS),
+        reason=too_many_rounds(most_rounds) if num_rounds > most_rounds else "",
     )

@@ -23,7 +23,7 @@ from mf_aggregators.factorizations.convergence import Converged, minimise
 # Evaluations before the first look at the certificate, which costs about five of them, and the
 # fewest and the most between two looks.
 _FIRST_CERTIFICATE = 50
-_FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 50
+_FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 25
 # The gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
 # The power of the weight of a column that its variables are scaled by: the least number of steps
@@ -126,7 +126,7 @@ class BandedSearch:
         optimiser's first step has length one, and is made the one that the curvature along the
         gradient suggests.
         """
-        in_band = np.tri(*bands.shape, dtype=bool)
+        in_band = np.tri(len(bands), self._num_bands, dtype=bool)
         _, slope, weights = self._log_error(bands)
         weights = np.maximum(weights, _LEAST_WEIGHT * np.max(weights))
         scales = band_algebra.spread_columns(weights**_POWER_OF_WEIGHTS, self._num_bands)

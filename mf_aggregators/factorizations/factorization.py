@@ -11,7 +11,7 @@ import scipy.linalg
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.participation import Participation
+from mf_aggregators.participation import Participation, check
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
@@ -229,8 +229,14 @@ class Factorization(abc.ABC):
         return np.tril(transposed.T)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Returns the sensitivity of C under a schema: see ``mf_aggregators.sensitivity``."""
-        return self._sensitivity_of_first(self.num_rounds, participation)
+        """Returns the sensitivity of C under a schema: see ``mf_aggregators.sensitivity``.
+
+        It is computed once for a schema: some bounds take seconds.
+        """
+        known: dict[Participation, Sensitivity] = self.__dict__.setdefault("_sensitivities", {})
+        if check(participation) not in known:
+            known[participation] = self._sensitivity_of_first(self.num_rounds, participation)
+        return known[participation]
 
     def sensitivity_of_first(self, num_rounds: int, participation: Participation) -> Sensitivity:
         """Returns the sensitivity of what the first rounds of a run release.

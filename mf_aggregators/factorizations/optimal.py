@@ -56,6 +56,7 @@ _SAFE_SHARE = 0.99
 # The optimiser's first step relative to one of the fixed-point iteration.
 _FIRST_STEP = 1.5
 _SHORTEST_STEP = 1e-12
+_TINY = 1e-300
 # What gaps are beside distances from feasible matrices, before more is known.
 _GAP_OVER_DISTANCE = 2.0
 # The gap of the optimum of fewer rounds that a search starts from.
@@ -63,7 +64,7 @@ _GAP_OF_START = 1e-4
 
 # In a plan: dense optimisation takes minutes above so many rounds, and seconds for 2,052.
 _MOST_ROUNDS_OF_A_PLAN = 4096
-_SECONDS_OF_A_PLAN, _SECONDS_OF_A_PLAN_FOR_EPOCHS = 30.0, 120.0
+_SECONDS_OF_A_PLAN, _SECONDS_OF_A_PLAN_FOR_EPOCHS = 4.0, 120.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -303,7 +304,7 @@ class _Search:
             self._certify(evaluation, eigenvalues, eigenvectors)
             self._gap_over_distance = max(
                 _GAP_OVER_DISTANCE,
-                _SAFE_SHARE * self._estimated_gap() / max(distance, np.finfo(np.float64).tiny),
+                _SAFE_SHARE * self._estimated_gap() / (distance + _TINY),
             )
             self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
             if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:

@@ -17,7 +17,6 @@ import tqdm
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.banded import (
-    MOST_ROUNDS_OF_A_PLAN,
     BandedMechanism,
     variant_of_a_plan,
 )
@@ -47,7 +46,8 @@ _PATIENCE = 10
 _LEAST_IMPROVEMENT = 1e-4
 # Entries of the stack of normal equations that are solved together.
 _STACK = 1 << 22
-# In a plan: docs/planning.md has the errors of other diagonals and ranks.
+# In a plan: its decoder is dense, and docs/planning.md has the errors of other diagonals and ranks.
+_MOST_ROUNDS_OF_A_PLAN = 4096
 _DIAGONALS_OF_A_PLAN, _RANKS_OF_A_PLAN = 4, (8, 16)
 
 
@@ -428,7 +428,7 @@ class StructuredMechanism(Mechanism):
                 "clients that return after at least --separation rounds: name a factorization to "
                 "approximate by --base_checkpoint."
             )
-        return optimal(request.workload.matrix(), schema, show_progress=request.show_progress)
+        return optimal(request.workload, schema, show_progress=request.show_progress)
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns approximations of the optimum, or of the most bands where clients return."""
@@ -438,7 +438,7 @@ class StructuredMechanism(Mechanism):
                 for optimum in OptimalMechanism().for_timers(setting)
                 for variant in self._of(setting.num_rounds, (OptimalMechanism.name, optimum))
             ]
-        if setting.separation == 1 or setting.num_rounds > MOST_ROUNDS_OF_A_PLAN:
+        if setting.separation == 1 or setting.num_rounds > _MOST_ROUNDS_OF_A_PLAN:
             return ()
         bands = variant_of_a_plan(setting.num_rounds, setting.separation)
         return self._of(setting.num_rounds, (BandedMechanism.name, bands))

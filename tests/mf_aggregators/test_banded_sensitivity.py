@@ -31,16 +31,13 @@ def _bands(data: st.DataObject, num_rounds: int) -> np.ndarray:
 def _schema(data: st.DataObject, num_rounds: int) -> Participation:
     separation = data.draw(st.integers(1, num_rounds))
     most = data.draw(st.integers(1, -(-num_rounds // separation)))
-    return data.draw(
-        st.sampled_from(
-            [
-                SingleParticipation(),
-                MinSeparation(separation),
-                MinSeparation(separation, most),
-                FixedEpochOrder(most, separation),
-            ]
-        )
-    )
+    schemas: list[Participation] = [
+        SingleParticipation(),
+        MinSeparation(separation),
+        MinSeparation(separation, most),
+        FixedEpochOrder(most, separation),
+    ]
+    return data.draw(st.sampled_from(schemas))
 
 
 @given(st.integers(1, 60), st.data())

@@ -1,8 +1,10 @@
 """Workloads against what they stand for: the iterates of SGD with momentum."""
 
+import hashlib
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import workloads
@@ -78,3 +80,52 @@ def test_rounds_must_be_a_positive_integer(num_rounds: object) -> None:
 def test_bad_momentum_or_rates_are_refused(momentum: float, rates: list[float] | None) -> None:
     with pytest.raises(ValueError, match=r"momentum|learning_rates"):
         workloads.momentum_sgd(3, momentum, rates)
+
+
+@given(st.integers(1, 40), st.floats(0.0, 0.99), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_the_inverse_of_a_workload_is_banded(
+    num_rounds: int, momentum: float, has_rates: bool, seed: int
+) -> None:
+    rates = tuple(np.random.default_rng(seed).uniform(0.1, 2.0, num_rounds)) if has_rates else None
+    workload = workloads.Workload("momentum_sgd", num_rounds, momentum, rates)
+    matrix = workload.matrix()
+    assert workload.largest_entry() == pytest.approx(np.max(matrix), rel=1e-12)
+    for bands in (workload.inverse_bands(), workloads.inverse_bands(matrix)):
+        assert bands is not None
+        assert bands.shape[1] <= 3
+        inverse = np.zeros((num_rounds, num_rounds))
+        for lag in range(bands.shape[1]):
+            assert not np.any(bands[:lag, lag])
+            inverse += np.diag(bands[lag:, lag], -lag)
+        np.testing.assert_allclose(inverse @ matrix, np.eye(num_rounds), atol=1e-9)
+
+
+def test_dense_inverses_and_singular_arrays_have_no_bands() -> None:
+    generator = np.random.default_rng(0)
+    matrix = np.tril(generator.normal(size=(20, 20))) + 3.0 * np.eye(20)
+    assert workloads.inverse_bands(matrix) is None
+    # Nearly a prefix sum is none.
+    other = np.tri(20)
+    other[19, 0] = 1.0 + 1e-6
+    assert workloads.inverse_bands(other) is None
+
+
+def test_fingerprints_of_many_rounds_need_no_matrix() -> None:
+    many = workloads.Workload("prefix_sum", 100_000)
+    other = workloads.Workload("momentum_sgd", 100_000, 0.9)
+    assert workloads.fingerprint(many) != workloads.fingerprint(other)
+    same = workloads.Workload("momentum_sgd", 100_000, 0.0, (3.0,) * 100_000)
+    assert workloads.fingerprint(many) == workloads.fingerprint(same)
+
+
+def test_fingerprints_of_version_0_5_0_are_known() -> None:
+    """They were of the matrix, for any number of rounds."""
+    workload = workloads.Workload("prefix_sum", 4200)
+    scaled = np.ascontiguousarray(workload.matrix(), dtype=np.float32)
+    earlier = hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
+    assert workloads.fingerprint(workload) != earlier
+    assert workloads.has_fingerprint(workload, earlier)
+    assert workloads.has_fingerprint(workload, workloads.fingerprint(workload))
+    assert not workloads.has_fingerprint(workload, "0" * 16)
+    assert not workloads.has_fingerprint(workload, None)
