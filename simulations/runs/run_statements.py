@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 
 from mf_aggregators import participation
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import amplification_conditions, guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
@@ -147,7 +147,7 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
             design.sampling,
             design.noise_multiplier,
             delta,
-            certification=guarantees.default_certification(show_progress=True),
+            certification=amplification_conditions.default_certification(show_progress=True),
         )
     return PrivacyStatement(
         facts=RunFacts(
