@@ -21,6 +21,7 @@ from mf_aggregators import (
     planning,
     sampling,
     sensitivity,
+    user_cache,
     workloads,
 )
 from mf_aggregators.accounting import sampling_schemes
@@ -59,6 +60,7 @@ __all__ = [
     "sampling_schemes",
     "sensitivity",
     "tff",
+    "user_cache",
     "validation",
     "workloads",
 ]
