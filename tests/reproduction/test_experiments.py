@@ -1,5 +1,7 @@
 """Experiments at sizes that take seconds, against print and against independent computation."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ _WORKSPACE = Workspace()
 
 def test_coins_need_less_noise_than_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve rounds of ten of 200 clients: what is stated is certified, and less than for parts."""
-    sizes = {"num_rounds": 12, "population": 200, "clients_per_round": 10}
+    sizes: dict[str, Any] = {"num_rounds": 12, "population": 200, "clients_per_round": 10}
     for name, value in (
         ("_DELTA", 1e-3),
         *((f"_{name.upper()}", value) for name, value in sizes.items()),
