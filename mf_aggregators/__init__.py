@@ -22,6 +22,7 @@ from mf_aggregators import (
     planning,
     sampling,
     sensitivity,
+    user_cache,
     workloads,
 )
 from mf_aggregators.accounting import sampling_schemes
@@ -63,6 +64,7 @@ __all__ = [
     "sampling_schemes",
     "sensitivity",
     "tff",
+    "user_cache",
     "validation",
     "workloads",
 ]

@@ -10,6 +10,7 @@ from reproduction import (
     banded_errors,
     banded_guarantees,
     best_bands,
+    coins_under_timers,
     errors_on_images,
     library_comparison,
     prefix_sums,
@@ -31,6 +32,7 @@ def experiments() -> Mapping[str, Experiment]:
         *amplification_by_epochs.experiments(),
         *errors_on_images.experiments(),
         *banded_guarantees.experiments(),
+        *coins_under_timers.experiments(),
         *library_comparison.experiments(),
         *training.experiments(),
     )

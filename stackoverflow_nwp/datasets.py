@@ -16,8 +16,7 @@ from typing import Any
 
 import tqdm
 
-from mf_aggregators import atomic_files
-from mf_aggregators.checkpoints import user_cache
+from mf_aggregators import atomic_files, user_cache
 from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
 
 _LOGGER = logging.getLogger(__name__)

@@ -185,7 +185,7 @@ def estimated_noise_multiplier(
       seed: As in :func:`proved_claim`.
       max_samples: As there.
       relative_tolerance: To which the estimate is searched for; pilots are less exact.
-      pilot_samples: The samples of each pilot.
+      pilot_samples: The samples of each pilot, or more where few of them count.
 
     Returns:
       The estimate, at most ``enough``.
@@ -195,7 +195,9 @@ def estimated_noise_multiplier(
         mechanism = mechanism_of(math.exp(log_sigma))
         limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
         outputs = _best_outputs(mechanism, epsilon, delta)
-        return _Pilot(mechanism, outputs, delta, seed, limit, pilot_samples).excess(epsilon)
+        pilot = _Pilot(mechanism, outputs, delta, seed, limit, pilot_samples)
+        pilot.grow_for(epsilon)
+        return pilot.excess(epsilon)
 
     high, low = math.log(enough), math.log(least)
     step = math.log(1.5)

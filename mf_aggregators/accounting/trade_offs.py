@@ -51,7 +51,7 @@ _ABSOLUTE_ROUNDING = 1e-15
 _LOG_ROUNDING = 1e-9
 _LARGEST_EXPONENT = 700.0
 # Deltas at which a curve of pairs is computed for schemes without a fast one.
-_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 16))
+_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
 # Epsilons at which a fast one is computed, up to where its delta is next to nothing.
 _NUM_EPSILONS = 120
 _SMALLEST_DELTA = 1e-11

@@ -7,7 +7,7 @@ from typing import Any
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import attackers, guarantees, sampled_cohorts
+from mf_aggregators.privacy import amplification_conditions, attackers, guarantees, sampled_cohorts
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
@@ -138,7 +138,7 @@ def read(
             ledger.sampling,
             noise_multiplier * of_schema / single,
             delta,
-            certification=guarantees.default_certification(show_progress=True),
+            certification=amplification_conditions.default_certification(show_progress=True),
         )
         num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
         if sampling_seed is None:

@@ -212,8 +212,8 @@ def _condition(plan: Plan) -> str:
             f"timer allows it, at least {scheme.separation} rounds after it last took part, and "
             f"takes part with probability {scheme.joining_probability!r}, whatever happened "
             "before, and if its timer begins as if it had done so for ever. Who took part stays "
-            f"secret for ever. In a simulation that is what {_sampler(chosen)} draws. Devices that "
-            "cannot be asked in every round are not covered."
+            f"secret for ever. In a simulation that is what {_sampler(chosen)} draws. A device "
+            "that cannot be asked flips its coin and starts its timer all the same."
         )
     if isinstance(chosen.sampling, BallsInBins):
         scheme_of_bins = chosen.sampling

@@ -37,7 +37,7 @@ from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.mechanism import RELATIVE_GAP_OF_A_PLAN
 from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import amplification_conditions
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
 # much less on average, and reach their own default in twice the time.
@@ -198,7 +198,7 @@ def noise_multiplier(
         "accounting": _accounting_fingerprint(),
     }
     if isinstance(scheme, MinSeparationSampling | BallsInBins):
-        columns = None if matrix is None else guarantees.columns_of(matrix, scheme)
+        columns = None if matrix is None else amplification_conditions.columns_of(matrix, scheme)
         if columns is not None:
             description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
         description["is_estimate"] = is_estimate

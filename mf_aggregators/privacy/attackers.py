@@ -4,13 +4,34 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from mf_aggregators.privacy.printed_guarantees import rounded_up
 
 # The false positive rates that every statement has a true positive rate for.
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 _FORM = ".5g"
+
+
+def fields(
+    true_positive_rate: Callable[[np.ndarray], float | np.ndarray], prefix: str = ""
+) -> dict[str, float | None]:
+    """Returns the highest true positive rates that are stated, as fields of a report.
+
+    Args:
+      true_positive_rate: From false positive rates to the highest true ones.
+      prefix: Of the names of the fields.
+
+    Returns:
+      ``true_positive_rate_at_0.01`` and its like, with rates from 0 to 1.
+    """
+    found = np.asarray(true_positive_rate(np.asarray(FALSE_POSITIVE_RATES)))
+    return {
+        name(rate, prefix): float(most)
+        for rate, most in zip(FALSE_POSITIVE_RATES, found, strict=True)
+    }
 
 
 def name(false_positive_rate: float, prefix: str = "") -> str:

@@ -20,8 +20,6 @@ from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import (
     amplification,
-    certificate_store,
-    column_bands,
     random_participation,
     trade_offs,
 )
@@ -39,7 +37,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.privacy import attackers, pattern_sensitivities
+from mf_aggregators.privacy import amplification_conditions, attackers, pattern_sensitivities
 from mf_aggregators.privacy.ledgers import Ledger
 
 
@@ -97,13 +95,10 @@ class Guarantee:
         ``accounting.trade_offs`` says what the attacker knows and decides.
 
         Args:
-          false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
+          false_positive_rate: From 0 to 1, or an array of them; others raise a ValueError.
 
         Returns:
           A rate of the argument's shape; 1 where epsilon is infinite.
-
-        Raises:
-          ValueError: If a false positive rate is not from 0 to 1.
         """
         if math.isinf(self.epsilon):
             return trade_offs.true_positive_rate(0.0, false_positive_rate)
@@ -118,17 +113,8 @@ class Guarantee:
         )
 
     def attacker(self, prefix: str = "") -> dict[str, float | None]:
-        """Returns the highest true positive rates that are stated, as fields of a report.
-
-        Args:
-          prefix: Of the names of the fields: ``true_positive_rate_at_0.01`` and its like.
-        """
-        rates = np.asarray(attackers.FALSE_POSITIVE_RATES)
-        found = np.asarray(self.true_positive_rate(rates))
-        return {
-            attackers.name(float(rate), prefix): float(most)
-            for rate, most in zip(rates, found, strict=True)
-        }
+        """Returns the true positive rates that are stated; ``attackers.fields`` says how."""
+        return attackers.fields(self.true_positive_rate, prefix)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
@@ -302,63 +288,10 @@ def sampled(
             f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
             f"{factorization.num_rounds}."
         )
-    check_bands(factorization, scheme)
+    amplification_conditions.check_bands(factorization, scheme)
     bound = factorization.sensitivity(SingleParticipation())
-    columns = columns_of(factorization, scheme)
+    columns = amplification_conditions.columns_of(factorization, scheme)
     return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
-
-
-def default_certification(*, show_progress: bool = False) -> Certification:
-    """Returns how epsilons are proved for schemes without parts: seed 0, kept in the user's cache.
-
-    Args:
-      show_progress: Whether to show progress bars on standard error.
-    """
-    return Certification(
-        directory=certificate_store.default_directory(), show_progress=show_progress
-    )
-
-
-def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarray | None:
-    """Returns the columns of C that an amplified guarantee depends on.
-
-    Args:
-      factorization: C, lower triangular of at most the scheme's bands.
-      scheme: How clients take part.
-
-    Returns:
-      (n, b) as ``accounting.column_bands`` has them, for schemes without parts; None for others.
-    """
-    if not isinstance(scheme, (MinSeparationSampling, BallsInBins)):
-        return None
-    num_bands = factorization.strategy_bands() or factorization.num_rounds
-    return column_bands.of_encoder(factorization.encode, factorization.num_rounds, num_bands)
-
-
-def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
-    """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
-
-    The noise must follow from rows of the noise as well: where it follows from earlier rows of Z,
-    roundings of a participation stay in all later rows (``noise.rounding``), and not in b.
-
-    Args:
-      factorization: C.
-      scheme: How batches are drawn.
-    """
-    bands = factorization.strategy_bands()
-    if bands is None or bands > scheme.num_bands:
-        found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
-        raise ValueError(
-            f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
-            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
-            "data have parts (BandMF Thm 4)."
-        )
-    if factorization.noise_recursion().draws_earlier_rows_of_z and bands < factorization.num_rounds:
-        raise ValueError(
-            f"the noise of {factorization.mechanism} is made from earlier rows of Z, and its "
-            "roundings would reach further than its bands: for amplification by sampling, use a "
-            "banded mechanism with bands for at most half of the rounds."
-        )
 
 
 def _unamplified(
@@ -388,7 +321,7 @@ def _amplified(
     columns: np.ndarray | None,
     certification: Certification | None = None,
 ) -> Guarantee:
-    certification = certification or default_certification()
+    certification = certification or amplification_conditions.default_certification()
     found = amplification.amplified(
         scheme, noise_multiplier, delta, columns=columns, certification=certification
     )

@@ -16,7 +16,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check_population,
 )
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import amplification_conditions, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from simulations.runs import run_options, sampled_runs
@@ -97,7 +97,7 @@ class RunDesign:
                 self.sampling,
                 self.noise_multiplier,
                 delta,
-                certification=guarantees.default_certification(show_progress=True),
+                certification=amplification_conditions.default_certification(show_progress=True),
             )
         return guarantees.planned(
             self.factorization, self.participation, self.released_noise_multiplier, delta

@@ -53,6 +53,7 @@ def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> N
         *("denisov-epsilons", "bandmf-table-2", "bandmf-table-3", "bandmf-figure-4a"),
         *("bandmf-figure-4b", "bandmf-figure-4c", "bandmf-figure-6", "bandmf-figure-7"),
         *("bandmf-figure-9", "bandmf-table-4-noise", "bandmf-table-5-noise"),
+        "bandmf-table-5-coins",
         *("bandmf-production", "library-2052"),
     ):
         assert printed in names

@@ -123,14 +123,21 @@ def test_the_certificate_takes_its_share_of_delta() -> None:
     all_attempts = certificates.ATTEMPTS * claim.failure_probability
     assert claim.failure_probability > 0.0
     assert claim.largest_divergence + all_attempts == pytest.approx(_DELTA, rel=1e-12)
-    # A test that draws too little proves nothing, whatever it finds.
-    largest = claim_search._best_outputs(of, 5.0, _DELTA)
-    most = certificates.largest_term(largest.log_moment, largest.order, 2.0)
-    bet = 0.5 / (most - claim.largest_divergence)
+
+
+def test_a_test_that_draws_too_little_proves_nothing() -> None:
+    """Of order 1, whose terms are of P itself, and nearly always zero at this epsilon."""
+    of = mechanism(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
+    claim = claim_search.claim_of(of, 6.0, _DELTA, max_samples=2**15)
+    bet = 0.3 / (certificates.largest_term(0.0, 1, 6.0) - claim.largest_divergence)
     gain = math.log1p(bet * claim.largest_divergence)
     enough = math.ceil(-math.log(claim.failure_probability) / gain)
-    few = dataclasses.replace(claim, epsilon=2.0, order=largest.order, bet=bet, num_samples=enough)
-    assert not certificates.is_proved(of, dataclasses.replace(few, num_samples=enough // 2))
+    plain = dataclasses.replace(claim, order=1, bet=bet, num_samples=enough)
+    assert certificates.is_proved(of, dataclasses.replace(plain, num_samples=2 * enough))
+    assert not certificates.is_proved(of, dataclasses.replace(plain, num_samples=enough // 2))
+    # Bets that could lose more than there is are no bets.
+    assert not certificates.is_proved(of, dataclasses.replace(plain, bet=1.1))
+    assert not certificates.is_proved(of, dataclasses.replace(plain, thresholds=(0.0, -1.0)))
 
 
 @pytest.mark.parametrize(("probability", "sigma", "rounds"), [(0.04, 0.9, 30), (0.3, 2.0, 10)])

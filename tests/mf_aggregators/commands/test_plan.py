@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.sampling import data_samplers
 from simulations.runs import run_designs, run_flags, sampled_runs
 from simulations.runs.run_options import RunOptions
@@ -182,6 +184,50 @@ def test_printed_commands_run(
         assert schema == named["participation"]
         found = options["noise_multiplier"]
     assert found == pytest.approx(chosen["noise_multiplier"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "condition"),
+    [
+        ("min_separation", r"flips a secret coin .* with probability (0\.\d+|1\.0), whatever"),
+        ("balls_in_bins", r"is in one of 4 bins, drawn once, uniformly, independently"),
+    ],
+)
+def test_plans_of_clients_that_draw_for_themselves(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: str,
+    condition: str,
+) -> None:
+    """The plan itself writes the certified matrix; the aggregator says what must draw."""
+    monkeypatch.chdir(tmp_path)
+    arguments = (f"--sampling={sampling}", "--num_rounds=6", "--delta=1e-3")
+    fields = _planned(capsys, cache, *arguments)
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    assert not chosen["is_estimate"]
+    again, run, aggregator = (step["command"] for step in fields["steps"])
+    words = shlex.split(again)
+    assert words[0] == "mf-plan"
+    status, out, err = _call(capsys, *words[1:], cache, "--format=json")
+    assert status == 0, err
+    assert json.loads(out)["recommended"] == fields["recommended"]
+    directory, named = _arguments(aggregator)
+    matrix = checkpoints.load(directory)
+    scheme = mfa.sampling_schemes.from_dict(chosen["sampling"])
+    assert scheme.name == sampling
+    assert f"--sampling={sampling} --separation={scheme.to_dict()['separation']}" in run
+    stated = guarantees.sampled(matrix, scheme, named["noise_multiplier"], 1e-3)
+    assert stated.epsilon <= 7.123456789
+    (note,) = (note for note in fields["steps"][-1]["notes"] if "only if" in note)
+    assert re.search(condition, note)
+    assert repr(scheme.name) in fields["steps"][-1]["sampler"]
+    status, out, err = _call(capsys, *_SETTING, *arguments, cache)
+    assert status == 0, err
+    marked = [line for line in out.splitlines() if "~" in line]
+    assert any("rough estimates, which no guarantee may be stated of" in line for line in marked)
+    assert not any(line.startswith("*") for line in marked)
 
 
 def test_the_aggregator_is_made(

@@ -1,0 +1,65 @@
+"""What an amplified guarantee needs of a factorization, and how it is certified."""
+
+import numpy as np
+
+from mf_aggregators.accounting import certificate_store, column_bands
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    SamplingScheme,
+)
+from mf_aggregators.factorizations import Factorization
+
+
+def default_certification(*, show_progress: bool = False) -> Certification:
+    """Returns how epsilons are proved for schemes without parts: seed 0, kept in the user's cache.
+
+    Args:
+      show_progress: Whether to show progress bars on standard error.
+    """
+    return Certification(
+        directory=certificate_store.default_directory(), show_progress=show_progress
+    )
+
+
+def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarray | None:
+    """Returns the columns of C that an amplified guarantee depends on.
+
+    Args:
+      factorization: C, lower triangular of at most the scheme's bands.
+      scheme: How clients take part.
+
+    Returns:
+      (n, b) as ``accounting.column_bands`` has them, for schemes without parts; None for others.
+    """
+    if not isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        return None
+    num_bands = factorization.strategy_bands() or factorization.num_rounds
+    return column_bands.of_encoder(factorization.encode, factorization.num_rounds, num_bands)
+
+
+def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
+    """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
+
+    The noise must follow from rows of the noise as well: where it follows from earlier rows of Z,
+    roundings of a participation stay in all later rows (``noise.rounding``), and not in b.
+
+    Args:
+      factorization: C.
+      scheme: How batches are drawn.
+    """
+    bands = factorization.strategy_bands()
+    if bands is None or bands > scheme.num_bands:
+        found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
+        raise ValueError(
+            f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
+            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
+            "data have parts (BandMF Thm 4)."
+        )
+    if factorization.noise_recursion().draws_earlier_rows_of_z and bands < factorization.num_rounds:
+        raise ValueError(
+            f"the noise of {factorization.mechanism} is made from earlier rows of Z, and its "
+            "roundings would reach further than its bands: for amplification by sampling, use a "
+            "banded mechanism with bands for at most half of the rounds."
+        )
