@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -9,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting, workloads
-from mf_aggregators.accounting import amplification
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling
+from mf_aggregators.accounting import (
+    amplification,
+    certificates,
+    random_participation,
+    sampling_schemes,
+)
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    MinSeparationSampling,
+    PoissonSampling,
+)
 from mf_aggregators.factorizations import (
     Factorization,
     banded,
@@ -241,6 +251,51 @@ def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) 
     assert realised.sampling.sampling_probability == pytest.approx(0.1)
     assert realised.sampling.most_participations == math.ceil(rounds / 3)
     assert realised.epsilon <= plan.epsilon
+
+
+@pytest.mark.parametrize(
+    ("scheme", "participation"),
+    [
+        (MinSeparationSampling(12, 3, 300, 10, 5), MinSeparation(5, 3)),
+        (BallsInBins(12, 3, 300, 50, 6), FixedEpochOrder(2, 6)),
+    ],
+)
+def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
+    scheme: sampling_schemes.SeparatedScheme,
+    participation: Participation,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    factorization, delta = banded(workloads.prefix_sum(12), 3), 1e-3
+    plan = guarantees.sampled(factorization, scheme, 1.5, delta)
+    assert plan.participation == participation
+    most = participation.most_participations(12)
+    without = accounting.epsilon(1.5 / math.sqrt(most), delta)
+    assert plan.zcdp_rho == pytest.approx(most * 0.5 / 1.5**2)
+    assert plan.certificate is not None
+    assert plan.certificate.epsilon == plan.epsilon < without
+    columns = guarantees.columns_of(factorization, scheme)
+    assert columns is not None
+    mechanism = random_participation.mechanism_of(scheme, columns, 1.5)
+    assert certificates.is_proved(mechanism, plan.certificate)
+    assert plan.to_dict()["certificate"]["seed"] == 0
+    assert plan.to_dict()["sampling"] == scheme.to_dict()
+    # What was drawn is kept: the same guarantee, and one for the rounds that there were.
+    kept = RealisedParticipation(12, 40, scheme.separation, most, keeps_sampling=True)
+    realised = guarantees.realised(plan, factorization, kept)
+    assert realised.epsilon == pytest.approx(plan.epsilon)
+    for rounds in (1, 2, 7):
+        kept = RealisedParticipation(rounds, 9, None, 1, keeps_sampling=True)
+        stopped = guarantees.realised(plan, factorization, kept)
+        assert stopped.num_rounds == rounds
+        assert stopped.sampling is not None
+        assert stopped.sampling.num_rounds == rounds
+        assert isinstance(stopped.sampling, MinSeparationSampling | BallsInBins)
+        # The coin and the bins stay those of the plan.
+        law = random_participation.law_of(stopped.sampling)
+        assert law == random_participation.law_of(scheme)
+        assert stopped.epsilon <= 1.05 * plan.epsilon
 
 
 def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
