@@ -44,7 +44,7 @@ class DenseBandedSearch:
 
     def run(self, start: np.ndarray) -> None:
         """Searches from (n, b) bands."""
-        in_band = np.tri(start.shape[0], start.shape[1], dtype=bool)
+        in_band = np.tri(len(start), self.num_bands, dtype=bool)
         best = start
 
         def log_error(entries: np.ndarray) -> tuple[float, np.ndarray]:
