@@ -31,10 +31,11 @@ import scipy.optimize
 from absl import flags
 
 from benchmarks.dense_banded_search import DenseBandedSearch
-from mf_aggregators import lower_bounds, power_series, workloads
+from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
 from mf_aggregators.factorizations.toeplitz_errors import error_weights, squared_rows_by_strategy
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 

@@ -16,6 +16,7 @@ from mf_aggregators import (
     audit,
     checkpoints,
     factorizations,
+    linear_algebra,
     lower_bounds,
     moved_modules,
     participation,
@@ -27,6 +28,7 @@ from mf_aggregators import (
 )
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.planning import band_choice
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy import statement as privacy_statement
@@ -50,6 +52,7 @@ __all__ = [
     "factorizations",
     "figures",
     "guarantees",
+    "linear_algebra",
     "lower_bounds",
     "memory",
     "mf_dp_aggregator",
@@ -72,11 +75,12 @@ __all__ = [
 # Packages that ``import mf_aggregators`` does without, until somebody asks for them.
 _IMPORTED_WHEN_USED = ("commands", "figures")
 
-# Names of modules that version 0.5.0 documented.
+# Names of modules that version 0.5.0 documented or had in ``__all__``.
 moved_modules.install(
     {
         "mf_aggregators.band_choice": "mf_aggregators.planning.band_choice",
         "mf_aggregators.guarantees": "mf_aggregators.privacy.guarantees",
+        "mf_aggregators.power_series": "mf_aggregators.linear_algebra.power_series",
         "mf_aggregators.privacy_statement": "mf_aggregators.privacy.statement",
         "mf_aggregators.sampling_schemes": "mf_aggregators.accounting.sampling_schemes",
         "mf_aggregators.tff_processes": "mf_aggregators.tff.processes",

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import power_series, validation
+from mf_aggregators import validation
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mf_aggregators import power_series
+from mf_aggregators.linear_algebra import power_series
 
 
 def square_root_bands(num_rounds: int, num_bands: int) -> np.ndarray:

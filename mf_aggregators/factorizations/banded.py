@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import banded_sensitivity, memory, validation, workloads
-from mf_aggregators.banded_covariances import BandedCovariances, WorkloadBlocks
-from mf_aggregators.factorizations import band_algebra
+from mf_aggregators import memory, validation, workloads
+from mf_aggregators.factorizations import band_algebra, banded_sensitivity
 from mf_aggregators.factorizations.band_constraints import (
     ColumnConstraint,
     EqualNorms,
@@ -29,6 +28,7 @@ from mf_aggregators.factorizations.mechanism import (
     too_many_rounds,
 )
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances, WorkloadBlocks
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
 from mf_aggregators.participation import (

@@ -15,8 +15,8 @@ import scipy.optimize
 import scipy.special
 import tqdm
 
-from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators import validation
 from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
@@ -40,6 +40,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum_adjoint,
 )
 from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.workloads import Workload

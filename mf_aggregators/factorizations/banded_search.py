@@ -1,7 +1,7 @@
 """The search for the best banded strategy matrix, with its certificate, in O(n b^2) operations.
 
 L-BFGS runs over the entries of C before its columns are scaled to keep the constraint. Error and
-slope come from :mod:`mf_aggregators.banded_covariances`. Its lower bound is the dual of the
+slope come from ``linear_algebra.banded_covariances``. Its lower bound is the dual of the
 problem. With equal norms: for symmetric positive semi-definite V with V[i, j] = 0 for
 0 < |i - j| < b and any feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) = tr(A^T A X^-1) +
 tr(V X) - tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of 2 sqrt(a v) <= a / x + v x; the
@@ -14,11 +14,11 @@ tr(V). :mod:`mf_aggregators.factorizations.band_certificate` bounds the trace fr
 import numpy as np
 import tqdm
 
-from mf_aggregators.banded_covariances import BandedCovariances
 from mf_aggregators.factorizations import band_algebra, band_certificate
 from mf_aggregators.factorizations.band_constraints import ColumnConstraint
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import Converged, minimise
+from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances
 
 # Evaluations before the first look at the certificate, which costs about five of them, and the
 # fewest and the most between two looks.

@@ -45,7 +45,7 @@ from mf_aggregators.factorizations.convergence import Converged, Objective, mini
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.participation import FixedEpochOrder
 
 PatternEntries = Literal["any", "non_negative", "orthogonal"]

@@ -7,8 +7,8 @@ import numpy as np
 import scipy.linalg
 import tqdm
 
-from mf_aggregators import power_series, validation
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators import validation
 from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
@@ -29,6 +29,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     squared_rows_by_strategy,
 )
 from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
     Participation,

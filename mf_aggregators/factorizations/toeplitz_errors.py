@@ -19,9 +19,10 @@ from typing import Any, Literal
 import numpy as np
 import scipy.signal
 
-from mf_aggregators import memory, power_series, validation
+from mf_aggregators import memory, validation
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
 

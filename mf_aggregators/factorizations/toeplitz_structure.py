@@ -7,11 +7,11 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import power_series
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import Option
 from mf_aggregators.factorizations.toeplitz_errors import check_rounds
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload

@@ -17,7 +17,8 @@ import numpy as np
 import scipy.linalg
 from scipy.linalg.lapack import dtrtri
 
-from mf_aggregators import nuclear_norm, workloads
+from mf_aggregators import workloads
+from mf_aggregators.linear_algebra import nuclear_norm
 from mf_aggregators.workloads import Workload
 
 # Below so many rounds a search needs no start from fewer.

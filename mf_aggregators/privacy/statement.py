@@ -551,7 +551,8 @@ _MARKDOWN = """\
 3. **Accounting.**
    - *Mechanism.* {mechanism}. {clipping} {together}
    - *Type of accounting.* {accounting}
-     Floating-point samples stand for real ones: attacks on their rounding are not covered.
+     It holds for the bits that are released: sums and noise are integers, and what rounding takes
+     is made up for by more noise.
    - *Assumption.* {assumption}
    - *Formal statement, planned.* {planned}
    - *Formal statement, realised.* Of what took place: {realised}{rule}

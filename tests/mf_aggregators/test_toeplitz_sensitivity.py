@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import power_series, sensitivity
+from mf_aggregators import sensitivity
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,

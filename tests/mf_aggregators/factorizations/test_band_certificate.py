@@ -8,8 +8,7 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import power_series, workloads
-from mf_aggregators.banded_matrices import BandedMatrix
+from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
     NotConvergedWarning,
     band_algebra,
@@ -23,6 +22,8 @@ from mf_aggregators.factorizations.band_constraints import (
 )
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.linear_algebra import power_series
+from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload

@@ -10,7 +10,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import checkpoints, power_series, workloads
+from mf_aggregators import checkpoints, workloads
 from mf_aggregators.factorizations import (
     BandedInverseFactorization,
     IdentityFactorization,
@@ -19,6 +19,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
 )
 from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

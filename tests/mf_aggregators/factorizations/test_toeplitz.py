@@ -10,7 +10,7 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import checkpoints, power_series, workloads
+from mf_aggregators import checkpoints, workloads
 from mf_aggregators.factorizations import (
     IdentityFactorization,
     NotConvergedWarning,
@@ -23,6 +23,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     error_weights,
     squared_rows_by_strategy,
 )
+from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

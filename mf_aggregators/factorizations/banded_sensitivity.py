@@ -7,7 +7,7 @@ banded here, and no sum over a pattern needs what is zero.
 import numpy as np
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.banded_matrices import BandedMatrix
+from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -9,7 +9,7 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import power_series
+from mf_aggregators.linear_algebra import power_series
 
 
 def _dense(series: np.ndarray, num_rounds: int) -> np.ndarray:

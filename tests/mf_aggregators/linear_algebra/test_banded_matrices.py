@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.banded_matrices import BandedMatrix
+from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix
 from tests.examples import examples
 
 

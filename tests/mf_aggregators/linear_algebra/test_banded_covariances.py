@@ -6,8 +6,9 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import power_series, workloads
-from mf_aggregators.banded_covariances import BandedCovariances, WorkloadBlocks
+from mf_aggregators import workloads
+from mf_aggregators.linear_algebra import power_series
+from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances, WorkloadBlocks
 from mf_aggregators.noise import recursions
 from tests.examples import examples
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import banded_sensitivity, sensitivity
+from mf_aggregators import sensitivity
+from mf_aggregators.factorizations import banded_sensitivity
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
