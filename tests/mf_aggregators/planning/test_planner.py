@@ -171,8 +171,12 @@ def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
         if isinstance(each.sampling, MinSeparationSampling)
     }
     assert coins == {(1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (4, 4), (4, 6), (4, 8), (8, 8)}
-    bins = [each for each in with_any.candidates if isinstance(each.sampling, BallsInBins)]
-    assert [each.sampling.separation for each in bins if each.sampling] == [8] * 4
+    bins = [
+        each.sampling.separation
+        for each in with_any.candidates
+        if isinstance(each.sampling, BallsInBins)
+    ]
+    assert bins == [8] * 4
 
 
 def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -> None:
