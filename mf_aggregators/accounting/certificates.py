@@ -4,8 +4,9 @@ A claim says that a mechanism, whose dominating pair (P, Q) ``participation_laws
 (epsilon, delta)-DP. Everything that its test needs is fixed in the claim before the test draws
 anything: the numbers of samples, the bets, and the seed. The test draws and answers yes or no.
 If the claim is false, one of two hockey-stick divergences is too large, and the test of that one
-answers yes with at most the claim's failure probability beta. What several attempts may fail with
-is taken from delta before: both divergences are tested to be below what is left. So delta covers
+answers yes with at most the claim's failure probability beta. What all attempts may fail with, and
+those for the other noise multipliers of a search, is taken from delta before: both divergences are
+tested to be below what is left. So delta covers
 that the test fails, over the random numbers that it draws. Anybody can repeat the test.
 
 **P from Q.** With an output from the law R = (P/Q)^a Q / Z, Z = E_Q (P/Q)^a (``tilted_outputs``),
@@ -45,6 +46,9 @@ _ROUNDING = 1e-9
 # The failure probability of all attempts together, as a share of delta.
 FAILURE_SHARE = 0.01
 ATTEMPTS = 4
+# So many mechanisms share it as well, where a search for a noise multiplier takes the first that
+# is proved to reach its target.
+MECHANISMS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Claim:
     @property
     def failure_probability(self) -> float:
         """The probability beta that the test proves the claim if it is false."""
-        return FAILURE_SHARE * self.delta / ATTEMPTS
+        return failure_probability(self.delta)
 
     @property
     def largest_divergence(self) -> float:
@@ -123,6 +127,11 @@ def is_proved(mechanism: Mechanism, claim: Claim, *, show_progress: bool = False
         return _from_without_is_small(mechanism, claim, bar) and _without_is_small(
             mechanism, claim, bar
         )
+
+
+def failure_probability(delta: float) -> float:
+    """Returns the probability beta with which the test of a claim of a delta proves a false one."""
+    return FAILURE_SHARE * delta / (ATTEMPTS * MECHANISMS)
 
 
 def tested_delta(delta: float) -> float:

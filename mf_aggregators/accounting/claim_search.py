@@ -230,7 +230,7 @@ class _Pilot:
         self._outputs = outputs
         self._rounds = mechanism.columns.shape[0]
         self._mean = certificates.tested_delta(delta)
-        self._log_failure = math.log(certificates.FAILURE_SHARE * delta / certificates.ATTEMPTS)
+        self._log_failure = math.log(certificates.failure_probability(delta))
         self._seed, self._limit = seed, limit
         self._losses = np.zeros(0)
         self._grow(min(samples, limit))
@@ -381,7 +381,7 @@ def _thresholds(
         )
     )
     mean = certificates.tested_delta(delta)
-    failure = certificates.FAILURE_SHARE * delta / certificates.ATTEMPTS
+    failure = certificates.failure_probability(delta)
     for samples in _SAMPLES_WITHOUT:
         best = (math.inf, (0.0, 0.0))
         for low_count in (8, 16, 32, 64, 128, 256, 1024, 4096):

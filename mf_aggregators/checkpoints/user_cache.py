@@ -1,5 +1,10 @@
-"""The name of ``mf_aggregators.user_cache`` in versions up to 0.5.0."""
+"""The user's cache directory, by the name that it has in versions up to 0.5.0."""
 
-from mf_aggregators.user_cache import directory
+import pathlib
 
-__all__ = ["directory"]
+from mf_aggregators import user_cache
+
+
+def directory() -> pathlib.Path:
+    """Returns ``mf_aggregators`` in the user's cache directory (``mf_aggregators.user_cache``)."""
+    return user_cache.directory()

@@ -35,7 +35,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import amplification_conditions, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from tests.mf_aggregators import brute_force
 
@@ -275,7 +275,7 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert plan.zcdp_rho == pytest.approx(most * 0.5 / 1.5**2)
     assert plan.certificate is not None
     assert plan.certificate.epsilon == plan.epsilon < without
-    columns = guarantees.columns_of(factorization, scheme)
+    columns = amplification_conditions.columns_of(factorization, scheme)
     assert columns is not None
     mechanism = random_participation.mechanism_of(scheme, columns, 1.5)
     assert certificates.is_proved(mechanism, plan.certificate)
