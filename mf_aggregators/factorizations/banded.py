@@ -209,9 +209,12 @@ def banded(
         rank, the number of bands is out of range or above the schema's separation, or
         the schema names more participations than fit.
     """
-    if not isinstance(workload, workloads.Workload):
+    if isinstance(workload, workloads.Workload):
+        num_rounds = workload.num_rounds
+    else:
+        num_rounds = len(workload)
+        memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
         workload = validation.lower_triangular(workload, "the workload")
-    num_rounds = workload.num_rounds if isinstance(workload, workloads.Workload) else len(workload)
     num_bands = validation.positive_integer(num_bands, "num_bands")
     memory.check_rounds(num_rounds, _BYTES_PER_ENTRY * num_bands, "the banded factorization")
     if num_bands > num_rounds:

@@ -133,10 +133,10 @@ def optimal(
         rank, the schema is MinSeparation and lets a client take part more than once, or
         it names more participations than fit.
     """
-    if not isinstance(workload, workloads.Workload):
-        workload = validation.lower_triangular(workload, "the workload")
     num_rounds = workload.num_rounds if isinstance(workload, workloads.Workload) else len(workload)
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
+    if not isinstance(workload, workloads.Workload):
+        workload = validation.lower_triangular(workload, "the workload")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )

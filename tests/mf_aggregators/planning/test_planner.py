@@ -461,7 +461,7 @@ def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> Non
     after = planning.computations(_TIMERS, cache_directory=tmp_path)
     computed_at_once = {"identity", "tree online", "tree full"}
     assert {each.name for each in after if not each.is_kept} == computed_at_once
-    # Nothing of 24 rounds takes seconds; the dense searches of 2,052 rounds do, until kept.
+    # Nothing of 24 rounds takes seconds; long searches for 2,052 rounds do, until kept.
     assert {each.expected_seconds for each in before} == {None}
     large = dataclasses.replace(
         _TIMERS, num_rounds=2052, population=342_000, clients_per_round=1000
@@ -472,8 +472,8 @@ def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> Non
         for each in planning.computations(large, cache_directory=tmp_path)
         if each.expected_seconds is not None and each.expected_seconds > 10.0
     }
-    assert {"banded 64", "banded 342"} <= long
-    assert not long & {"identity", "blt 4", "toeplitz 342"}
+    assert "banded 342" in long
+    assert not long & {"identity", "blt 4", "toeplitz 342", "banded 64"}
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path) -> None:

@@ -98,5 +98,5 @@ def test_missing_and_other_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match=r"are \(5, 64\): install the locked version"):
         data.load()
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ValueError, match=r"part of scikit-learn.*see Installing"):
+    with pytest.raises(ValueError, match=r"part of scikit-learn.*see docs/installing.md"):
         data.load()
