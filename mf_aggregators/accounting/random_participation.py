@@ -32,9 +32,16 @@ from mf_aggregators.accounting.participation_laws import (
 )
 from mf_aggregators.accounting.sampling_schemes import MinSeparationSampling, SeparatedScheme
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
+from mf_aggregators.noise.rows_of_z import STEP
 
 # With less noise nothing is claimed to be amplified.
 LEAST_NOISE_MULTIPLIER = 0.1
+# Steps of Z by which the rounding of a row may move one of its numbers: 1 and twice what floats
+# err by, which ``privacy.amplification_conditions`` checks. The theorem of ``participation_laws``
+# has shifts of sum |C_ij| in row i. Rounding adds to those of rows within b of a participation
+# alone, a vector of at most sqrt(d) times so many steps: as if all entries of the bands were
+# larger by that.
+LARGEST_ROUNDING = 4.0
 # The first step from a noise multiplier whose epsilon is above its target.
 _RELATIVE_STEP = 2e-3
 
@@ -77,14 +84,20 @@ def law_of(scheme: SeparatedScheme) -> ParticipationLaw:
     return OneBin(scheme.separation)
 
 
-def mechanism_of(scheme: SeparatedScheme, columns: np.ndarray | None, sigma: float) -> Mechanism:
-    """Returns the mechanism that claims are about.
+def mechanism_of(
+    scheme: SeparatedScheme,
+    columns: np.ndarray | None,
+    sigma: float,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> Mechanism:
+    """Returns the mechanism that claims are about, with what the rounding of rows adds to C.
 
     Args:
       scheme: How clients take part.
       columns: (n, b), as ``column_bands`` has them, of the scheme's rounds and at most its bands;
         None for a diagonal C of equal entries, if the scheme is for one band.
       sigma: The noise multiplier, relative to the largest column norm of C.
+      num_coordinates: As in ``gaussian.epsilon``.
 
     Raises:
       ValueError: If columns are missing or do not fit the scheme.
@@ -101,7 +114,12 @@ def mechanism_of(scheme: SeparatedScheme, columns: np.ndarray | None, sigma: flo
             f"the strategy matrix has {columns.shape[0]} rounds and {columns.shape[1]} bands, and "
             f"the scheme is for {scheme.num_rounds} and {scheme.num_bands}."
         )
-    return Mechanism(column_bands.normalised(columns), sigma, law_of(scheme))
+    rounding = sigma * LARGEST_ROUNDING * STEP
+    rounding *= math.sqrt(num_coordinates / scheme.num_rounds)
+    rows = np.arange(columns.shape[0])[:, None] + np.arange(columns.shape[1])
+    normalised = column_bands.normalised(columns)
+    rounded = np.where(rows < columns.shape[0], normalised + rounding, 0.0)
+    return Mechanism(rounded, sigma, law_of(scheme))
 
 
 def log_moments(
@@ -162,7 +180,7 @@ def amplified(
         )
     except TailError as error:
         refused = error
-    mechanism = mechanism_of(scheme, columns, max(sigma, LEAST_NOISE_MULTIPLIER))
+    mechanism = mechanism_of(scheme, columns, max(sigma, LEAST_NOISE_MULTIPLIER), num_coordinates)
     claim = None
     if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
         try:
@@ -244,7 +262,7 @@ def estimated_noise_multiplier(
     if enough <= LEAST_NOISE_MULTIPLIER:
         return enough
     return claim_search.estimated_noise_multiplier(
-        lambda sigma: mechanism_of(scheme, columns, sigma),
+        lambda sigma: mechanism_of(scheme, columns, sigma, num_coordinates),
         target,
         left,
         enough,

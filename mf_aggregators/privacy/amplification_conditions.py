@@ -3,13 +3,16 @@
 import numpy as np
 
 from mf_aggregators.accounting import certificate_store, column_bands
-from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.random_participation import LARGEST_ROUNDING, Certification
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
     MinSeparationSampling,
     SamplingScheme,
 )
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.rounding import Rounding
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:
@@ -63,3 +66,18 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
             "roundings would reach further than its bands: for amplification by sampling, use a "
             "banded mechanism with bands for at most half of the rounds."
         )
+    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        _check_rounding(factorization)
+
+
+def _check_rounding(factorization: Factorization) -> None:
+    """Raises ValueError unless rows are rounded by no more than accounting charges."""
+    rows = IntegerRows.of(factorization.noise_recursion())
+    for blocks in (None, Blocks.of(rows.recursion)):
+        moved = 1.0 + 2.0 * Rounding.of(rows, blocks).float_error
+        if moved > LARGEST_ROUNDING:
+            raise ValueError(
+                f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and "
+                f"{LARGEST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
+                "matrix that is better conditioned."
+            )

@@ -1,6 +1,7 @@
 """Epsilon and noise of coins under timers and of balls in bins."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -20,6 +21,7 @@ from mf_aggregators.accounting import (
 )
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
+from mf_aggregators.noise import discrete_gaussian
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
@@ -80,6 +82,28 @@ def test_the_law_is_that_of_the_scheme() -> None:
     )
     bins = random_participation.law_of(BallsInBins(12, 3, 200, 10, 20))
     assert bins == participation_laws.OneBin(20)
+
+
+def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
+    """In each row within b of a participation, whatever the participations are.
+
+    There, roundings move a row of d numbers by four steps of Z each at most.
+    """
+    scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
+    plain = column_bands.normalised(_columns())
+    n, b = plain.shape
+    mechanism = random_participation.mechanism_of(scheme, _columns(), sigma, num_parameters * n)
+    added = sigma * 4.0 * math.sqrt(num_parameters) / discrete_gaussian.STANDARD_DEVIATION
+    before, after = np.zeros((n, n)), np.zeros((n, n))
+    for i in range(n):
+        height = min(b, n - i)
+        before[i : i + height, i] = plain[i, :height]
+        after[i : i + height, i] = mechanism.columns[i, :height]
+    assert np.all(np.triu(after, 1) == 0.0)
+    for chosen in itertools.product([0.0, 1.0], repeat=n):
+        rounds = np.array(chosen)
+        is_near = (np.tri(n) - np.tri(n, k=-b)) @ rounds > 0.0
+        assert np.all(after @ rounds >= before @ rounds + added * is_near * (1.0 - 1e-12))
 
 
 def test_nearer_columns_hide_less() -> None:
