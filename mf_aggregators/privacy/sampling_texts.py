@@ -20,8 +20,9 @@ _ACCOUNTING: Mapping[type, str] = {
         "loss distribution of composed Poisson-sampled Gaussian mechanisms, by dp-accounting."
     ),
     FixedSizeSampling: (
-        "Amplification by sampling for banded matrices (BandMF Thm 4): Renyi DP of composed "
-        "Gaussian mechanisms on batches sampled without replacement, by dp-accounting."
+        "Amplification by sampling for banded matrices (BandMF Thm 4): the privacy loss "
+        "distribution of composed Gaussian mechanisms on batches sampled without replacement, by "
+        "dp-accounting."
     ),
     Shuffling: (
         "Amplification by shuffling for banded matrices (BandMF Thm 4, Cor. F.2), by "
