@@ -551,8 +551,8 @@ _MARKDOWN = """\
 3. **Accounting.**
    - *Mechanism.* {mechanism}. {clipping} {together}
    - *Type of accounting.* {accounting}
-     It holds for the bits that are released: sums and noise are integers, and what rounding takes
-     is made up for by more noise.
+     It holds for released numbers as computers hold them: sums and noise are integers, and more
+     noise makes up for what rounding takes.
    - *Assumption.* {assumption}
    - *Formal statement, planned.* {planned}
    - *Formal statement, realised.* Of what took place: {realised}{rule}
