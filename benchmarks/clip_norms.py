@@ -7,14 +7,16 @@ Example:
   .venv/bin/python benchmarks/clip_norms.py --num_rounds=500 --separation=100
 """
 
-import argparse
 import math
+import sys
 
 import numpy as np
 import scipy.signal
 import scipy.stats
+from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization, clip_drift
 
 _CLIENTS = 100
@@ -77,15 +79,17 @@ def simulated_cost(factorization: Factorization, noise: float, period: int, rate
     return clip_drift.measure(factorization, norms).cost
 
 
-def main() -> None:
-    """Prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num_rounds", type=int, default=2052, help="The rounds of a run.")
-    parser.add_argument("--separation", type=int, default=342, help="The separation of clients.")
-    arguments = parser.parse_args()
-    num_rounds = arguments.num_rounds
-    schema = mfa.participation.MinSeparation(arguments.separation)
-    bands = min(64, arguments.separation)
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of the benchmark."""
+    flags.DEFINE_integer("num_rounds", 2052, "Rounds of a run.", flag_values=values)
+    flags.DEFINE_integer("separation", 342, "Separation of clients.", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> None:
+    """Prints the deviations and the costs of each mechanism."""
+    num_rounds = values.num_rounds
+    schema = mfa.participation.MinSeparation(values.separation)
+    bands = min(64, values.separation)
     factorizations: dict[str, Factorization] = {
         "identity": mfa.factorizations.identity(num_rounds),
         "blt, 4 buffers": mfa.factorizations.blt(num_rounds, 4, participation=schema),
@@ -93,16 +97,19 @@ def main() -> None:
             num_rounds, bands, participation=schema
         ),
     }
+    rows, lines = [], []
     for name, factorization in factorizations.items():
         noise = fraction_noise(factorization, schema)
         found = deviations(noise * factorization.noise_rows(np.eye(num_rounds)))
-        print(f"{name}: standard deviations {', '.join(f'{each:.3f}' for each in found)}")
-        for period, rate in _SETTINGS:
-            cost = simulated_cost(factorization, noise, period, rate)
-            print(
-                f"{name}: every {period} rounds at rate {rate:g}, {100.0 * cost:.1f} % more noise"
-            )
+        costs = [simulated_cost(factorization, noise, *setting) for setting in _SETTINGS]
+        rows.append({"mechanism": name, "deviations": found, "costs": costs})
+        lines.append((name, "standard deviations " + ", ".join(f"{each:.3f}" for each in found)))
+        lines += [
+            (name, f"every {period} rounds at rate {rate:g}, {100.0 * cost:.1f} % more noise")
+            for (period, rate), cost in zip(_SETTINGS, costs, strict=True)
+        ]
+    command_line.print_result(values, {"rows": rows}, command_line.table(lines))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command_line.run(__doc__ or "", define_flags, main))

@@ -6,6 +6,7 @@ tokens that its preprocessing gives.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
 
 from mf_aggregators.sampling import random_streams
 from simulations.training import client_data
+from simulations.training.keras_evaluation import KerasEvaluation
 from stackoverflow_nwp.token_arrays import ClientTokens
 
 # The metric of the papers: accuracy without out-of-vocabulary and end-of-sentence tokens.
@@ -94,19 +96,18 @@ class NextWordTask:
         Returns:
           ``loss`` (per token, in nats) and the accuracies by name.
         """
-        # A Keras model does not survive that tff.learning builds others inside its graphs,
-        # so each evaluation makes its own.
-        model = self.keras_model()
-        model.set_weights(list(weights))
-        model.compile(loss=_loss(), weighted_metrics=self._metrics())
-        values = model.evaluate(
-            sentences[:, :-1],
-            sentences[:, 1:],
-            batch_size=_EVALUATION_BATCH_SIZE,
-            verbose=0,
-            return_dict=True,
+        return self._evaluation(
+            weights, sentences[:, :-1], sentences[:, 1:], batch_size=_EVALUATION_BATCH_SIZE
         )
-        return {name: float(value) for name, value in values.items()}
+
+    @functools.cached_property
+    def _evaluation(self) -> KerasEvaluation:
+        return KerasEvaluation(self._compiled_model)
+
+    def _compiled_model(self) -> tf.keras.Model:
+        model = self.keras_model()
+        model.compile(loss=_loss(), weighted_metrics=self._metrics())
+        return model
 
     def constant_accuracy(self, train: np.ndarray, test: np.ndarray) -> tuple[int, float]:
         """Returns the most frequent word of some sentences, and its accuracy on others.

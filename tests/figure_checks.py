@@ -34,10 +34,10 @@ def faults(figure: matplotlib.figure.Figure) -> list[str]:
 
 def _texts(figure: matplotlib.figure.Figure) -> Iterator[tuple[str, Any]]:
     """All that is written, with where it stands: cells of a table by themselves."""
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    renderer = figure.canvas.get_renderer()
     written: list[matplotlib.text.Text] = list(figure.texts)
-    if figure._suptitle is not None and figure._suptitle not in written:  # type: ignore[attr-defined]
-        written.append(figure._suptitle)  # type: ignore[attr-defined]
+    if figure._suptitle is not None and figure._suptitle not in written:
+        written.append(figure._suptitle)
     for axes in figure.axes:
         written += axes.texts
         if not axes.axison:
@@ -98,7 +98,7 @@ def _named_lines(axes: matplotlib.axes.Axes) -> list[Any]:
 def _colours_alike(axes: matplotlib.axes.Axes) -> list[str]:
     named = [(str(line.get_label()), line.get_color()) for line in _named_lines(axes)]
     named += [
-        (str(container.get_label()), container.lines[0].get_color())  # type: ignore[attr-defined]
+        (str(container.get_label()), container.lines[0].get_color())
         for container in axes.containers
         if hasattr(container, "has_xerr") and not str(container.get_label()).startswith("_")
     ]

@@ -31,7 +31,7 @@ class PlainNumbers(matplotlib.ticker.Formatter):
             labels = [_number(value, digits) for value in values]
             if all(abs(float(f"{value:.{digits}g}") - value) <= error for value in values):
                 break
-        is_linear = self.axis is not None and self.axis.get_scale() == "linear"  # type: ignore[union-attr]
+        is_linear = self.axis is not None and self.axis.get_scale() == "linear"
         if not is_linear and any("$" in label for label in labels):
             labels = [_power(value, digits) for value in values]
         decimals = max((len(label.partition(".")[2]) for label in labels), default=0)

@@ -1,9 +1,11 @@
 """A tensorflow-privacy DPQuery that adds the noise of a matrix factorization to sums."""
 
 import collections
+import functools
 import hashlib
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -24,6 +26,7 @@ from mf_aggregators.tff import (
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.noise_making import NoiseOptions, NoiseParts
+from mf_aggregators.tff.pieces import map_pieces
 
 
 class FixedSeedWarning(UserWarning):
@@ -187,30 +190,32 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """
         noise_state = global_state.noise
         noise, step, next_noise_state = self._noise.next_row(noise_state)
+        sums = self._checked_sums(sample_state)
         clip_norm, per_clip_norm = global_state.l2_norm_clip, self._sums.steps_per_clip_norm
-        sums = [
-            grid.to_floats(steps, clip_norm, per_clip_norm)
-            for steps in self._checked_sums(sample_state)
-        ]
+        to_floats = functools.partial(
+            grid.to_floats, clip_norm=clip_norm, steps_per_clip_norm=per_clip_norm
+        )
         if self._noise_stddev == 0.0:
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
-                noised = [tf.identity(value) for value in sums]
+                noised = [
+                    tf.cast(to_floats(steps), spec.dtype)
+                    for steps, spec in zip(sums, self._specs, strict=True)
+                ]
         else:
             if self._record is not None:
                 sums = self._record.check(
-                    noise_state.stream, noise_state.round_index, sums, self._l2_norm_clip
+                    noise_state.stream,
+                    noise_state.round_index,
+                    sums,
+                    unit=clip_norm / per_clip_norm,
+                    clip_norm=self._l2_norm_clip,
                 )
             step *= self._noise_stddev
-            # All that follows is a function of these integers, whatever it rounds.
-            released = [
-                tf.cast(tf.round(value / step), tf.int64) + tf.cast(row, tf.int64)
-                for value, row in zip(sums, noise, strict=True)
+            noised = [
+                _released(steps, to_floats, row, step, spec.dtype)
+                for steps, row, spec in zip(sums, noise, self._specs, strict=True)
             ]
-            noised = [tf.cast(integers, tf.float64) * step for integers in released]
-        noised = [
-            tf.cast(value, spec.dtype) for value, spec in zip(noised, self._specs, strict=True)
-        ]
         result = tf.nest.pack_sequence_as(sample_state.steps, noised)
         next_state = global_state._replace(noise=next_noise_state)
         return result, next_state, dp_accounting.UnsupportedDpEvent()
@@ -282,6 +287,23 @@ def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:
     if not spec.shape.is_fully_defined():
         raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
     return spec
+
+
+def _released(
+    sums: tf.Tensor,
+    to_floats: Callable[[tf.Tensor], tf.Tensor],
+    row: tf.Tensor,
+    step: tf.Tensor,
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """A sum and a row of noise, each in steps of its own, as a tensor of a floating-point type."""
+
+    def add(sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+        # All that follows is a function of these integers, whatever it rounds.
+        released = tf.cast(tf.round(to_floats(sums) / step), tf.int64) + tf.cast(row, tf.int64)
+        return tf.cast(tf.cast(released, tf.float64) * step, dtype)
+
+    return map_pieces(add, dtype, sums, row)
 
 
 def _different_each_time(integers: tf.Tensor) -> tf.Tensor:

@@ -14,6 +14,7 @@ clients' data: they are as secret as the noise rows beside them.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 
@@ -49,14 +50,20 @@ class ReleaseRecord:
         return cls(os.fspath(own))
 
     def check(
-        self, stream: tf.Tensor, i: tf.Tensor, sums: list[tf.Tensor], clip_norm: float
+        self,
+        stream: tf.Tensor,
+        i: tf.Tensor,
+        sums: list[tf.Tensor],
+        unit: tf.Tensor,
+        clip_norm: float,
     ) -> list[tf.Tensor]:
         """Returns the sums of a round, if its noise was added to nothing else before.
 
         Args:
           stream: (2,) int64: the name of the noise stream.
           i: int64 scalar: the round.
-          sums: The sums of the clients' clipped updates, before noise.
+          sums: The sums of the clients' clipped updates, before noise, in steps.
+          unit: float64 scalar: their step.
           clip_norm: The L2 norm that updates are clipped to.
 
         Returns:
@@ -67,13 +74,13 @@ class ReleaseRecord:
         # Inside a function, operations with effects run in order and are never left out.
         @tf.function(autograph=False)
         def checked(
-            stream: tf.Tensor, i: tf.Tensor, sums: tuple[tf.Tensor, ...]
+            stream: tf.Tensor, i: tf.Tensor, unit: tf.Tensor, sums: tuple[tf.Tensor, ...]
         ) -> tuple[tf.Tensor, ...]:
             name = tf.strings.reduce_join(tf.strings.as_string(stream), separator="-")
             path = tf.strings.join(
                 [self.directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
             )
-            numbers = _numbers(sums)
+            numbers = _numbers(sums) * unit
             before, is_there = tensor_files.read(path, i, [_NUMBERS], tf.float64)
             difference = tf.reduce_max(tf.abs(numbers - before))
             most = _TOLERANCE * tf.reduce_max(tf.abs(before)) + _SMALLEST_DIFFERENCE * clip_norm
@@ -98,7 +105,7 @@ class ReleaseRecord:
             with tf.control_dependencies([recorded]):
                 return tuple(tf.identity(tensor) for tensor in sums)
 
-        return list(checked(stream, i, tuple(sums)))
+        return list(checked(stream, i, unit, tuple(sums)))
 
 
 def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:
@@ -109,10 +116,21 @@ def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:
     """
     total = tf.zeros([_NUMBERS], tf.float64)
     for tensor in sums:
-        flat = tf.cast(tf.reshape(tensor, [-1]), tf.float64)
-        size = int(flat.shape[0])
-        multiples = tf.range(size, dtype=tf.float64) * _GOLDEN_RATIO
-        weighted = flat * (0.5 + multiples - tf.floor(multiples))
-        shares = tf.reshape(tf.pad(weighted, [[0, -size % _NUMBERS]]), [_NUMBERS, -1])
-        total += tf.reduce_sum(shares, axis=1)
+        flat = tf.reshape(tensor, [-1])
+        length = -(-int(flat.shape[0]) // _NUMBERS)
+        total += tf.map_fn(
+            functools.partial(_weighted_sum, flat, length),
+            tf.range(_NUMBERS),
+            fn_output_signature=tf.float64,
+            parallel_iterations=1,
+        )
     return total
+
+
+def _weighted_sum(flat: tf.Tensor, length: int, number: tf.Tensor) -> tf.Tensor:
+    """The float64 sum of one of the shares of this length."""
+    start = number * length
+    share = tf.cast(flat[start : start + length], tf.float64)
+    positions = tf.range(tf.size(share)) + start
+    multiples = tf.cast(positions, tf.float64) * _GOLDEN_RATIO
+    return tf.reduce_sum(share * (0.5 + multiples - tf.floor(multiples)))

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
+from simulations.training.keras_evaluation import KerasEvaluation
 from simulations.training.labelled_images import Images
 
 ACCURACY = "accuracy"
@@ -39,13 +40,14 @@ def image_task(
       facts: What the result says besides; the number of examples and the class that most
         examples have, with its test accuracy, are added.
     """
+    evaluation = KerasEvaluation(functools.partial(_compiled, keras_model))
     most_frequent = int(np.argmax(np.bincount(train_labels)))
     return FederatedTask(
         client_ids=tuple(client_ids),
         client_dataset=client_dataset,
         model_fn=functools.partial(_model, keras_model),
         initial_weights=tuple(initial_weights),
-        evaluate=functools.partial(_evaluate, keras_model, {HELDOUT: heldout, TEST: test}),
+        evaluate=functools.partial(_evaluate, evaluation, {HELDOUT: heldout, TEST: test}),
         accuracy=ACCURACY,
         facts={
             "num_examples": len(train_labels),
@@ -69,20 +71,20 @@ def _model(keras_model: Callable[[], tf.keras.Model]) -> tff.learning.models.Var
     )
 
 
+def _compiled(keras_model: Callable[[], tf.keras.Model]) -> tf.keras.Model:
+    model = keras_model()
+    model.compile(loss=_loss(), metrics=[_accuracy()])
+    return model
+
+
 def _evaluate(
-    keras_model: Callable[[], tf.keras.Model],
+    evaluation: KerasEvaluation,
     splits: Mapping[str, Images],
     weights: Sequence[np.ndarray],
     split: str,
 ) -> Mapping[str, float]:
-    # A Keras model does not survive that tff.learning builds others inside its graphs,
-    # so each evaluation makes its own.
-    model = keras_model()
-    model.set_weights(list(weights))
-    model.compile(loss=_loss(), metrics=[_accuracy()])
     images = splits[split]
-    values = model.evaluate(images.pixels, images.labels, verbose=0, return_dict=True)
-    return {name: float(value) for name, value in values.items()}
+    return evaluation(weights, images.pixels, images.labels)
 
 
 def _loss() -> tf.keras.losses.Loss:

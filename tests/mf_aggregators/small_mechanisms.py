@@ -1,5 +1,7 @@
 """Every mechanism at a number of rounds that a dense matrix can check."""
 
+import functools
+
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
     Factorization,
@@ -14,10 +16,11 @@ from mf_aggregators.factorizations import (
 )
 
 
-def factorizations(num_rounds: int) -> list[Factorization]:
+@functools.cache
+def factorizations(num_rounds: int) -> tuple[Factorization, ...]:
     """Returns factorizations of each mechanism, at least 4 rounds long, in a fixed order."""
     workload = workloads.prefix_sum(num_rounds)
-    return [
+    return (
         identity(num_rounds),
         banded(workload, 1),
         banded(workload, 2),
@@ -36,4 +39,4 @@ def factorizations(num_rounds: int) -> list[Factorization]:
         # One state vector, one accumulator.
         blt(num_rounds, 1),
         structured(optimal(workload), 2, 1),
-    ]
+    )

@@ -48,6 +48,8 @@ def test_no_batch_of_small_parts_gets_beyond_the_pair(
     axis = np.linspace(-batch - 7.0 * sigma, batch + 7.0 * sigma, 4001 if dimensions == 1 else 301)
     points = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), -1).reshape(-1, dimensions)
     cell = (axis[1] - axis[0]) ** dimensions
+    # Where the larger of two densities changes, a sum over cells is off by a share of their area.
+    margin = 1e-6 + 0.03 * ((axis[1] - axis[0]) / sigma) ** 2
     subsets = [list(each) for each in itertools.combinations(range(size), batch)]
     p = _density(points, np.array([updates[each].sum(axis=0) for each in subsets]), sigma)
     q = _density(points, np.array([zeroed[each].sum(axis=0) for each in subsets]), sigma)
@@ -56,8 +58,8 @@ def test_no_batch_of_small_parts_gets_beyond_the_pair(
     without = fixed_size_gaussian.divergence_without(sigma, share, _EPSILONS)
     for epsilon, most, most_without in zip(_EPSILONS, with_client, without, strict=True):
         factor = math.exp(epsilon)
-        assert cell * np.sum(np.maximum(p - factor * q, 0.0)) <= most + 1e-4
-        assert cell * np.sum(np.maximum(q - factor * p, 0.0)) <= most_without + 1e-4
+        assert cell * np.sum(np.maximum(p - factor * q, 0.0)) <= most + margin
+        assert cell * np.sum(np.maximum(q - factor * p, 0.0)) <= most_without + margin
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 1.0])

@@ -538,6 +538,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         _arguments(alone)
 
 
+@pytest.mark.long
 def test_printed_commands_train(
     commands: CommandServer,
     capsys: pytest.CaptureFixture[str],

@@ -119,7 +119,7 @@ def test_files_of_small_models_take_no_more_than_said(
     "recursion",
     [
         pytest.param(ToeplitzNoise(200, np.ones(3)), marks=pytest.mark.long),
-        blt(200, 6).noise_recursion(),
+        blt(200, 2).noise_recursion(),
     ],
     ids=lambda recursion: type(recursion).__name__,
 )
@@ -146,7 +146,7 @@ def _dense(num_rounds: int) -> DenseNoise:
     ("recursion", "num_parameters", "expected"),
     [
         (blt(2000, 2).noise_recursion(), 10_000, NoiseStorage.STATE),
-        (blt(2000, 4).noise_recursion(), _LARGE, NoiseStorage.DISK),
+        (blt(2000, 2).noise_recursion(), _LARGE, NoiseStorage.DISK),
         # Measured in TFF: 14 and 18 ms a round, 25 and 17 ms, 530 and 25 ms.
         (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 100, NoiseStorage.STATE),
         (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 10_000, NoiseStorage.DISK),

@@ -24,7 +24,8 @@ def _check(
         tf.constant(stream, tf.int64),
         tf.constant(i, tf.int64),
         [tf.constant(tensor) for tensor in sums],
-        _CLIP_NORM,
+        unit=tf.constant(1.0, tf.float64),
+        clip_norm=_CLIP_NORM,
     )
     for tensor, given_sum in zip(checked, sums, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), given_sum)
