@@ -3,6 +3,10 @@
 The noise multiplier of ``amplified_*`` is relative to the largest column norm of a banded C, which
 is the sensitivity under one participation (BandMF Cor. F.1). Devices that decide themselves when
 to take part, without a secret coin, are never amplified.
+
+With a ``strategy_matrix=``, the entries of C are taken to be larger by what integer rows are
+rounded by, up to ``random_participation.LARGEST_ROUNDING`` steps. ``guarantees.sampled`` checks
+that of a factorization, whose noise is known, and refuses one whose rows are rounded by more.
 """
 
 import math

@@ -40,9 +40,14 @@ _ACCOUNTING: Mapping[type, str] = {
     ),
 }
 
-TOGETHER = """\
+_TOGETHER_IN_PARTS = """\
 Each participation of a client is one Gaussian mechanism on the rounds that it changes,
      which are those of no other participation of that client."""
+
+_TOGETHER_IN_SECRET_ROUNDS = """\
+All rounds together are one mechanism, whose noise is that of a Gaussian one and whose
+     mean depends on the secret rounds of each client, also with updates that depend on earlier
+     rounds."""
 
 UNIT = """\
 One client (or example) of the population with all its data, whatever they are."""
@@ -53,6 +58,13 @@ VERIFICATION = """\
    the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who took part
    nothing is amplified. Whoever has these files checks every draw, with
    `mf-report --ledger=participation.npz --sampling_seed=checkpoints/sampling_seed.json`."""
+
+
+def together(scheme: SamplingScheme) -> str:
+    """Returns what all rounds are together, as a mechanism."""
+    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        return _TOGETHER_IN_SECRET_ROUNDS
+    return _TOGETHER_IN_PARTS
 
 
 def accounting(scheme: SamplingScheme) -> str:

@@ -323,7 +323,9 @@ class PrivacyStatement:
             left_out=_LEFT_OUT if self.facts.adaptive_clip is None else _LEFT_OUT_WITH_BITS,
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
-            together=sampling_texts.TOGETHER if self.plan.sampling else _TOGETHER,
+            together=(
+                sampling_texts.together(self.plan.sampling) if self.plan.sampling else _TOGETHER
+            ),
             unit=sampling_texts.UNIT if self.plan.sampling else _UNIT_OF_TIMERS,
             accounting=_accounting(self.plan),
             assumption=_assumption(self.plan, self.facts),

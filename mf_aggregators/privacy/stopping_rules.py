@@ -17,13 +17,15 @@ post-processing.
 
 Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
 number t follows from the plan alone: it is the most rounds whose amplified epsilon is within the
-limit.
+limit. Under secret coins and with balls in bins, any part of a run is stated with the epsilon of
+all rounds, so that a limit below it allows no round, and any other one allows all of them.
 """
 
 import dataclasses
 import functools
 
 from mf_aggregators import accounting, validation
+from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
@@ -55,9 +57,14 @@ class StoppingRule:
         first = RealisedParticipation(1, 1, None, 1, keeps_sampling)
         if not self.allows(first):
             alone = guarantees.realised(self.plan, self.factorization, first)
+            rounds = "one round alone has"
+            if isinstance(self.plan.sampling, (MinSeparationSampling, BallsInBins)):
+                rounds = (
+                    "where clients draw for themselves, a part of a run has that of all rounds,"
+                )
             raise ValueError(
-                f"one round alone has epsilon {alone.epsilon:.4g}, more than the limit of "
-                f"{self.epsilon:g}: no round could take place. Raise the limit, or use more noise."
+                f"{rounds} epsilon {alone.epsilon:.4g}, more than the limit of {self.epsilon:g}: "
+                "no round could take place. Raise the limit, or use more noise."
             )
 
     @functools.cached_property

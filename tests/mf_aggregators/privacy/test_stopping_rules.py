@@ -23,7 +23,7 @@ _DELTA = 1e-5
 
 
 @functools.cache
-def _factorizations() -> list[Factorization]:
+def _factorizations() -> tuple[Factorization, ...]:
     return factorizations(_NUM_ROUNDS)
 
 
@@ -150,3 +150,18 @@ def test_limits_that_allow_no_round_are_refused() -> None:
     sampled, matrix = _sampled_plan(12)
     with pytest.raises(ValueError, match="one round alone"):
         StoppingRule(sampled, matrix, 1e-3)
+
+
+@pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
+def test_where_clients_draw_for_themselves_a_limit_is_for_all_rounds(sampling: str) -> None:
+    factorization = identity(6)
+    scheme = sampling_schemes.create(
+        sampling, num_rounds=6, num_bands=1, population=60, clients_per_round=15, separation=4
+    )
+    plan = guarantees.sampled(factorization, scheme, 1.0, 1e-3)
+    with pytest.raises(ValueError, match="draw for themselves, a part of a run has that of all"):
+        StoppingRule(plan, factorization, 0.99 * plan.epsilon)
+    rule = StoppingRule(plan, factorization, 1.01 * plan.epsilon)
+    drawn = [RealisedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 7)]
+    assert all(rule.allows(each) for each in drawn)
+    assert rule.guarantee.epsilon == plan.epsilon
