@@ -20,7 +20,7 @@ _patterns = st.lists(
 
 
 @pytest.fixture(scope="module")
-def mechanisms() -> list[Factorization]:
+def mechanisms() -> tuple[Factorization, ...]:
     return small_mechanisms.factorizations(_NUM_ROUNDS)
 
 

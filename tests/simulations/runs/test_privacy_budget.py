@@ -37,7 +37,7 @@ _DELTA = 1e-5
 
 
 @functools.cache
-def _factorizations() -> list[Factorization]:
+def _factorizations() -> tuple[Factorization, ...]:
     return factorizations(_NUM_ROUNDS)
 
 
