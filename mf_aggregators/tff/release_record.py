@@ -21,6 +21,7 @@ import pathlib
 import tensorflow as tf
 
 from mf_aggregators.tff import tensor_files
+from mf_aggregators.tff.pieces import PIECE
 
 _NUMBERS = 64
 # Sums of the same updates in another order differ by far less than this share of the largest
@@ -117,20 +118,28 @@ def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:
     total = tf.zeros([_NUMBERS], tf.float64)
     for tensor in sums:
         flat = tf.reshape(tensor, [-1])
-        length = -(-int(flat.shape[0]) // _NUMBERS)
-        total += tf.map_fn(
-            functools.partial(_weighted_sum, flat, length),
-            tf.range(_NUMBERS),
-            fn_output_signature=tf.float64,
-            parallel_iterations=1,
-        )
+        size = int(flat.shape[0])
+        length = -(-size // _NUMBERS)
+        if size <= PIECE:
+            padded = tf.pad(_weighted(flat, 0), [[0, _NUMBERS * length - size]])
+            total += tf.reduce_sum(tf.reshape(padded, [_NUMBERS, length]), axis=1)
+        else:
+            total += tf.map_fn(
+                functools.partial(_weighted_sum, flat, length),
+                tf.range(_NUMBERS),
+                fn_output_signature=tf.float64,
+                parallel_iterations=1,
+            )
     return total
 
 
 def _weighted_sum(flat: tf.Tensor, length: int, number: tf.Tensor) -> tf.Tensor:
-    """The float64 sum of one of the shares of this length."""
+    """The sum of one share of this length: large tensors have no temporaries of their size."""
     start = number * length
-    share = tf.cast(flat[start : start + length], tf.float64)
-    positions = tf.range(tf.size(share)) + start
-    multiples = tf.cast(positions, tf.float64) * _GOLDEN_RATIO
-    return tf.reduce_sum(share * (0.5 + multiples - tf.floor(multiples)))
+    return tf.reduce_sum(_weighted(flat[start : start + length], start))
+
+
+def _weighted(values: tf.Tensor, start: tf.Tensor | int) -> tf.Tensor:
+    """The float64 products of values with the weights of their coordinates, from the first one."""
+    multiples = tf.cast(tf.range(tf.size(values)) + start, tf.float64) * _GOLDEN_RATIO
+    return tf.cast(values, tf.float64) * (0.5 + multiples - tf.floor(multiples))
