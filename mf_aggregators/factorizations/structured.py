@@ -32,6 +32,7 @@ from mf_aggregators.factorizations.mechanism import (
     Variant,
 )
 from mf_aggregators.factorizations.optimal import OptimalMechanism, optimal
+from mf_aggregators.linear_algebra import stacked_cholesky
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import MinSeparation
@@ -325,8 +326,7 @@ def _ridge_rows(targets: np.ndarray, factors: np.ndarray, lag: int) -> np.ndarra
     solution = np.zeros_like(targets)
     penalty = _PENALTY * np.eye(factors.shape[1])
     for rows, grams in _running_grams(factors, lag):
-        columns = targets[rows, :, np.newaxis]
-        solution[rows] = np.linalg.solve(grams + penalty, columns)[..., 0]
+        solution[rows] = stacked_cholesky.solve(grams + penalty, targets[rows])
     return solution
 
 
