@@ -21,8 +21,8 @@ def solve(matrices: np.ndarray, columns: np.ndarray) -> np.ndarray:
       LinAlgError: If a matrix is not positive definite.
     """
     # The stack is the last axis, along which all operations run.
-    lower = np.ascontiguousarray(np.moveaxis(matrices, 0, -1))
-    solution = np.ascontiguousarray(columns.T)
+    lower = np.array(np.moveaxis(matrices, 0, -1), order="C")
+    solution = np.array(columns.T, order="C")
     size = len(solution)
     for j in range(size):
         row = lower[j, :j]
