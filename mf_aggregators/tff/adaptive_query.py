@@ -163,6 +163,12 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         vector = (clipped, bit * self._shares.bit_weight)
         return self._mechanism.preprocess_record(params.vector_norm, vector)
 
+    def accumulate_preprocessed_record(
+        self, sample_state: SampleState, preprocessed_record: SampleState
+    ) -> SampleState:
+        """Adds a client's integers to a sum, in 64 bits."""
+        return self._mechanism.accumulate_preprocessed_record(sample_state, preprocessed_record)
+
     def get_noised_result(
         self, sample_state: SampleState, global_state: AdaptiveState
     ) -> tuple[Any, AdaptiveState, dp_accounting.DpEvent]:

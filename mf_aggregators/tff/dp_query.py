@@ -51,7 +51,8 @@ class SampleState(NamedTuple):
     """The sum of a round's records so far, in integers: in any order, it is the same.
 
     Attributes:
-      steps: The structure of the records, int64: the sum of their entries, in steps.
+      steps: The structure of the records, int64: the sum of their entries, in steps. In what a
+        single client sends in the open, they are int32.
       num_records: int64 scalar.
     """
 
@@ -177,7 +178,17 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
         """Clips one client's record, in steps; a record that is not finite becomes zero."""
         steps = grid.clip_to_grid(record, params, self._sums.steps_per_clip_norm)
+        if not self._sums.is_secure:
+            # What a client sends takes no more room than its float32 update.
+            steps = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.int32), steps)
         return SampleState(steps, tf.ones([], tf.int64))
+
+    def accumulate_preprocessed_record(
+        self, sample_state: SampleState, preprocessed_record: SampleState
+    ) -> SampleState:
+        """Adds a client's integers to a sum, in 64 bits."""
+        wide = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.int64), preprocessed_record)
+        return super().accumulate_preprocessed_record(sample_state, wide)
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: GlobalState

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from mf_aggregators import validation
 
-# The squares of an update's integers, of at most this many steps, add up within int64.
+# The squares of an update's integers, of at most this many steps, add up within int64, and each of
+# them fits into int32.
 STEPS_PER_CLIP_NORM = 1 << 30
 # Integers that are added up in the open.
 _OPEN_BITS = 64

@@ -46,7 +46,7 @@ def _process(factory: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "operations"),
     [
-        ({}, ["federated_sum", "federated_sum"]),
+        ({}, ["federated_aggregate", "federated_sum"]),
         (
             {"secure_aggregation_bits": 32},
             ["federated_secure_modular_sum", "federated_secure_sum_bitwidth"],
