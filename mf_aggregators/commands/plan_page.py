@@ -1,0 +1,217 @@
+"""A plan as a page: the comparison as pictures and as a table, and the commands to copy."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from absl import flags
+
+from mf_aggregators import accounting, figures
+from mf_aggregators.accounting import amplification, sampling_schemes
+from mf_aggregators.commands import html_pages, panels, plan_text
+from mf_aggregators.commands.html_pages import Commands, Paragraph, Part, Picture, Section, Table
+from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.planning import Candidate, Plan
+from mf_aggregators.privacy import attackers
+from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.printed_guarantees import pair
+
+# More curves than these are hard to tell apart.
+_MOST_CURVES = 6
+# Noise multipliers of a curve of epsilons, relative to that of the plan. Epsilons that sampling
+# amplifies take a second each.
+_LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS = 0.5, 4.0, 7
+
+
+def title(plan: Plan) -> str:
+    """Returns the title of a page."""
+    setting = plan.setting
+    return f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients"
+
+
+def sections(
+    plan: Plan,
+    guarantee: Guarantee,
+    steps: Sequence[Step],
+    show_rates: bool,
+    values: flags.FlagValues,
+) -> list[Section]:
+    """Returns the parts of a page.
+
+    Args:
+      plan: The plan.
+      guarantee: Of what it recommends.
+      steps: What a user types to run it; the notes of the last say what the guarantee depends on.
+      show_rates: Whether the table has server learning rates.
+      values: The parsed flags.
+    """
+    lines = plan_text.setting_lines(plan.setting)
+    return [
+        Section(
+            "",
+            [
+                *(Paragraph(f"{line[0].upper()}{line[1:]}.") for line in lines),
+                Paragraph(f"Recommended: {plan.reason}"),
+                Paragraph(steps[-1].notes[0], is_condition=True),
+                Paragraph(attackers.sentence(guarantee.attacker())),
+            ],
+        ),
+        Section("How good, and how private", _comparison(plan, guarantee)),
+        Section("What the noise costs", _costs(plan)),
+        Section("All candidates", _candidates(plan, show_rates)),
+        Section("To run it", [Commands("\n".join(step.lines())) for step in steps]),
+        html_pages.how_it_was_made("mf-plan", values),
+    ]
+
+
+def _comparison(plan: Plan, guarantee: Guarantee) -> list[Part]:
+    setting, chosen = plan.setting, plan.recommended
+    finite = [each for each in plan.candidates if math.isfinite(each.effective_rmse)]
+    drawn = _drawn(plan)
+    errors = _bars(
+        [(each, each.effective_rmse) for each in finite],
+        plan,
+        "Effective RMSE",
+        "Effective RMSE: what the noise does to a parameter after a round of SGD with learning "
+        "rate and clip norm 1, on average over rounds. "
+        f"{plan_text.name_of(chosen)} has {chosen.effective_rmse:.4g}.",
+    )
+    by_round, axes = panels.one_panel()
+    panels.by_round(
+        axes,
+        {
+            name: each.per_round_variance * (each.noise_multiplier / setting.clients_per_round) ** 2
+            for name, each in drawn.items()
+        },
+        title="Noise by round",
+        logarithmic="y",
+    )
+    epsilons, axes = panels.one_panel()
+    panels.epsilons(
+        axes,
+        _epsilons(plan, drawn),
+        x="effective RMSE",
+        delta=setting.delta,
+        target=setting.epsilon,
+    )
+    trade_offs, axes = panels.one_panel()
+    rates = panels.false_positive_rates()
+    allowed = accounting.true_positive_rate_of_pairs([(setting.epsilon, setting.delta)], rates)
+    target = f"all that {pair(setting.epsilon, setting.delta, '.6g')}-DP allows"
+    panels.trade_offs(
+        axes, {plan_text.name_of(chosen): guarantee}, {target: (rates, np.asarray(allowed))}
+    )
+    best = "" if len(drawn) == len(plan.candidates) else ", of the best of some mechanisms"
+    return [
+        errors,
+        Picture(
+            by_round,
+            f"Standard deviation of the noise in a parameter after each round{best}. The worst "
+            f"round of {plan_text.name_of(chosen)} has {chosen.max_effective_error:.4g}.",
+        ),
+        Picture(
+            epsilons,
+            "Epsilon over the effective RMSE: what more or less noise would give. A single point "
+            "is the noise of the plan, where proofs for more of it would take minutes.",
+        ),
+        Picture(
+            trade_offs,
+            "The highest true positive rate of an attacker who decides whether one client's "
+            "updates were used, over the false positive rate: "
+            f"{attackers.in_brief(guarantee.attacker())}.",
+        ),
+    ]
+
+
+def _drawn(plan: Plan) -> dict[str, Candidate]:
+    """What curves are drawn of, by name: the recommended first, then the best of each mechanism.
+
+    Independent noise is among them, if it is a candidate: it is what readers know.
+    """
+    best: dict[str, Candidate] = {plan.recommended.mechanism: plan.recommended}
+    for each in plan.candidates:
+        if math.isfinite(each.effective_rmse):
+            best.setdefault(each.mechanism, each)
+    found = list(best.values())
+    if len(found) > _MOST_CURVES:
+        identity = [each for each in found[_MOST_CURVES - 1 :] if each.mechanism == "identity"][:1]
+        found = found[: _MOST_CURVES - len(identity)] + identity
+    return {plan_text.name_of(each): each for each in found}
+
+
+def _epsilons(plan: Plan, drawn: dict[str, Candidate]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epsilons over effective RMSEs; only the plan's own where others take minutes to prove."""
+    setting, factors = plan.setting, np.geomspace(_LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS)
+
+    @functools.cache
+    def unamplified(multiplier: float) -> float:
+        return accounting.epsilon(multiplier, setting.delta)
+
+    curves = {}
+    for name, each in drawn.items():
+        scheme = each.sampling
+        epsilon: Callable[[float], float] = unamplified
+        if scheme is not None:
+            epsilon = functools.partial(amplification.epsilon, scheme, delta=setting.delta)
+        if scheme is None or scheme.name in sampling_schemes.names_with_parts():
+            multipliers, found = panels.epsilons_of(epsilon, each.noise_multiplier * factors)
+        else:
+            multipliers, found = np.array([each.noise_multiplier]), np.array([setting.epsilon])
+        curves[name] = multipliers * each.rmse / setting.clients_per_round, found
+    return curves
+
+
+def _costs(plan: Plan) -> list[Part]:
+    every = plan.candidates
+    return [
+        _bars(
+            [(each, each.kept_bytes / 1e9) for each in every],
+            plan,
+            "Memory, GB",
+            "Gigabytes of noise that have to be kept between rounds, for all parameters.",
+        ),
+        _bars(
+            [(each, each.cost.disk_bytes / 1e9) for each in every],
+            plan,
+            "Disk, GB",
+            "Gigabytes of files of noise, with the storage that is chosen for it.",
+        ),
+        _bars(
+            [(each, each.cost.seconds_per_round) for each in every],
+            plan,
+            "Seconds a round",
+            "Seconds of a round that its noise takes on two cores: an estimate.",
+        ),
+    ]
+
+
+def _bars(
+    values: Sequence[tuple[Candidate, float]], plan: Plan, quantity: str, caption: str
+) -> Picture:
+    names = [
+        f"{plan_text.mark(each)}{plan_text.name_of(each)}"
+        + (" (recommended)" if each is plan.recommended else "")
+        for each, _ in values
+    ]
+    figure, axes = panels.one_panel(figures.height_of_rows(names))
+    figures.bars(axes, names, [value for _, value in values], title=quantity)
+    return Picture(figure, caption)
+
+
+def _candidates(plan: Plan, show_rates: bool) -> list[Part]:
+    columns, *rows = plan_text.table(plan, show_rates)
+    # The mark of the recommended row is its colour.
+    found: list[Part] = [
+        Table(
+            "All candidates",
+            columns[1:],
+            [row[1:] for row in rows],
+            marked=plan.candidates.index(plan.recommended),
+        )
+    ]
+    remark = plan_text.remark_on_estimates(plan)
+    if remark:
+        found.append(Paragraph(" ".join(remark)))
+    found += [Paragraph(f"Left out: {each.mechanism} {each.reason}.") for each in plan.left_out]
+    return found
