@@ -110,20 +110,29 @@ def define_report(values: flags.FlagValues, meaning: str) -> None:
     )
 
 
-def check_report(values: flags.FlagValues) -> None:
+def check_report(values: flags.FlagValues, checkpoint: str | None) -> None:
     """Checks --report before anything is computed for it.
 
     Args:
       values: The parsed flags, with ``overwrite``.
+      checkpoint: The directory of a checkpoint that the command reads or writes, if any.
 
     Raises:
-      CommandError: If it names no .html file, or one that cannot be written or is there already and
-        may not be replaced.
+      CommandError: If it names no .html file, or one that cannot be written, that is there
+        already and may not be replaced, or that is in the checkpoint.
     """
     path = values.report
     if path is None:
         return
     check_choice(path.endswith(_SUFFIX), f"--{_FLAG} must name an {_SUFFIX} file, found {path}.")
+    if checkpoint is not None:
+        # With other files in it, a checkpoint is never replaced.
+        page, directory = (pathlib.Path(each).expanduser().resolve() for each in (path, checkpoint))
+        check_choice(
+            not page.is_relative_to(directory) and not directory.is_relative_to(page),
+            f"--{_FLAG}={path} is not apart from the checkpoint {checkpoint}: choose another "
+            "place.",
+        )
     output_paths.check_file(path, _FLAG, values.overwrite)
 
 

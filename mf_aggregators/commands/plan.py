@@ -116,7 +116,7 @@ def main(values: flags.FlagValues) -> None:
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
-    html_pages.check_report(values)
+    html_pages.check_report(values, values.output)
     cache = (
         pathlib.Path(values.cache_dir).expanduser()
         if values.cache_dir

@@ -168,7 +168,7 @@ def _check_flags(values: flags.FlagValues) -> None:
     )
     if values.figure is not None:
         output_paths.check_file(values.figure, "figure")
-    html_pages.check_report(values)
+    html_pages.check_report(values, values.checkpoint)
 
 
 def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:

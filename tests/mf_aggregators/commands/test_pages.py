@@ -279,10 +279,15 @@ def test_pages_are_checked_before_anything_is_computed(
     old.write_text("old")
     monkeypatch.setattr(checkpoints, "load_with_description", None)
     monkeypatch.setattr(plan.planning, "computations", None)
-    flags = _PLAN if program == "mf-plan" else ("--checkpoint=x",)
+    checkpoint = tmp_path / "checkpoint"
+    flags: tuple[str, ...] = (*_PLAN, f"--output={checkpoint}")
+    if program == "mf-report":
+        flags = (f"--checkpoint={checkpoint}",)
     for path, message in (
         (tmp_path / "page.pdf", "--report must name an .html file"),
         (old, "is there already: replace it by --overwrite"),
+        # No checkpoint is replaced that holds other files.
+        (checkpoint / "page.html", "is not apart from the checkpoint"),
     ):
         status = command_line.run(
             "", command.define_flags, command.main, [program, *flags, f"--report={path}"]
@@ -291,6 +296,7 @@ def test_pages_are_checked_before_anything_is_computed(
         assert status == 2
         assert message in captured.err
         assert captured.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["old.html"]
     assert old.read_text() == "old"
 
 
