@@ -77,7 +77,8 @@ def version() -> str:
     """Returns the version that the library states."""
     path = ROOT / "mf_aggregators" / "version.py"
     spec = importlib.util.spec_from_file_location("version", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return str(module.__version__)
@@ -266,21 +267,21 @@ def _check(output: pathlib.Path | None, pythons: list[str], federated: list[str]
         archives = build(uv, output or pathlib.Path(temporary))
         check_contents(archives)
         _say(f"{archives.wheel.name} and {archives.sources.name} hold what is committed")
+        wheel, sources = (str(each.absolute()) for each in archives)
         # Each with what is installed, and whether it has TensorFlow.
         trials = [
-            (python, name, [str(archive.absolute()), *more], False)
+            trial
             for python in pythons
-            for name, archive, more in (
-                ("the wheel", archives.wheel, []),
-                ("the source archive", archives.sources, []),
+            for trial in (
+                (python, "the wheel", [wheel], False),
+                (python, "the source archive", [sources], False),
             )
         ]
         if pythons:
-            oldest = [str(archives.wheel.absolute()), f"--resolution={_OLDEST}"]
+            oldest = [wheel, f"--resolution={_OLDEST}"]
             trials.append((pythons[0], "the wheel with the oldest packages", oldest, False))
         trials += [
-            (python, "the wheel with TensorFlow Federated", [str(archives.wheel.absolute())], True)
-            for python in federated
+            (python, "the wheel with TensorFlow Federated", [wheel], True) for python in federated
         ]
         first: dict[str, Any] = {}
         for python, what, packages, is_federated in trials:
