@@ -3,12 +3,15 @@ r"""Builds a release of what is committed, and tries it in fresh environments.
   python3 -m tools.check_release
   python3 -m tools.check_release --output=dist
   python3 -m tools.check_release --pythons= --federated=
+  python3 -m tools.check_release --tag=v1.0.0 --output=dist --notes=notes.md
 
 The wheel and the source archive are compared with the repository. Each is then installed for each
 of --pythons without TensorFlow, where the commands of the mathematics run and have to find the same
 numbers, and once more with the oldest versions of what setup.py asks for. For each of --federated
 the wheel is installed with the locked packages of TensorFlow Federated, and trains. The last line
 says how many environments were tried. Packages come from the package index, or from uv's cache.
+
+With --tag, the tag has to be that of the version. --notes writes what the changelog says of it.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -82,6 +86,20 @@ def version() -> str:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return str(module.__version__)
+
+
+def changes() -> str:
+    """Returns what the changelog says of the version.
+
+    Raises:
+      ReleaseError: If it says nothing.
+    """
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    pattern = rf"^## \[{re.escape(version())}\] - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)"
+    found = re.search(pattern, text, re.DOTALL | re.MULTILINE)
+    if found is None or not found[1].strip():
+        raise ReleaseError(f"CHANGELOG.md has no section and date for {version()}.")
+    return found[1].strip() + "\n"
 
 
 def commands() -> list[str]:
@@ -238,21 +256,33 @@ def find_python(uv: str, wanted: str) -> str:
     return wanted
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Builds and tries; the exit status."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=pathlib.Path, help="where the archives are kept")
-    parser.add_argument("--pythons", default="3.10,3.11,3.12,3.13", help="without TensorFlow")
-    parser.add_argument("--federated", default="3.10,3.11", help="with TensorFlow Federated")
-    options = parser.parse_args(arguments)
+    made.add_argument("--output", type=pathlib.Path, help="where the archives are kept")
+    made.add_argument("--pythons", default="3.10,3.11,3.12,3.13", help="without TensorFlow")
+    made.add_argument("--federated", default="3.10,3.11", help="with TensorFlow Federated")
+    made.add_argument("--tag", help="the tag that names the release")
+    made.add_argument("--notes", type=pathlib.Path, help="where to write what changed")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Builds and tries; the exit status."""
+    options = parser().parse_args(arguments)
     try:
+        if options.tag not in (None, f"v{version()}"):
+            raise ReleaseError(f"the tag is {options.tag}, and the version {version()}.")
+        said = changes()
         _check(
             options.output,
             list(filter(None, options.pythons.split(","))),
             list(filter(None, options.federated.split(","))),
         )
+        if options.notes is not None:
+            options.notes.write_text(said, encoding="utf-8")
     except (ReleaseError, quickstart.SetupError, OSError, subprocess.SubprocessError) as error:
         print(f"check_release: {error}", file=sys.stderr)
         return 1
