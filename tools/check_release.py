@@ -151,12 +151,12 @@ def check_contents(archives: Archives) -> None:
     with zipfile.ZipFile(archives.wheel) as wheel:
         names = wheel.namelist()
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
-        parser = configparser.ConfigParser()
-        parser.read_string(wheel.read(entry_points).decode())
+        sections = configparser.ConfigParser()
+        sections.read_string(wheel.read(entry_points).decode())
     installed = [name for name in names if ".dist-info/" not in name]
     of_packages = [name for name in files if name.startswith(tuple(f"{p}/" for p in PACKAGES))]
     _same(archives.wheel, installed, of_packages)
-    _same(archives.wheel, list(parser["console_scripts"]), commands())
+    _same(archives.wheel, list(sections["console_scripts"]), commands())
     with tarfile.open(archives.sources) as sources:
         members = [member.name.partition("/")[2] for member in sources if member.isfile()]
     packed = [name for name in members if not name.startswith(_ADDED_TO_SOURCES)]
