@@ -36,11 +36,16 @@ def loss_distribution(
 class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     """dp-accounting's Gaussian mechanism on a sample, with deltas of many epsilons at once.
 
-    Arguments are those of dp-accounting's class.
+    Arguments are those of dp-accounting's class. Newer versions of it know that a client may be
+    replaced by another one; here a client is added or removed, and that raises a ValueError.
     """
 
     def __init__(self, sigma: float, **options: Any) -> None:
         super().__init__(sigma, **options)
+        if self.adjacency_type not in (AdjacencyType.ADD, AdjacencyType.REMOVE):
+            raise ValueError(
+                f"adjacency_type must be ADD or REMOVE, found {self.adjacency_type.value}."
+            )
         self._sigma = sigma
 
     def get_delta_for_epsilon(self, epsilon: float | list[float] | np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from mf_aggregators.accounting import amplification, sampling_schemes
 from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Commands, Paragraph, Part, Picture, Section, Table
 from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan
 from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
@@ -135,9 +136,13 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
             best.setdefault(each.mechanism, each)
     found = list(best.values())
     if len(found) > _MOST_CURVES:
-        identity = [each for each in found[_MOST_CURVES - 1 :] if each.mechanism == "identity"][:1]
-        found = found[: _MOST_CURVES - len(identity)] + identity
+        baseline = [each for each in found[_MOST_CURVES - 1 :] if _is_independent(each)]
+        found = found[: _MOST_CURVES - len(baseline)] + baseline
     return {plan_text.name_of(each): each for each in found}
+
+
+def _is_independent(candidate: Candidate) -> bool:
+    return isinstance(candidate.factorization.noise_recursion(), IndependentNoise)
 
 
 def _epsilons(plan: Plan, drawn: dict[str, Candidate]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
