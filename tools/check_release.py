@@ -51,12 +51,13 @@ _MATHEMATICS = (
     "--delta=1e-3 --model_size=1000 --sampling=poisson",
     "simulate-participation --population=60 --clients_per_round=5 --num_rounds=8 --separation=3",
     "reproduce-paper --only=bandmf-production --output_dir=papers",
-    "make-text-dataset --input=notes.txt --output=notes.sqlite",
 )
 # Fields of what they print that are the same everywhere, to so many digits.
 _COMPARED = ("rmse", "max_error", "sensitivity", "epsilon", "noise_multiplier", "recommended")
 _DIGITS = ".6g"
 _FEDERATED = (
+    "make-text-dataset --input=notes.jsonl --client_column=author --text_column=text "
+    "--output=notes.sqlite",
     "run-digits --num_rounds=2 --clients_per_round=4 --output_dir=digits",
     "run-stackoverflow --num_rounds=2 --clients_per_round=4 --vocab_size=8 --embedding_size=4 "
     "--lstm_size=4 --dataset=notes.sqlite --delta=1e-2 --output_dir=words",
@@ -177,8 +178,11 @@ class Environment:
         self._bin = folder / "environment" / "bin"
         self._folder = folder / "work"
         self._folder.mkdir()
-        words = [f"the word number {number} is here .\n" for number in range(8)]
-        (self._folder / "notes.txt").write_text("".join(words))
+        notes = [
+            {"author": f"author {number % 80}", "text": f"this is the number {number} of all ."}
+            for number in range(400)
+        ]
+        (self._folder / "notes.jsonl").write_text("".join(f"{json.dumps(n)}\n" for n in notes))
         keep = ("HOME", "PATH", "LANG", "SSL_CERT_FILE", "HTTPS_PROXY")
         self._variables = {name: os.environ[name] for name in keep if name in os.environ} | {
             "XDG_CACHE_HOME": str(folder / "cache"),
