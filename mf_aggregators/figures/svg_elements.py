@@ -39,7 +39,7 @@ class InlineSvg:
     Attributes:
       element: The element. Each colour is the custom property ``--colour-rrggbb`` of the page, with
         ``#rrggbb`` where the page has none.
-      colours_in_the_dark: By ``#rrggbb``, the colour on :data:`DARK_BACKGROUND`.
+      colours_in_the_dark: By ``#rrggbb``, the colour that stands for it on a dark page.
     """
 
     element: str
@@ -75,7 +75,7 @@ def inline_svg(figure: matplotlib.figure.Figure, name: str, description: str) ->
 
 
 def in_the_dark(colour: str) -> str:
-    """Returns what stands for a colour on :data:`DARK_BACKGROUND`.
+    """Returns what stands for a colour on a background of ``DARK_BACKGROUND``.
 
     White becomes the background and black nearly white. What was darker than another colour of its
     hue is lighter than that one.

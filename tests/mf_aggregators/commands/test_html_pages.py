@@ -9,6 +9,7 @@ from mf_aggregators import figures
 from mf_aggregators.commands import html_pages
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.html_pages import Commands, Paragraph, Picture, Section, Table
+from mf_aggregators.figures import svg_elements
 from tests import page_checks
 
 _AWKWARD = "</p><script>alert('1 & \"2\"')</script>"
@@ -64,6 +65,11 @@ def test_what_the_checks_of_pages_see(broken: str, fault: str, tmp_path: pathlib
     assert page_checks.read(path).faults == []
     path.write_text(path.read_text().replace("<footer>", f"{broken}<footer>"))
     assert fault in page_checks.read(path).faults
+
+
+def test_figures_and_the_page_have_one_background_in_the_dark() -> None:
+    _, _, in_the_dark = html_pages.text("A page", []).partition("prefers-color-scheme: dark")
+    assert f"--background: {svg_elements.DARK_BACKGROUND};" in in_the_dark
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
