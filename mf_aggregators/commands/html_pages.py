@@ -264,9 +264,11 @@ def _table(table: Table) -> Iterator[str]:
     yield f"<thead><tr>{columns}</tr></thead>"
     yield "<tbody>"
     for place, (first, *others) in enumerate(table.rows):
+        # Long names of fields are broken at their underscores.
+        first = html.escape(first).replace("_", "_<wbr>")
         kind = ' class="marked"' if place == table.marked else ""
         cells = "".join(f"<td>{html.escape(each)}</td>" for each in others)
-        yield f'<tr{kind}><th scope="row">{html.escape(first)}</th>{cells}</tr>'
+        yield f'<tr{kind}><th scope="row">{first}</th>{cells}</tr>'
     yield "</tbody>"
     yield "</table>"
     yield "</div>"
@@ -327,8 +329,8 @@ th, td { padding: 0.35rem 0.7rem; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; }
 thead th { border-bottom: 1px solid var(--line); background: var(--raised); }
 tbody th { font-weight: normal; }
-.values :is(th, td) { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-.values td { min-width: 8rem; }
+.values :is(th, td) { text-align: left; white-space: normal; }
+.values td { min-width: 8rem; overflow-wrap: anywhere; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 .marked > * { background: var(--marked); font-weight: bold; }
 .commands { position: relative; margin: 0.75rem 0; }

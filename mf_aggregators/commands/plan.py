@@ -12,11 +12,12 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --model_size=4050748
 """
 
+import contextlib
 import pathlib
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -123,10 +124,7 @@ def main(values: flags.FlagValues) -> None:
         else factorization_cache.default_directory()
     )
     progress = _Progress(planning.computations(setting, cache_directory=cache))
-    with warnings.catch_warnings():
-        # Losses that overflow where there is next to no noise are no news to a user.
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
-        warnings.showwarning = progress.warn
+    with progress.warning():
         plan = planning.make(setting, cache_directory=cache, progress=progress.begin)
     progress.finish(cache)
     if values.output is not None:
@@ -163,13 +161,15 @@ def main(values: flags.FlagValues) -> None:
         # What draws takes a second to import, which this flag alone needs.
         from mf_aggregators.commands import plan_page
 
-        guarantee = planning.guarantee_of(plan.recommended, setting, cache_directory=cache)
-        fields |= {"report": values.report, **guarantee.attacker()}
-        html_pages.write(
-            values.report,
-            plan_page.title(plan),
-            plan_page.sections(plan, guarantee, steps, show_rates, values),
-        )
+        progress.draw(values.report)
+        with progress.warning():
+            guarantee = planning.guarantee_of(plan.recommended, setting, cache_directory=cache)
+            fields |= {"report": values.report, **guarantee.attacker()}
+            html_pages.write(
+                values.report,
+                plan_page.title(plan),
+                plan_page.sections(plan, guarantee, steps, show_rates, values, cache),
+            )
     command_line.print_result(values, fields, plan_text.text(plan, steps, show_rates))
 
 
@@ -283,6 +283,19 @@ class _Progress:
             f"compared {self._count} mechanisms in {self._elapsed()} s; matrices and "
             f"noise multipliers are kept in {cache}: the next plan of as many rounds takes seconds."
         )
+
+    def draw(self, path: str) -> None:
+        """Says that a page is drawn, for which more epsilons are computed."""
+        self._print(f"drawing {path}")
+
+    @contextlib.contextmanager
+    def warning(self) -> Iterator[None]:
+        """Prints the warnings of a block, each in one line."""
+        with warnings.catch_warnings():
+            # Losses that overflow where there is next to no noise are no news to a user.
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
+            warnings.showwarning = self.warn
+            yield
 
     def warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
         """Prints a warning in one line, in the place of ``warnings.showwarning``."""

@@ -1,8 +1,10 @@
 """A plan as a page: the comparison as pictures and as a table, and the commands to copy."""
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
@@ -13,7 +15,7 @@ from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Commands, Paragraph, Part, Picture, Section, Table
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.noise.recursions import IndependentNoise
-from mf_aggregators.planning import Candidate, Plan
+from mf_aggregators.planning import Candidate, Plan, band_choice
 from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.printed_guarantees import pair
@@ -23,6 +25,8 @@ _MOST_CURVES = 6
 # Noise multipliers of a curve of epsilons, relative to that of the plan. Epsilons that sampling
 # amplifies take a second each.
 _LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS = 0.5, 4.0, 7
+# Epsilons whose noise is estimated, relative to the target: where clients draw for themselves.
+_ESTIMATED_TARGETS = (0.25, 0.5, 2.0)
 
 
 def title(plan: Plan) -> str:
@@ -37,6 +41,7 @@ def sections(
     steps: Sequence[Step],
     show_rates: bool,
     values: flags.FlagValues,
+    cache: pathlib.Path,
 ) -> list[Section]:
     """Returns the parts of a page.
 
@@ -46,6 +51,7 @@ def sections(
       steps: What a user types to run it; the notes of the last say what the guarantee depends on.
       show_rates: Whether the table has server learning rates.
       values: The parsed flags.
+      cache: Where noise multipliers are kept between calls.
     """
     lines = plan_text.setting_lines(plan.setting)
     return [
@@ -58,7 +64,7 @@ def sections(
                 Paragraph(attackers.sentence(guarantee.attacker())),
             ],
         ),
-        Section("How good, and how private", _comparison(plan, guarantee)),
+        Section("How good, and how private", _comparison(plan, guarantee, cache)),
         Section("What the noise costs", _costs(plan)),
         Section("All candidates", _candidates(plan, show_rates)),
         Section("To run it", [Commands("\n".join(step.lines())) for step in steps]),
@@ -66,7 +72,7 @@ def sections(
     ]
 
 
-def _comparison(plan: Plan, guarantee: Guarantee) -> list[Part]:
+def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path) -> list[Part]:
     setting, chosen = plan.setting, plan.recommended
     finite = [each for each in plan.candidates if math.isfinite(each.effective_rmse)]
     drawn = _drawn(plan)
@@ -91,7 +97,7 @@ def _comparison(plan: Plan, guarantee: Guarantee) -> list[Part]:
     epsilons, axes = panels.one_panel()
     panels.epsilons(
         axes,
-        _epsilons(plan, drawn),
+        _epsilons(plan, drawn, cache),
         x="effective RMSE",
         delta=setting.delta,
         target=setting.epsilon,
@@ -113,8 +119,7 @@ def _comparison(plan: Plan, guarantee: Guarantee) -> list[Part]:
         ),
         Picture(
             epsilons,
-            "Epsilon over the effective RMSE: what more or less noise would give. A single point "
-            "is the noise of the plan, where proofs for more of it would take minutes.",
+            _caption_of_epsilons(plan),
         ),
         Picture(
             trade_offs,
@@ -145,8 +150,14 @@ def _is_independent(candidate: Candidate) -> bool:
     return isinstance(candidate.factorization.noise_recursion(), IndependentNoise)
 
 
-def _epsilons(plan: Plan, drawn: dict[str, Candidate]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Epsilons over effective RMSEs; only the plan's own where others take minutes to prove."""
+def _epsilons(
+    plan: Plan, drawn: dict[str, Candidate], cache: pathlib.Path
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epsilons over effective RMSEs.
+
+    Where clients draw for themselves, proofs of other epsilons would take minutes: those of what is
+    recommended are estimates, and others have the point of the plan alone.
+    """
     setting, factors = plan.setting, np.geomspace(_LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS)
 
     @functools.cache
@@ -156,15 +167,57 @@ def _epsilons(plan: Plan, drawn: dict[str, Candidate]) -> dict[str, tuple[np.nda
     curves = {}
     for name, each in drawn.items():
         scheme = each.sampling
-        epsilon: Callable[[float], float] = unamplified
-        if scheme is not None:
-            epsilon = functools.partial(amplification.epsilon, scheme, delta=setting.delta)
-        if scheme is None or scheme.name in sampling_schemes.names_with_parts():
-            multipliers, found = panels.epsilons_of(epsilon, each.noise_multiplier * factors)
+        if scheme is None:
+            multipliers, found = panels.epsilons_of(unamplified, each.noise_multiplier * factors)
+        elif _has_parts(each):
+            multipliers, found = panels.epsilons_of(
+                functools.partial(amplification.epsilon, scheme, delta=setting.delta),
+                each.noise_multiplier * factors,
+            )
         else:
-            multipliers, found = np.array([each.noise_multiplier]), np.array([setting.epsilon])
+            estimated = _estimated(plan, cache) if each is plan.recommended else {}
+            estimated[setting.epsilon] = each.noise_multiplier
+            found = np.array(sorted(estimated))
+            multipliers = np.array([estimated[epsilon] for epsilon in found])
         curves[name] = multipliers * each.rmse / setting.clients_per_round, found
     return curves
+
+
+def _estimated(plan: Plan, cache: pathlib.Path) -> dict[float, float]:
+    """About the noise multipliers that other epsilons of what is recommended need."""
+    setting, chosen = plan.setting, plan.recommended
+    assert chosen.sampling is not None
+    found = {}
+    for factor in _ESTIMATED_TARGETS:
+        epsilon = factor * setting.epsilon
+        # Where no noise multiplier gives an epsilon, its point is missing.
+        with contextlib.suppress(ValueError):
+            found[epsilon] = band_choice.noise_multiplier(
+                chosen.sampling,
+                epsilon,
+                setting.delta,
+                cache,
+                chosen.factorization,
+                is_estimate=True,
+            )
+    return found
+
+
+def _has_parts(candidate: Candidate) -> bool:
+    """Whether epsilons are amplified, and fast to compute."""
+    scheme = candidate.sampling
+    return scheme is not None and scheme.name in sampling_schemes.names_with_parts()
+
+
+def _caption_of_epsilons(plan: Plan) -> str:
+    caption = "Epsilon over the effective RMSE: what more or less noise would give."
+    if plan.recommended.sampling is not None and not _has_parts(plan.recommended):
+        caption += (
+            f" For {plan_text.name_of(plan.recommended)} these are rough estimates, which no "
+            "guarantee may be stated of, but for the target, which is certified. A single point is "
+            "the noise of the plan."
+        )
+    return caption
 
 
 def _costs(plan: Plan) -> list[Part]:

@@ -200,6 +200,23 @@ def test_epsilons_of_amplified_candidates_are_those_of_their_scheme(
     assert found[1] == pytest.approx(amplification.epsilon(scheme, multiplier, 1.5e-3), rel=1e-9)
 
 
+def test_epsilons_of_clients_that_draw_for_themselves_are_estimates_but_for_the_target(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    drawn: list[matplotlib.figure.Figure],
+) -> None:
+    arguments = ("--sampling=balls_in_bins", "--num_rounds=6", cache)
+    fields, page = _planned(capsys, tmp_path / "plan.html", *arguments)
+    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
+    ((noise, found), *_) = _lines(drawn[2]).values()
+    factors = found / 7.123456789
+    np.testing.assert_allclose(factors, [0.25, 0.5, 1.0, 2.0])
+    assert np.all(np.diff(noise) < 0.0)
+    assert noise[2] == pytest.approx(chosen["effective_rmse"])
+    assert "rough estimates" in page.captions[2]
+
+
 def _checkpoint(tmp_path: pathlib.Path) -> str:
     factorization = factorizations.banded(workloads.prefix_sum(12), 4)
     checkpoints.save(factorization, tmp_path / "checkpoint", participation=MinSeparation(4, 3))
