@@ -259,13 +259,16 @@ def _table(table: Table) -> Iterator[str]:
     # Whoever has no mouse scrolls what has the focus.
     name = html.escape(table.name)
     yield f'<div class="table" role="region" aria-label="{name}" tabindex="0">'
-    yield '<table class="values">' if len(table.columns) == 2 else "<table>"
+    has_names = len(table.columns) == 2
+    yield '<table class="values">' if has_names else "<table>"
     columns = "".join(f'<th scope="col">{html.escape(each)}</th>' for each in table.columns)
     yield f"<thead><tr>{columns}</tr></thead>"
     yield "<tbody>"
     for place, (first, *others) in enumerate(table.rows):
-        # Long names of fields are broken at their underscores.
-        first = html.escape(first).replace("_", "_<wbr>")
+        first = html.escape(first)
+        if has_names:
+            # Long ones are broken at their underscores.
+            first = first.replace("_", "_<wbr>")
         kind = ' class="marked"' if place == table.marked else ""
         cells = "".join(f"<td>{html.escape(each)}</td>" for each in others)
         yield f'<tr{kind}><th scope="row">{first}</th>{cells}</tr>'
