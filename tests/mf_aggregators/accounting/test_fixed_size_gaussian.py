@@ -51,13 +51,15 @@ def test_no_batch_of_small_parts_gets_beyond_the_pair(
     subsets = [list(each) for each in itertools.combinations(range(size), batch)]
     p = _density(points, np.array([updates[each].sum(axis=0) for each in subsets]), sigma)
     q = _density(points, np.array([zeroed[each].sum(axis=0) for each in subsets]), sigma)
+    # Of sums over the grid, where the bound is attained: twice what was found in two dimensions.
+    error = 1e-4 if dimensions == 1 else 4e-4
     share = batch / size
     with_client = fixed_size_gaussian.divergence_with(sigma, share, _EPSILONS)
     without = fixed_size_gaussian.divergence_without(sigma, share, _EPSILONS)
     for epsilon, most, most_without in zip(_EPSILONS, with_client, without, strict=True):
         factor = math.exp(epsilon)
-        assert cell * np.sum(np.maximum(p - factor * q, 0.0)) <= most + 1e-4
-        assert cell * np.sum(np.maximum(q - factor * p, 0.0)) <= most_without + 1e-4
+        assert cell * np.sum(np.maximum(p - factor * q, 0.0)) <= most + error
+        assert cell * np.sum(np.maximum(q - factor * p, 0.0)) <= most_without + error
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
