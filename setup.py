@@ -51,13 +51,26 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     author="The mf_aggregators authors",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     classifiers=[
+        "Development Status :: 5 - Production/Stable",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Security",
+        "Typing :: Typed",
+    ],
+    keywords=[
+        "differential privacy",
+        "federated learning",
+        "matrix factorization",
+        "DP-FTRL",
     ],
     packages=setuptools.find_packages(
         include=[

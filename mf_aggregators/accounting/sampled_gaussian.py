@@ -7,6 +7,7 @@ what is rounded up and the composition are dp-accounting's.
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
@@ -33,7 +34,19 @@ def loss_distribution(
 
 
 class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
-    """dp-accounting's Gaussian mechanism on a sample, with deltas of many epsilons at once."""
+    """dp-accounting's Gaussian mechanism on a sample, with deltas of many epsilons at once.
+
+    Arguments are those of dp-accounting's class. Newer versions of it know that a client may be
+    replaced by another one; here a client is added or removed, and that raises a ValueError.
+    """
+
+    def __init__(self, sigma: float, **options: Any) -> None:
+        super().__init__(sigma, **options)
+        if self.adjacency_type not in (AdjacencyType.ADD, AdjacencyType.REMOVE):
+            raise ValueError(
+                f"adjacency_type must be ADD or REMOVE, found {self.adjacency_type.value}."
+            )
+        self._sigma = sigma
 
     def get_delta_for_epsilon(self, epsilon: float | list[float] | np.ndarray) -> np.ndarray:
         """Returns the deltas of epsilons (the hockey-stick divergences), of their shape.
@@ -62,8 +75,9 @@ class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
             with np.errstate(divide="ignore"):
                 logarithm = np.log(np.maximum(rest, 0.0))
             unsampled = losses + sign * (logarithm - math.log(self.sampling_prob))
-        outputs = self.inverse_privacy_loss_without_subsampling(unsampled)
-        return np.asarray(outputs)
+        # Without sampling, and at sensitivity 1, the loss of an output x is (1/2 - x) / sigma^2
+        # where a client is added, and (-1/2 - x) / sigma^2 where it is removed.
+        return -sign * 0.5 * self.sensitivity - unsampled * (self._sigma**2) / self.sensitivity
 
 
 class DenseLosses(pld_pmf.DensePLDPmf):
@@ -103,6 +117,9 @@ def _losses(
     lower = math.floor(bounds.epsilon_lower / interval)
     upper = math.ceil(bounds.epsilon_upper / interval)
     deltas = loss.get_delta_for_epsilon(np.arange(lower, upper + 1) * interval)
+    # Rounding may let a delta be larger than an earlier one. Versions of dp-accounting refuse that,
+    # or make it smaller, which is not on the side of privacy.
+    deltas = np.maximum.accumulate(deltas[::-1])[::-1]
     return DenseLosses.of(
         pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
     )

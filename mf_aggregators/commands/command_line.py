@@ -156,10 +156,16 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     is printed in full.
     """
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {_readable(name, value)}" for name, value in rows)
+    return "\n".join(f"{name:<{width}}  {readable(name, value)}" for name, value in rows)
 
 
-def _readable(name: str, value: Any) -> str:
+def readable(name: str, value: Any) -> str:
+    """Returns the value of a field as :func:`table` writes it.
+
+    Args:
+      name: The name of the field.
+      value: The value.
+    """
     if value is None:
         return "-"
     if not isinstance(value, float):

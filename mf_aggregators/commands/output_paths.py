@@ -12,10 +12,15 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 
 
-def define_overwrite(values: flags.FlagValues) -> None:
-    """Defines --overwrite."""
+def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> None:
+    """Defines --overwrite.
+
+    Args:
+      values: Where it is defined.
+      outputs: The flags of what it may replace.
+    """
     FlagGroup(values, "Output").boolean(
-        "overwrite", "Whether --output may replace what is there already.", False
+        "overwrite", f"Whether {outputs} may replace what is there already.", False
     )
 
 

@@ -12,12 +12,12 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --model_size=4050748
 """
 
-import math
+import contextlib
 import pathlib
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -25,12 +25,17 @@ from absl import flags
 from mf_aggregators import checkpoints, memory, planning, validation
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.commands import command_line, output_paths, plan_steps, training_recipes
+from mf_aggregators.commands import (
+    command_line,
+    html_pages,
+    output_paths,
+    plan_steps,
+    plan_text,
+    training_recipes,
+)
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.commands.plan_steps import Step
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation
-from mf_aggregators.planning import Candidate, Computation, Plan, Setting
-from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.planning import Candidate, Computation, Setting
 
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
 
@@ -90,7 +95,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "output",
         "A directory to write the recommended factorization to, as mf-factorize would.",
     )
-    output_paths.define_overwrite(values)
+    html_pages.define_report(
+        values,
+        "the comparison as pictures and as a table, what the guarantee depends on, and the "
+        "commands to copy.",
+    )
+    output_paths.define_overwrite(values, "--output and --report")
     group.string(
         "cache_dir",
         "Where factorizations are kept between calls. Default: in the user's cache directory.",
@@ -107,16 +117,14 @@ def main(values: flags.FlagValues) -> None:
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
+    html_pages.check_report(values, values.output)
     cache = (
         pathlib.Path(values.cache_dir).expanduser()
         if values.cache_dir
         else factorization_cache.default_directory()
     )
     progress = _Progress(planning.computations(setting, cache_directory=cache))
-    with warnings.catch_warnings():
-        # Losses that overflow where there is next to no noise are no news to a user.
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
-        warnings.showwarning = progress.warn
+    with progress.warning():
         plan = planning.make(setting, cache_directory=cache, progress=progress.begin)
     progress.finish(cache)
     if values.output is not None:
@@ -128,7 +136,7 @@ def main(values: flags.FlagValues) -> None:
         )
     directory = values.output or f"plan_{plan.recommended.name.replace(' ', '_')}"
     steps = plan_steps.of(plan, recipe, directory, values.output is None)
-    fields = {
+    fields: dict[str, Any] = {
         "recommended": plan.recommended.mechanism,
         "recommended_num_bands": plan.recommended.num_bands,
         "reason": plan.reason,
@@ -149,7 +157,20 @@ def main(values: flags.FlagValues) -> None:
         "output": values.output,
     }
     show_rates = recipe is not None and recipe.follows_rate_rule
-    command_line.print_result(values, fields, _text(plan, steps, show_rates))
+    if values.report is not None:
+        # What draws takes a second to import, which this flag alone needs.
+        from mf_aggregators.commands import plan_page
+
+        progress.draw(values.report)
+        with progress.warning():
+            guarantee = planning.guarantee_of(plan.recommended, setting, cache_directory=cache)
+            fields |= {"report": values.report, **guarantee.attacker()}
+            html_pages.write(
+                values.report,
+                plan_page.title(plan),
+                plan_page.sections(plan, guarantee, steps, show_rates, values, cache),
+            )
+    command_line.print_result(values, fields, plan_text.text(plan, steps, show_rates))
 
 
 def run() -> None:
@@ -226,72 +247,6 @@ def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
     }
 
 
-_COLUMNS = (
-    "",
-    "mechanism",
-    "effective RMSE",
-    "worst round",
-    "RMSE",
-    "noise mult.",
-    "over bound",
-    "noise GB",
-    "disk GB",
-    "s/round",
-    "server rate",
-)
-
-
-def _text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
-    setting = plan.setting
-    if setting.participation is not None:
-        who = f"{setting.population} clients with timers: {setting.participation}"
-    elif setting.sampling == planning.ANY_SAMPLING:
-        who = f"{setting.population} clients that take part in any way"
-    else:
-        who = f"{setting.sampling} sampling from {setting.population} clients"
-    rows = [_COLUMNS, *(_row(each, each is plan.recommended) for each in plan.candidates)]
-    if not show_rates:
-        rows = [row[:-1] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
-        f"{who}",
-        f"target {pair(setting.epsilon, setting.delta, '.6g')}-DP for every client (zero-out); "
-        f"model of {setting.model_size} parameters",
-        _budget(setting),
-        "",
-    ]
-    for row in rows:
-        name = f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}}"
-        numbers = (f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
-        lines.append("  ".join([name, *numbers]).rstrip())
-    if any(candidate.is_estimate for candidate in plan.candidates):
-        lines += [
-            "",
-            "Rows with ~ are rough estimates, which no guarantee may be stated of. The noise "
-            "multiplier of the",
-            "recommended row is certified.",
-        ]
-    lines += ["", f"Recommended: {plan.reason}"]
-    if plan.left_out:
-        lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in plan.left_out)]
-    lines += ["", "To run it:"]
-    for step in steps:
-        lines += ["", *(f"  {line}" for line in step.lines())]
-    return "\n".join(lines)
-
-
-def _budget(setting: Setting) -> str:
-    memory, disk = setting.noise_memory, setting.noise_disk
-    assert disk is not None
-    kept = "any amount of noise" if memory is None else f"at most {memory / 1e9:g} GB of noise"
-    return f"{kept} between rounds, and at most {disk / 1e9:g} GB of files (--noise_disk_gb)"
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
-
-
 class _Progress:
     """Says on standard error what is being computed, a line for each mechanism."""
 
@@ -329,6 +284,19 @@ class _Progress:
             f"noise multipliers are kept in {cache}: the next plan of as many rounds takes seconds."
         )
 
+    def draw(self, path: str) -> None:
+        """Says that a page is drawn, for which more epsilons are computed."""
+        self._print(f"drawing {path}")
+
+    @contextlib.contextmanager
+    def warning(self) -> Iterator[None]:
+        """Prints the warnings of a block, each in one line."""
+        with warnings.catch_warnings():
+            # Losses that overflow where there is next to no noise are no news to a user.
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
+            warnings.showwarning = self.warn
+            yield
+
     def warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
         """Prints a warning in one line, in the place of ``warnings.showwarning``."""
         self._print(f"{self._name}: warning: {' '.join(str(message).split())}")
@@ -339,27 +307,6 @@ class _Progress:
     @staticmethod
     def _print(text: str) -> None:
         print(f"mf-plan: {text}", file=sys.stderr, flush=True)
-
-
-def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
-    bound = candidate.over_lower_bound
-    name = candidate.name_with_sampling
-    about = "~" if candidate.is_estimate else ""
-    if isinstance(candidate.participation, FixedEpochOrder):
-        name += ", fixed epochs"
-    return (
-        "*" if is_recommended else "",
-        name,
-        f"{about}{candidate.effective_rmse:.4g}",
-        f"{about}{candidate.max_effective_error:.4g}",
-        f"{candidate.rmse:.5g}",
-        about + rounded_up(candidate.noise_multiplier, ".3g" if about else ".5g"),
-        "-" if bound is None else f"{bound:.3f}",
-        f"{candidate.kept_bytes / 1e9:.3g}",
-        f"{candidate.cost.disk_bytes / 1e9:.3g}",
-        f"{candidate.cost.seconds_per_round:.2g}",
-        f"{candidate.server_learning_rate:.4g}" if math.isfinite(candidate.effective_rmse) else "-",
-    )
 
 
 if __name__ == "__main__":

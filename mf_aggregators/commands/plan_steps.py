@@ -8,6 +8,7 @@ from typing import Any
 from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.commands.training_recipes import TrainingRecipe
 from mf_aggregators.noise import costs
+from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -21,6 +22,10 @@ from mf_aggregators.privacy.printed_guarantees import pair
 PLACEHOLDER = "YOUR_DATASET"
 # Where a plan knows nothing of the data.
 _CLIP_NORM_TO_BEGIN_WITH = 1.0
+_NOTE_ON_CLIP_NORM = (
+    f"clip_norm={_CLIP_NORM_TO_BEGIN_WITH!r} is a place to begin: fill in the L2 norm that suits "
+    "your updates. The guarantee does not depend on it."
+)
 _LINE_LENGTH = 100
 
 
@@ -169,28 +174,72 @@ def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: s
 
 def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> Step:
     setting, chosen = plan.setting, plan.recommended
-    clip_norm = _CLIP_NORM_TO_BEGIN_WITH if recipe is None else recipe.clip_norm
-    arguments = [
-        repr(directory),
-        f"participation=mfa.participation.{chosen.participation!r}",
-        f"noise_multiplier={chosen.noise_multiplier!r}",
-        f"clip_norm={clip_norm!r}",
-        f"clients_per_round={setting.clients_per_round}",
-    ]
-    if _storage_is_forced(plan):
-        arguments.append(f"noise_storage={chosen.cost.storage.value!r}")
     notes = [_condition(plan)]
     if recipe is None:
-        notes.append(
-            f"clip_norm={clip_norm!r} is a place to begin: fill in the L2 norm that suits your "
-            "updates. The guarantee does not depend on it."
-        )
+        notes.append(_NOTE_ON_CLIP_NORM)
     return Step(
-        f"mfa.mf_dp_aggregator({', '.join(arguments)})",
+        aggregator(
+            directory,
+            chosen.participation,
+            chosen.noise_multiplier,
+            setting.clients_per_round,
+            _CLIP_NORM_TO_BEGIN_WITH if recipe is None else recipe.clip_norm,
+            chosen.cost.storage if _storage_is_forced(plan) else None,
+        ),
         "python",
         notes=tuple(notes),
         sampler=_sampler(chosen),
     )
+
+
+def of_checkpoint(
+    directory: str,
+    participation: Participation,
+    noise_multiplier: float,
+    clients_per_round: int | None,
+    condition: str,
+) -> Step:
+    """Returns what uses a checkpoint that is there already, in one's own program.
+
+    Args:
+      directory: Of the checkpoint.
+      participation: What clients have to keep to.
+      noise_multiplier: Relative to the sensitivity under that schema.
+      clients_per_round: The cohort size; None for a template that leaves it open.
+      condition: What the guarantee depends on.
+    """
+    notes = [condition, _NOTE_ON_CLIP_NORM]
+    if clients_per_round is None:
+        notes.append("A template: put the size of your cohorts in the place of None.")
+    return Step(
+        aggregator(
+            directory, participation, noise_multiplier, clients_per_round, _CLIP_NORM_TO_BEGIN_WITH
+        ),
+        "python",
+        is_template=clients_per_round is None,
+        notes=tuple(notes),
+    )
+
+
+def aggregator(
+    directory: str,
+    participation: Participation,
+    noise_multiplier: float,
+    clients_per_round: int | None,
+    clip_norm: float,
+    storage: NoiseStorage | None = None,
+) -> str:
+    """Returns the expression of an aggregator; arguments are those of ``mf_dp_aggregator``."""
+    arguments = [
+        repr(directory),
+        f"participation=mfa.participation.{participation!r}",
+        f"noise_multiplier={noise_multiplier!r}",
+        f"clip_norm={clip_norm!r}",
+        f"clients_per_round={clients_per_round}",
+    ]
+    if storage is not None:
+        arguments.append(f"noise_storage={storage.value!r}")
+    return f"mfa.mf_dp_aggregator({', '.join(arguments)})"
 
 
 def _storage_is_forced(plan: Plan) -> bool:

@@ -9,41 +9,36 @@ Examples:
     --ledger=run/participation.npz --sampling_seed=run/checkpoints/sampling_seed.json
 """
 
-import dataclasses
 import math
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from absl import flags
 
 from mf_aggregators import (
     accounting,
-    checkpoints,
-    factorizations,
     lower_bounds,
     memory,
     validation,
-    workloads,
 )
-from mf_aggregators import participation as participations
-from mf_aggregators.commands import command_line, ledger_report, mechanism_flags, output_paths
+from mf_aggregators.commands import (
+    command_line,
+    html_pages,
+    ledger_report,
+    mechanism_flags,
+    output_paths,
+    report_subject,
+)
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.commands.report_subject import Subject
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import attackers, guarantees, ledgers, printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.sampling import sampling_seeds
-
-# Above this, a figure shows the first column of C instead of the whole matrix.
-_MOST_ROUNDS_DRAWN = 4096
-# False positive rates of the trade-off curves, on a logarithmic axis.
-_LEAST_RATE_DRAWN, _RATES_DRAWN = 1e-4, 121
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -88,6 +83,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
         "what an attacker can do.",
     )
+    html_pages.define_report(
+        values,
+        "the same as pictures, epsilon over noise, what the noise costs, all numbers, and what "
+        "uses the checkpoint.",
+    )
+    output_paths.define_overwrite(values, "--report")
 
 
 def _headings() -> str:
@@ -96,29 +97,12 @@ def _headings() -> str:
     return f"{', '.join(clients)} or {last} before the comma, and {rounds} after it"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Subject:
-    """What a report is about: a factorization for a workload, under a participation schema.
-
-    Attributes:
-      factorization: What the checkpoint holds.
-      schema: The schema of the flags, or the one that the checkpoint was made for.
-      workload: That of the flags, or the one that the checkpoint was made for.
-      errors: The sensitivity and the errors under the schema.
-    """
-
-    factorization: Factorization
-    schema: participations.Participation
-    workload: workloads.Workload
-    errors: Errors
-
-
 @memory.limited()
 def main(values: flags.FlagValues) -> None:
     """Reads, computes and reports."""
     _check_flags(values)
     start = time.monotonic()
-    subject = _read(values)
+    subject = report_subject.read(values)
     factorization = subject.factorization
     fields = _errors(subject)
     multiplier = mechanism_flags.noise_multiplier(values)
@@ -141,11 +125,26 @@ def main(values: flags.FlagValues) -> None:
         )
         realised, stated = found.fields(), found.guarantees()
         fields |= realised
+    sentences = _sentences(fields, subject, values.delta, realised)
+    # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
-        _draw(subject, stated, pathlib.Path(values.figure))
+        from mf_aggregators.commands import report_page
+
+        report_page.save_figure(subject, stated, pathlib.Path(values.figure))
         fields["figure"] = values.figure
+    if values.report is not None:
+        from mf_aggregators.commands import report_page
+
+        fields["report"] = values.report
     fields["seconds"] = time.monotonic() - start
-    command_line.print_result(values, fields, _text(fields, subject, values.delta, realised))
+    if values.report is not None:
+        html_pages.write(
+            values.report,
+            report_page.title(subject),
+            report_page.sections(subject, stated, fields, sentences, values),
+        )
+    text = "\n\n".join([command_line.table(list(fields.items())), *sentences])
+    command_line.print_result(values, fields, text)
 
 
 def _check_flags(values: flags.FlagValues) -> None:
@@ -169,6 +168,7 @@ def _check_flags(values: flags.FlagValues) -> None:
     )
     if values.figure is not None:
         output_paths.check_file(values.figure, "figure")
+    html_pages.check_report(values, values.checkpoint)
 
 
 def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
@@ -182,20 +182,7 @@ def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
     return sampling_seeds.load(values.sampling_seed)
 
 
-def _read(values: flags.FlagValues) -> _Subject:
-    factorization, description = checkpoints.load_with_description(values.checkpoint)
-    made_for = description["errors"]
-    schema = mechanism_flags.participation(values) or participations.from_dict(
-        made_for["participation"]
-    )
-    workload = workloads.describe(
-        mechanism_flags.workload_description(values) or made_for["workload"],
-        factorization.num_rounds,
-    )
-    return _Subject(factorization, schema, workload, factorization.errors(workload, schema))
-
-
-def _errors(subject: _Subject) -> dict[str, Any]:
+def _errors(subject: Subject) -> dict[str, Any]:
     """The errors at noise multiplier 1, how near the best possible they are, and the noise."""
     factorization, errors = subject.factorization, subject.errors
     bound = lower_bounds.compute(subject.workload, subject.schema)
@@ -217,12 +204,12 @@ def _errors(subject: _Subject) -> dict[str, Any]:
     }
 
 
-def _planned(subject: _Subject, multiplier: float, delta: float) -> Guarantee:
+def _planned(subject: Subject, multiplier: float, delta: float) -> Guarantee:
     return guarantees.planned(subject.factorization, subject.schema, multiplier, delta)
 
 
 def _guarantee(
-    subject: _Subject, multiplier: float | None, delta: float, clients_per_round: int | None
+    subject: Subject, multiplier: float | None, delta: float, clients_per_round: int | None
 ) -> dict[str, Any]:
     """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
     if multiplier is None:
@@ -242,22 +229,24 @@ def _guarantee(
     }
 
 
-def _text(fields: dict[str, Any], subject: _Subject, delta: float, realised: dict[str, Any]) -> str:
-    """All fields, and in words what guarantee they state."""
+def _sentences(
+    fields: dict[str, Any], subject: Subject, delta: float, realised: dict[str, Any]
+) -> list[str]:
+    """In words, what guarantee the fields state."""
     num_rounds = subject.factorization.num_rounds
-    text = command_line.table(list(fields.items()))
     if fields["noise_multiplier"] is None:
-        return f"{text}\n\n--noise_multiplier or --target_epsilon adds the privacy guarantee."
+        return ["--noise_multiplier or --target_epsilon adds the privacy guarantee."]
+    found = []
     if math.isfinite(fields["epsilon"]) and not ledger_report.is_sampled(realised):
-        text += (
-            f"\n\nWhoever observes all {num_rounds} rounds learns about one client "
+        found.append(
+            f"Whoever observes all {num_rounds} rounds learns about one client "
             f"at most what {printed_guarantees.pair(fields['epsilon'], delta)}-DP allows "
             f"(zero-out adjacency), if every client keeps to: {subject.schema}. "
             f"{attackers.sentence(fields)}"
         )
     if realised:
-        text += f"\n\n{ledger_report.text(realised, num_rounds, delta)}"
-    return text
+        found.append(ledger_report.text(realised, num_rounds, delta))
+    return found
 
 
 def run() -> None:
@@ -276,85 +265,6 @@ def _costs(recursion: NoiseRecursion, model_size: int) -> dict[str, Any]:
         "noise_memory_gb": cost.memory_bytes / 1e9,
         "noise_seconds_per_round": cost.seconds_per_round,
     }
-
-
-def _draw(subject: _Subject, stated: Mapping[str, Guarantee], path: pathlib.Path) -> None:
-    """Draws a report.
-
-    Args:
-      subject: What it is about.
-      stated: The guarantees whose trade-off curves are drawn, by name.
-      path: The file.
-    """
-    # matplotlib takes a second to import, which only this flag needs.
-    from mf_aggregators import figures
-
-    factorization = subject.factorization
-    independent = factorizations.identity(factorization.num_rounds)
-    rounds = np.arange(1, factorization.num_rounds + 1)
-    variances = {
-        factorization.mechanism: subject.errors.per_round_variance,
-        "independent noise": independent.per_round_variance(subject.workload, subject.schema),
-    }
-    figure, (axes,) = figures.panels(1, 3 if stated else 2, (5.4, 4.2))
-    error_axes, matrix_axes = axes[:2]
-    figures.lines(
-        error_axes,
-        {name: (rounds, np.sqrt(of_rounds)) for name, of_rounds in variances.items()},
-        title="Output at noise multiplier 1",
-        x="round",
-        y="standard deviation",
-    )
-    _draw_matrix(figure, matrix_axes, factorization)
-    if stated:
-        _draw_trade_offs(axes[2], stated)
-    figures.heading(figure, f"{factorization.mechanism}, n = {len(rounds)}: {subject.schema}")
-    try:
-        figures.save(figure, str(path))
-    except OSError as error:
-        raise command_line.CommandError(
-            f"--figure={path} cannot be written: {error.strerror}."
-        ) from error
-
-
-def _draw_trade_offs(axes: Any, stated: Mapping[str, Guarantee]) -> None:
-    from mf_aggregators import figures
-
-    rates = np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
-    curves = {
-        name: (rates, np.asarray(guarantee.true_positive_rate(rates)))
-        for name, guarantee in stated.items()
-    }
-    figures.lines(
-        axes,
-        {**curves, "guessing": (rates, rates)},
-        title="What an attacker can do",
-        x="false positive rate",
-        y="highest true positive rate",
-        logarithmic="xy",
-    )
-
-
-def _draw_matrix(figure: Any, axes: Any, factorization: Factorization) -> None:
-    from mf_aggregators import figures
-
-    num_rounds = factorization.num_rounds
-    if num_rounds <= _MOST_ROUNDS_DRAWN:
-        magnitudes = np.sqrt(np.abs(factorization.strategy_matrix()))
-        figures.heat_map(figure, axes, magnitudes, title="Strategy matrix C (root of magnitudes)")
-        return
-    first = np.zeros(num_rounds)
-    first[0] = 1.0
-    column = np.abs(factorization.encode(first))[:num_rounds]
-    figures.lines(
-        axes,
-        {factorization.mechanism: (np.arange(1, num_rounds + 1), column)},
-        title="First column of C (magnitudes)",
-        x="row",
-        y="magnitude",
-        logarithmic="xy",
-        with_legend=False,
-    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ from mf_aggregators.figures.mechanism_styles import Style, as_solid, styles
 from mf_aggregators.figures.number_labels import scientific
 from mf_aggregators.figures.panel_layout import panels, save
 from mf_aggregators.figures.rows import Interval, bars, height_of_rows, intervals, name_rows
+from mf_aggregators.figures.svg_elements import InlineSvg, inline_svg
 from mf_aggregators.figures.ticks import set_places
 
 __all__ = [
     "MOST_MARKED_POINTS",
+    "InlineSvg",
     "Interval",
     "Style",
     "as_solid",
@@ -26,6 +28,7 @@ __all__ = [
     "heading",
     "heat_map",
     "height_of_rows",
+    "inline_svg",
     "intervals",
     "legend",
     "lines",

@@ -1,5 +1,6 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
+from mf_aggregators.planning.candidate_guarantees import guarantee_of
 from mf_aggregators.planning.planner import (
     ANY_SAMPLING,
     Candidate,
@@ -21,6 +22,7 @@ __all__ = [
     "Setting",
     "band_choice",
     "computations",
+    "guarantee_of",
     "make",
     "server_learning_rate",
 ]

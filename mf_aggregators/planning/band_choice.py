@@ -202,11 +202,7 @@ def noise_multiplier(
         if columns is not None:
             description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
         description["is_estimate"] = is_estimate
-        certificates = cache_directory
-        if cache_directory == factorization_cache.default_directory():
-            # Where guarantees look for the certificate as well.
-            certificates = certificate_store.default_directory()
-        certification = Certification(directory=certificates)
+        certification = certification_in(cache_directory)
         if is_estimate:
             return factorization_cache.fetch_number(
                 cache_directory,
@@ -227,6 +223,18 @@ def noise_multiplier(
         description,
         lambda: amplification.noise_multiplier(scheme, epsilon, delta),
     )
+
+
+def certification_in(cache_directory: pathlib.Path | None) -> Certification:
+    """Returns how the noise multipliers of plans are proved.
+
+    Args:
+      cache_directory: Where certificates are kept between calls; None for nowhere.
+    """
+    if cache_directory == factorization_cache.default_directory():
+        # Where guarantees look for the certificate as well.
+        return Certification(directory=certificate_store.default_directory())
+    return Certification(directory=cache_directory)
 
 
 def banded_matrix(

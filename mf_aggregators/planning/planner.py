@@ -141,6 +141,8 @@ class Candidate:
       cost: What its noise costs for the model with the storage that is chosen for it, which
         may keep more of it on disk to be faster.
       factorization: The matrix.
+      per_round_variance: (num_rounds,) float64, of each round at sensitivity 1 and noise
+        multiplier 1.
     """
 
     mechanism: str
@@ -158,6 +160,7 @@ class Candidate:
     kept_bytes: int
     cost: NoiseCost
     factorization: Factorization = dataclasses.field(repr=False, compare=False)
+    per_round_variance: np.ndarray = dataclasses.field(repr=False, compare=False)
     is_estimate: bool = False
 
     @property
@@ -511,5 +514,6 @@ def _candidate(
         kept_bytes=setting.model_size * recursion.bytes_per_parameter,
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         factorization=factorization,
+        per_round_variance=errors.per_round_variance,
         is_estimate=is_estimate,
     )

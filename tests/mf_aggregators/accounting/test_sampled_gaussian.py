@@ -1,5 +1,7 @@
 """The losses of a sampled Gaussian, against dp-accounting's own and against their definition."""
 
+import types
+
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -13,10 +15,12 @@ from tests.examples import examples
 
 _SIGMAS = st.floats(0.03, 30.0)
 _PROBABILITIES = st.floats(1e-4, 1.0)
+# Newer versions of dp-accounting have a third.
+_ADJACENCIES = (AdjacencyType.ADD, AdjacencyType.REMOVE)
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(_SIGMAS, _PROBABILITIES, st.sampled_from(AdjacencyType))
+@given(_SIGMAS, _PROBABILITIES, st.sampled_from(_ADJACENCIES))
 def test_deltas_are_those_of_dp_accounting(
     sigma: float, probability: float, adjacency: AdjacencyType
 ) -> None:
@@ -33,7 +37,7 @@ def test_deltas_are_those_of_dp_accounting(
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("adjacency", AdjacencyType)
+@pytest.mark.parametrize("adjacency", _ADJACENCIES)
 @pytest.mark.parametrize(("sigma", "probability"), [(0.4, 0.02), (1.3, 0.5), (6.0, 1e-3)])
 def test_deltas_are_integrals_of_densities(
     sigma: float, probability: float, adjacency: AdjacencyType
@@ -70,3 +74,43 @@ def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> N
         assert found.get_delta_for_epsilon(epsilon) == pytest.approx(
             expected.get_delta_for_epsilon(epsilon), rel=1e-8, abs=1e-13
         )
+
+
+def test_an_adjacency_that_is_not_accounted_for_is_refused() -> None:
+    """Whatever others dp-accounting has; version 0.4.3 has none."""
+    others = [each for each in AdjacencyType if each not in _ADJACENCIES]
+    for adjacency in (*others, types.SimpleNamespace(value="REPLACE")):
+        with pytest.raises(ValueError, match="must be ADD or REMOVE, found REPLACE"):
+            sampled_gaussian.SampledGaussianLoss(
+                1.0, sensitivity=1.0, sampling_prob=0.5, adjacency_type=adjacency
+            )
+
+
+def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A delta is at most an earlier one, and at least what was computed."""
+    seen: list[np.ndarray] = []
+    make = sampled_gaussian.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
+    compute = sampled_gaussian.SampledGaussianLoss.get_delta_for_epsilon
+    computed: list[np.ndarray] = []
+
+    def rough(loss: sampled_gaussian.SampledGaussianLoss, epsilon: np.ndarray) -> np.ndarray:
+        deltas = compute(loss, epsilon)
+        deltas[1::2] *= 0.9
+        computed.append(deltas)
+        return deltas
+
+    def record(interval: float, lower: int, upper: int, deltas: np.ndarray) -> object:
+        seen.append(np.asarray(deltas))
+        return make(interval, lower, upper, deltas)
+
+    monkeypatch.setattr(sampled_gaussian.SampledGaussianLoss, "get_delta_for_epsilon", rough)
+    monkeypatch.setattr(
+        sampled_gaussian.pld_pmf, "create_pmf_pessimistic_connect_dots_fixed_gap", record
+    )
+    sampled_gaussian.loss_distribution(1.0, 0.3, 1e-3)
+    for deltas, before in zip(seen, computed, strict=True):
+        assert np.any(np.diff(before) > 0.0)
+        assert np.all(np.diff(deltas) <= 0.0)
+        assert np.all(deltas >= before)

@@ -128,7 +128,7 @@ def test_report_of_momentum_with_learning_rates(
 
 def test_report_draws_a_figure(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = _made(tmp_path, capsys)
-    figure = tmp_path / "figure.png"
+    figure = tmp_path / "figures" / "figure.png"
     status, _, _ = _call(capsys, "mf-report", f"--checkpoint={checkpoint}", f"--figure={figure}")
     assert status == 0
     assert figure.read_bytes().startswith(b"\x89PNG")

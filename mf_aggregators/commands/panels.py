@@ -1,0 +1,158 @@
+"""Panels of the figures that commands draw: errors, matrices, and what a guarantee means.
+
+This imports matplotlib, which takes a second: commands import it once they draw.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mf_aggregators import accounting, figures
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.privacy.guarantees import Guarantee
+
+Curves: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+# Width and height of a panel.
+INCHES = (5.4, 4.2)
+# Above this, a panel shows the first column of C instead of the whole matrix.
+_MOST_ROUNDS_DRAWN = 4096
+# False positive rates of the trade-off curves, on a logarithmic axis.
+_LEAST_RATE_DRAWN, _RATES_DRAWN = 1e-4, 121
+
+
+def one_panel(height: float = INCHES[1]) -> tuple[Any, Any]:
+    """Returns a figure of one panel, and the panel.
+
+    Args:
+      height: In inches.
+    """
+    figure, ((axes,),) = figures.panels(1, 1, (INCHES[0], height))
+    return figure, axes
+
+
+def by_round(
+    axes: Any, variances: Mapping[str, np.ndarray], *, title: str, logarithmic: str = ""
+) -> None:
+    """Draws standard deviations by round.
+
+    Args:
+      axes: The panel.
+      variances: (num_rounds,) floats by name.
+      title: Above the panel.
+      logarithmic: Which axes are logarithmic.
+    """
+    figures.lines(
+        axes,
+        {
+            name: (np.arange(1, len(of_rounds) + 1), np.sqrt(of_rounds))
+            for name, of_rounds in variances.items()
+        },
+        title=title,
+        x="round",
+        y="standard deviation",
+        logarithmic=logarithmic,
+    )
+
+
+def matrix(figure: Any, axes: Any, factorization: Factorization) -> None:
+    """Draws the strategy matrix, or its first column for many rounds.
+
+    Args:
+      figure: The figure.
+      axes: The panel.
+      factorization: Has the matrix.
+    """
+    num_rounds = factorization.num_rounds
+    if num_rounds <= _MOST_ROUNDS_DRAWN:
+        magnitudes = np.sqrt(np.abs(factorization.strategy_matrix()))
+        figures.heat_map(figure, axes, magnitudes, title="Strategy matrix C (root of magnitudes)")
+        return
+    first = np.zeros(num_rounds)
+    first[0] = 1.0
+    column = np.abs(factorization.encode(first))[:num_rounds]
+    figures.lines(
+        axes,
+        {factorization.mechanism: (np.arange(1, num_rounds + 1), column)},
+        title="First column of C (magnitudes)",
+        x="row",
+        y="magnitude",
+        logarithmic="xy",
+        with_legend=False,
+    )
+
+
+def trade_offs(axes: Any, stated: Mapping[str, Guarantee], others: Curves | None = None) -> None:
+    """Draws the highest true positive rates of an attacker over false positive rates.
+
+    Args:
+      axes: The panel.
+      stated: The guarantees, by name.
+      others: Further curves.
+    """
+    rates = false_positive_rates()
+    curves = {
+        name: (rates, np.asarray(guarantee.true_positive_rate(rates)))
+        for name, guarantee in stated.items()
+    }
+    figures.lines(
+        axes,
+        {**curves, **(others or {}), "guessing": (rates, rates)},
+        title="What an attacker can do",
+        x="false positive rate",
+        y="highest true positive rate",
+        logarithmic="xy",
+    )
+
+
+def false_positive_rates() -> np.ndarray:
+    """Returns the false positive rates of trade-off curves: (121,) floats from 1e-4 to 1."""
+    return np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
+
+
+def epsilons_of(
+    epsilon: Callable[[float], float], multipliers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a curve of epsilons, without those of so little noise that none is stated.
+
+    Args:
+      epsilon: From noise multipliers to epsilons; may raise a TailError.
+      multipliers: The noise multipliers.
+
+    Returns:
+      The noise multipliers that have a finite epsilon above 0, and the epsilons.
+    """
+    found = []
+    for multiplier in multipliers:
+        try:
+            found.append(epsilon(float(multiplier)))
+        except accounting.TailError:
+            found.append(math.inf)
+    values = np.array(found)
+    is_stated = np.isfinite(values) & (values > 0.0)
+    return multipliers[is_stated], values[is_stated]
+
+
+def epsilons(
+    axes: Any, curves: Curves, *, x: str, delta: float, target: float | None = None
+) -> None:
+    """Draws epsilons over noise.
+
+    Args:
+      axes: The panel.
+      curves: Noise and epsilons, by name.
+      x: Which noise.
+      delta: That the epsilons are for.
+      target: An epsilon that is marked by a line, if any.
+    """
+    figures.lines(
+        axes,
+        curves,
+        title=f"Epsilon at delta {figures.scientific(delta)}",
+        x=x,
+        y="epsilon",
+        logarithmic="xy",
+        levels=None if target is None else {f"epsilon {target:.4g}": target},
+    )

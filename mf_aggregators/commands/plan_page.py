@@ -1,0 +1,275 @@
+"""A plan as a page: the comparison as pictures and as a table, and the commands to copy."""
+
+import contextlib
+import functools
+import math
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from absl import flags
+
+from mf_aggregators import accounting, figures
+from mf_aggregators.accounting import amplification, sampling_schemes
+from mf_aggregators.commands import html_pages, panels, plan_text
+from mf_aggregators.commands.html_pages import Commands, Paragraph, Part, Picture, Section, Table
+from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.noise.recursions import IndependentNoise
+from mf_aggregators.planning import Candidate, Plan, band_choice
+from mf_aggregators.privacy import attackers
+from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.printed_guarantees import pair
+
+# More curves than these are hard to tell apart.
+_MOST_CURVES = 6
+# Noise multipliers of a curve of epsilons, relative to that of the plan. Epsilons that sampling
+# amplifies take a second each.
+_LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS = 0.5, 4.0, 7
+# Epsilons whose noise is estimated, relative to the target: where clients draw for themselves.
+_ESTIMATED_TARGETS = (0.25, 0.5, 2.0)
+
+
+def title(plan: Plan) -> str:
+    """Returns the title of a page."""
+    setting = plan.setting
+    return f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients"
+
+
+def sections(
+    plan: Plan,
+    guarantee: Guarantee,
+    steps: Sequence[Step],
+    show_rates: bool,
+    values: flags.FlagValues,
+    cache: pathlib.Path,
+) -> list[Section]:
+    """Returns the parts of a page.
+
+    Args:
+      plan: The plan.
+      guarantee: Of what it recommends.
+      steps: What a user types to run it; the notes of the last say what the guarantee depends on.
+      show_rates: Whether the table has server learning rates.
+      values: The parsed flags.
+      cache: Where noise multipliers are kept between calls.
+    """
+    lines = plan_text.setting_lines(plan.setting)
+    return [
+        Section(
+            "",
+            [
+                *(Paragraph(f"{line[0].upper()}{line[1:]}.") for line in lines),
+                Paragraph(f"Recommended: {plan.reason}"),
+                Paragraph(steps[-1].notes[0], is_condition=True),
+                Paragraph(attackers.sentence(guarantee.attacker())),
+            ],
+        ),
+        Section("How good, and how private", _comparison(plan, guarantee, cache)),
+        Section("What the noise costs", _costs(plan)),
+        Section("All candidates", _candidates(plan, show_rates)),
+        Section("To run it", [Commands("\n".join(step.lines())) for step in steps]),
+        html_pages.how_it_was_made("mf-plan", values),
+    ]
+
+
+def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path) -> list[Part]:
+    setting, chosen = plan.setting, plan.recommended
+    finite = [each for each in plan.candidates if math.isfinite(each.effective_rmse)]
+    drawn = _drawn(plan)
+    errors = _bars(
+        [(each, each.effective_rmse) for each in finite],
+        plan,
+        "Effective RMSE",
+        "Effective RMSE: what the noise does to a parameter after a round of SGD with learning "
+        "rate and clip norm 1, on average over rounds. "
+        f"{plan_text.name_of(chosen)} has {chosen.effective_rmse:.4g}.",
+    )
+    by_round, axes = panels.one_panel()
+    panels.by_round(
+        axes,
+        {
+            name: each.per_round_variance * (each.noise_multiplier / setting.clients_per_round) ** 2
+            for name, each in drawn.items()
+        },
+        title="Noise by round",
+        logarithmic="y",
+    )
+    epsilons, axes = panels.one_panel()
+    panels.epsilons(
+        axes,
+        _epsilons(plan, drawn, cache),
+        x="effective RMSE",
+        delta=setting.delta,
+        target=setting.epsilon,
+    )
+    trade_offs, axes = panels.one_panel()
+    rates = panels.false_positive_rates()
+    allowed = accounting.true_positive_rate_of_pairs([(setting.epsilon, setting.delta)], rates)
+    target = f"all that {pair(setting.epsilon, setting.delta, '.6g')}-DP allows"
+    panels.trade_offs(
+        axes, {plan_text.name_of(chosen): guarantee}, {target: (rates, np.asarray(allowed))}
+    )
+    best = "" if len(drawn) == len(plan.candidates) else ", of the best of some mechanisms"
+    return [
+        errors,
+        Picture(
+            by_round,
+            f"Standard deviation of the noise in a parameter after each round{best}. The worst "
+            f"round of {plan_text.name_of(chosen)} has {chosen.max_effective_error:.4g}.",
+        ),
+        Picture(
+            epsilons,
+            _caption_of_epsilons(plan),
+        ),
+        Picture(
+            trade_offs,
+            "The highest true positive rate of an attacker who decides whether one client's "
+            "updates were used, over the false positive rate: "
+            f"{attackers.in_brief(guarantee.attacker())}.",
+        ),
+    ]
+
+
+def _drawn(plan: Plan) -> dict[str, Candidate]:
+    """What curves are drawn of, by name: the recommended first, then the best of each mechanism.
+
+    Independent noise is among them, if it is a candidate: it is what readers know.
+    """
+    best: dict[str, Candidate] = {plan.recommended.mechanism: plan.recommended}
+    for each in plan.candidates:
+        if math.isfinite(each.effective_rmse):
+            best.setdefault(each.mechanism, each)
+    found = list(best.values())
+    if len(found) > _MOST_CURVES:
+        baseline = [each for each in found[_MOST_CURVES - 1 :] if _is_independent(each)]
+        found = found[: _MOST_CURVES - len(baseline)] + baseline
+    return {plan_text.name_of(each): each for each in found}
+
+
+def _is_independent(candidate: Candidate) -> bool:
+    return isinstance(candidate.factorization.noise_recursion(), IndependentNoise)
+
+
+def _epsilons(
+    plan: Plan, drawn: dict[str, Candidate], cache: pathlib.Path
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epsilons over effective RMSEs.
+
+    Where clients draw for themselves, proofs of other epsilons would take minutes: those of what is
+    recommended are estimates, and others have the point of the plan alone.
+    """
+    setting, factors = plan.setting, np.geomspace(_LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS)
+
+    @functools.cache
+    def unamplified(multiplier: float) -> float:
+        return accounting.epsilon(multiplier, setting.delta)
+
+    curves = {}
+    for name, each in drawn.items():
+        scheme = each.sampling
+        if scheme is None:
+            multipliers, found = panels.epsilons_of(unamplified, each.noise_multiplier * factors)
+        elif _has_parts(each):
+            multipliers, found = panels.epsilons_of(
+                functools.partial(amplification.epsilon, scheme, delta=setting.delta),
+                each.noise_multiplier * factors,
+            )
+        else:
+            estimated = _estimated(plan, cache) if each is plan.recommended else {}
+            estimated[setting.epsilon] = each.noise_multiplier
+            found = np.array(sorted(estimated))
+            multipliers = np.array([estimated[epsilon] for epsilon in found])
+        curves[name] = multipliers * each.rmse / setting.clients_per_round, found
+    return curves
+
+
+def _estimated(plan: Plan, cache: pathlib.Path) -> dict[float, float]:
+    """About the noise multipliers that other epsilons of what is recommended need."""
+    setting, chosen = plan.setting, plan.recommended
+    assert chosen.sampling is not None
+    found = {}
+    for factor in _ESTIMATED_TARGETS:
+        epsilon = factor * setting.epsilon
+        # Where no noise multiplier gives an epsilon, its point is missing.
+        with contextlib.suppress(ValueError):
+            found[epsilon] = band_choice.noise_multiplier(
+                chosen.sampling,
+                epsilon,
+                setting.delta,
+                cache,
+                chosen.factorization,
+                is_estimate=True,
+            )
+    return found
+
+
+def _has_parts(candidate: Candidate) -> bool:
+    """Whether epsilons are amplified, and fast to compute."""
+    scheme = candidate.sampling
+    return scheme is not None and scheme.name in sampling_schemes.names_with_parts()
+
+
+def _caption_of_epsilons(plan: Plan) -> str:
+    caption = "Epsilon over the effective RMSE: what more or less noise would give."
+    if plan.recommended.sampling is not None and not _has_parts(plan.recommended):
+        caption += (
+            f" For {plan_text.name_of(plan.recommended)} these are rough estimates, which no "
+            "guarantee may be stated of, but for the target, which is certified. A single point is "
+            "the noise of the plan."
+        )
+    return caption
+
+
+def _costs(plan: Plan) -> list[Part]:
+    every = plan.candidates
+    return [
+        _bars(
+            [(each, each.kept_bytes / 1e9) for each in every],
+            plan,
+            "Memory, GB",
+            "Gigabytes of noise that have to be kept between rounds, for all parameters.",
+        ),
+        _bars(
+            [(each, each.cost.disk_bytes / 1e9) for each in every],
+            plan,
+            "Disk, GB",
+            "Gigabytes of files of noise, with the storage that is chosen for it.",
+        ),
+        _bars(
+            [(each, each.cost.seconds_per_round) for each in every],
+            plan,
+            "Seconds a round",
+            "Seconds of a round that its noise takes on two cores: an estimate.",
+        ),
+    ]
+
+
+def _bars(
+    values: Sequence[tuple[Candidate, float]], plan: Plan, quantity: str, caption: str
+) -> Picture:
+    names = [
+        f"{plan_text.mark(each)}{plan_text.name_of(each)}"
+        + (" (recommended)" if each is plan.recommended else "")
+        for each, _ in values
+    ]
+    figure, axes = panels.one_panel(figures.height_of_rows(names))
+    figures.bars(axes, names, [value for _, value in values], title=quantity)
+    return Picture(figure, caption)
+
+
+def _candidates(plan: Plan, show_rates: bool) -> list[Part]:
+    columns, *rows = plan_text.table(plan, show_rates)
+    # The mark of the recommended row is its colour.
+    found: list[Part] = [
+        Table(
+            "All candidates",
+            columns[1:],
+            [row[1:] for row in rows],
+            marked=plan.candidates.index(plan.recommended),
+        )
+    ]
+    remark = plan_text.remark_on_estimates(plan)
+    if remark:
+        found.append(Paragraph(" ".join(remark)))
+    found += [Paragraph(f"Left out: {each.mechanism} {each.reason}.") for each in plan.left_out]
+    return found

@@ -1,0 +1,181 @@
+"""What mf-report draws: a figure, or a page with the same panels, a table and what to type."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from mf_aggregators import accounting, factorizations, figures
+from mf_aggregators.commands import command_line, html_pages, panels, plan_steps
+from mf_aggregators.commands.html_pages import Commands, Paragraph, Part, Picture, Section, Table
+from mf_aggregators.commands.report_subject import INDEPENDENT_NOISE, Subject
+from mf_aggregators.noise import costs
+from mf_aggregators.privacy.guarantees import Guarantee
+
+_TITLE_OF_ERRORS = "Output at noise multiplier 1"
+# Noise multipliers of a curve of epsilons; below the least, none is stated.
+_LEAST_MULTIPLIER, _NUM_MULTIPLIERS = 0.2, 15
+
+
+def save_figure(subject: Subject, stated: Mapping[str, Guarantee], path: pathlib.Path) -> None:
+    """Draws a report as a PNG file.
+
+    Args:
+      subject: What it is about.
+      stated: The guarantees whose trade-off curves are drawn, by name.
+      path: The file; missing parents are made.
+
+    Raises:
+      CommandError: If it cannot be written.
+    """
+    factorization = subject.factorization
+    figure, (axes,) = figures.panels(1, 3 if stated else 2, panels.INCHES)
+    panels.by_round(axes[0], subject.variances(), title=_TITLE_OF_ERRORS)
+    panels.matrix(figure, axes[1], factorization)
+    if stated:
+        panels.trade_offs(axes[2], stated)
+    figures.heading(
+        figure, f"{factorization.mechanism}, n = {factorization.num_rounds}: {subject.schema}"
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figures.save(figure, str(path))
+    except OSError as error:
+        raise command_line.CommandError(
+            f"--figure={path} cannot be written: {error.strerror}."
+        ) from error
+
+
+def title(subject: Subject) -> str:
+    """Returns the title of a page."""
+    return f"{subject.factorization.mechanism}, {subject.factorization.num_rounds} rounds"
+
+
+def sections(
+    subject: Subject,
+    stated: Mapping[str, Guarantee],
+    fields: Mapping[str, Any],
+    sentences: Sequence[str],
+    values: flags.FlagValues,
+) -> list[Section]:
+    """Returns the parts of a page.
+
+    Args:
+      subject: What the report is about.
+      stated: The guarantees that may be stated, by name.
+      fields: What ``--format=json`` prints.
+      sentences: What the fields mean, and what a guarantee depends on.
+      values: The parsed flags.
+    """
+    rows = [(name, command_line.readable(name, value)) for name, value in fields.items()]
+    return [
+        Section(
+            "",
+            [
+                Paragraph(f"Clients keep to: {subject.schema}. Workload: {subject.workload.name}."),
+                *(Paragraph(sentence, is_condition=True) for sentence in sentences),
+            ],
+        ),
+        Section("How good it is, and what it guarantees", _pictures(subject, stated, values.delta)),
+        *_costs(subject, values.model_size),
+        Section("All numbers", [Table("All numbers", ("field", "value"), rows)]),
+        *_steps(subject, fields["noise_multiplier"], values),
+        html_pages.how_it_was_made("mf-report", values),
+    ]
+
+
+def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -> list[Part]:
+    mechanism = subject.factorization.mechanism
+    errors, axes = panels.one_panel()
+    panels.by_round(axes, subject.variances(), title=_TITLE_OF_ERRORS)
+    matrix, axes = panels.one_panel()
+    panels.matrix(matrix, axes, subject.factorization)
+    epsilons, axes = panels.one_panel()
+    panels.epsilons(axes, _epsilons(stated, delta), x="noise multiplier", delta=delta)
+    found: list[Part] = [
+        Picture(
+            errors,
+            "Standard deviation of the output of each round, at sensitivity 1 and noise "
+            f"multiplier 1: {mechanism} has an RMSE of {subject.errors.rmse:.5g}, and at most "
+            f"{subject.errors.max_error:.5g} in a round.",
+        ),
+        Picture(matrix, f"The strategy matrix C of {mechanism}, which correlates the noise."),
+        Picture(epsilons, _caption_of_epsilons(stated)),
+    ]
+    if stated:
+        attackers, axes = panels.one_panel()
+        panels.trade_offs(axes, stated)
+        found.append(
+            Picture(
+                attackers,
+                "The highest true positive rate of an attacker who decides whether one client's "
+                "updates were used, over the false positive rate.",
+            )
+        )
+    return found
+
+
+def _epsilons(stated: Mapping[str, Guarantee], delta: float) -> panels.Curves:
+    """Epsilons without amplification over noise multipliers, and what is stated as points."""
+    points = {
+        name: (np.array([guarantee.noise_multiplier]), np.array([guarantee.epsilon]))
+        for name, guarantee in stated.items()
+        if math.isfinite(guarantee.epsilon) and 0.0 < guarantee.noise_multiplier < math.inf
+    }
+    own = [float(multipliers[0]) for multipliers, _ in points.values()] or [1.0]
+    least = max(0.25 * min(own), _LEAST_MULTIPLIER)
+    multipliers, found = panels.epsilons_of(
+        lambda multiplier: accounting.epsilon(multiplier, delta),
+        np.geomspace(least, max(4.0 * max(own), 2.0 * least), _NUM_MULTIPLIERS),
+    )
+    return {"without amplification": (multipliers, found), **points}
+
+
+def _caption_of_epsilons(stated: Mapping[str, Guarantee]) -> str:
+    caption = (
+        "Epsilon over the noise multiplier. Without amplification, nothing else matters: it is "
+        "relative to the sensitivity under the participation schema."
+    )
+    if any(guarantee.sampling is not None for guarantee in stated.values()):
+        caption += " That of an amplified guarantee is relative to one participation."
+    return caption
+
+
+def _costs(subject: Subject, model_size: int | None) -> list[Section]:
+    if model_size is None:
+        return []
+    independent = factorizations.identity(subject.factorization.num_rounds)
+    recursions = {
+        subject.factorization.mechanism: subject.factorization.noise_recursion(),
+        INDEPENDENT_NOISE: independent.noise_recursion(),
+    }
+    found = {name: costs.choose(each, model_size) for name, each in recursions.items()}
+    quantities = (
+        ("Memory of a round, GB", [cost.memory_bytes / 1e9 for cost in found.values()]),
+        ("Files, GB", [cost.disk_bytes / 1e9 for cost in found.values()]),
+        ("Seconds a round", [cost.seconds_per_round for cost in found.values()]),
+    )
+    pictures = []
+    for quantity, values in quantities:
+        figure, axes = panels.one_panel(figures.height_of_rows(list(found)))
+        figures.bars(axes, list(found), values, title=quantity)
+        words = ", ".join(f"{name} {each:.3g}" for name, each in zip(found, values, strict=True))
+        pictures.append(Picture(figure, f"{quantity}: {words}."))
+    return [Section(f"What the noise of {model_size} parameters costs", pictures)]
+
+
+def _steps(subject: Subject, multiplier: float | None, values: flags.FlagValues) -> list[Section]:
+    """How to use the checkpoint, for a run that is still to come."""
+    if multiplier is None or not multiplier or values.ledger is not None:
+        return []
+    step = plan_steps.of_checkpoint(
+        values.checkpoint,
+        subject.schema,
+        multiplier,
+        values.clients_per_round,
+        f"The guarantee holds only if every client keeps to: {subject.schema}.",
+    )
+    return [Section("To use it", [Commands("\n".join(step.lines()))])]
