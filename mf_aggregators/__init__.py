@@ -31,8 +31,8 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.planning import band_choice
 from mf_aggregators.privacy import extensions, guarantees
-from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy import statement as privacy_statement
+from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.tff import declared_participation
 from mf_aggregators.version import __version__
 

@@ -127,9 +127,9 @@ def check_stated(stated: float, found: float) -> None:
     """
     if stated > found * (1.0 + _TOLERANCE):
         raise ValueError(
-            f"the whole run is stated to have the noise multiplier {stated!r}, and its noise, which "
-            f"stays what it was, has {found!r} for the rounds and participations of the whole: "
-            "state that one, or less."
+            f"the whole run is stated to have the noise multiplier {stated!r}, and its noise, "
+            f"which stays what it was, has {found!r} for the rounds and participations of the "
+            "whole: state that one, or less."
         )
 
 
@@ -147,9 +147,16 @@ def _covered(
         storage = costs.choose(began_with, num_parameters).storage
     blocks = Blocks.of(whole, factorization.plans) if storage is NoiseStorage.DISK else None
     rounding = Rounding.of(IntegerRows.continuing(began_with, whole), blocks)
-    sizes = {"clip_norm": 1.0, "num_parameters": num_parameters, "largest_cohort": largest_cohort}
-    drawn = rounding.enlarged(first.noise_multiplier, **sizes)
-    return min(first.noise_multiplier, rounding.covered(drawn, **sizes))
+    drawn = rounding.enlarged(
+        first.noise_multiplier,
+        clip_norm=1.0,
+        num_parameters=num_parameters,
+        largest_cohort=largest_cohort,
+    )
+    covered = rounding.covered(
+        drawn, clip_norm=1.0, num_parameters=num_parameters, largest_cohort=largest_cohort
+    )
+    return min(first.noise_multiplier, covered)
 
 
 def _first_factorization(factorization: Factorization) -> Factorization:

@@ -105,10 +105,11 @@ def make(
         the directory cannot be used or is too small.
     """
     segments = tensor_noise.segments_of(specs)
-    if continued is None:
-        rows, plans = IntegerRows.of(recursion), ()
-    else:
-        rows, plans = IntegerRows.continuing(continued.first, recursion), continued.plans
+    rows = (
+        IntegerRows.of(recursion)
+        if continued is None
+        else IntegerRows.continuing(continued.first, recursion)
+    )
     if not segments:
         # Tensors without entries have no noise.
         return NoiseParts(TensorNoise(RowsInState(rows), specs))
@@ -130,7 +131,7 @@ def make(
     if not is_on_disk:
         return NoiseParts(TensorNoise(RowsInState(rows, source), specs), record)
     noise_directory.check_room(directory, cost.disk_bytes)
-    blocks = Blocks.of(recursion, plans)
+    blocks = Blocks.of(recursion, () if continued is None else continued.plans)
     files = rows_on_disk.prepare(rows, blocks, segments, source, options.source.value, directory)
     return NoiseParts(TensorNoise(files, specs), record)
 
