@@ -9,10 +9,12 @@ most a share of what it was. A client has at most one participation in b - 1 rou
 share raises the squared sensitivity of k participations by a k-th of it.
 
 The best share of a few is chosen by the error of a simple matrix, and then L-BFGS runs over all
-free entries, for the squared error at that share: new columns are scaled to their norm, and ends
-of old ones are r v / sqrt(1 + |v|^2), which no v makes longer than r. Error and slope come from
-``linear_algebra.banded_covariances``, in O(n b^2) operations.
+free entries, for the squared error at that share and at none: new columns are scaled to their norm,
+and ends of old ones are r v / sqrt(1 + |v|^2), which no v makes longer than r. Error and slope come
+from ``linear_algebra.banded_covariances``, in O(n b^2) operations.
 """
+
+import functools
 
 import numpy as np
 
@@ -46,14 +48,12 @@ def extended(bands: np.ndarray, workload: Workload, participation: Participation
     rows = _Rows(bands, workload.num_rounds)
     start = rows.start()
 
-    def squared_error(share: float) -> float:
-        made = rows.of(start, share)
+    def squared_error(free: np.ndarray, share: float) -> float:
+        made = rows.of(free, share)
         error = BandedCovariances(made, prepared.blocks).squared_error
         return error * banded_sensitivity.compute(made, participation).value ** 2
 
-    share = min(_SHARES, key=squared_error)
-
-    def log_error(free: np.ndarray) -> tuple[float, np.ndarray]:
+    def log_error(free: np.ndarray, share: float) -> tuple[float, np.ndarray]:
         with np.errstate(all="ignore"):
             covariances = BandedCovariances(rows.of(free, share), prepared.blocks)
             error = covariances.squared_error
@@ -64,14 +64,19 @@ def extended(bands: np.ndarray, workload: Workload, participation: Participation
             return _LARGEST_LOG, np.zeros(free.shape)
         return float(np.log(error)), slope
 
-    found = minimise(
-        log_error,
-        start,
-        max_evaluations=_MOST_EVALUATIONS,
-        corrections=10,
-        least_change=_LEAST_CHANGE,
-    ).x
-    return rows.of(found, share)
+    share = min(_SHARES, key=lambda share: squared_error(start, share))
+    found = [(start, share)]
+    for tried in {0.0, share}:
+        result = minimise(
+            functools.partial(log_error, share=tried),
+            start,
+            max_evaluations=_MOST_EVALUATIONS,
+            corrections=10,
+            least_change=_LEAST_CHANGE,
+        )
+        found.append((np.asarray(result.x), tried))
+    # Longer ends of old columns have made the sensitivity larger as well.
+    return rows.of(*min(found, key=lambda each: squared_error(*each)))
 
 
 class _Rows:
