@@ -56,6 +56,8 @@ from mf_aggregators.noise.integer_rows import ROW_BITS, IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP
 
+# The most updates of a sum that nobody has limited.
+DEFAULT_LARGEST_COHORT = 1 << 22
 # The largest share of the noise that roundings may take.
 LARGEST_SHARE = 0.1
 # Unit roundoff of float64.

@@ -220,7 +220,8 @@ def test_banded_matrices_of_any_kind_go_on(
     bands = generator.normal(size=(before, num_bands)) * np.tri(before, num_bands)
     bands[:, 0] = generator.uniform(0.5, 2.0, size=before)
     made = BandedFactorization(bands)
-    schema = data.draw(st.sampled_from([SingleParticipation(), MinSeparation(num_bands)]))
+    schemas: list[Participation] = [SingleParticipation(), MinSeparation(num_bands)]
+    schema = data.draw(st.sampled_from(schemas))
     whole = made.extended(before + more, participation=schema)
     np.testing.assert_array_equal(whole.arrays()["bands"][:before], bands)
     error = whole.total_error(_sums(before + more), schema)

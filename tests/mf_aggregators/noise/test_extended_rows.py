@@ -1,5 +1,7 @@
 """Rows of a run that was extended: those that were released, their steps, and what they cover."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from tests.mf_aggregators import small_mechanisms
 
 _ROUNDS, _WHOLE = 9, 30
 _SEED = np.array([5, -7], np.int64)
-_SIZES = {"clip_norm": 2.0, "num_parameters": 10**6, "largest_cohort": 100}
+_SIZES: dict[str, Any] = {"clip_norm": 2.0, "num_parameters": 10**6, "largest_cohort": 100}
 
 
 def _goes_on(factorization: Factorization) -> bool:

@@ -110,7 +110,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
 ) -> None:
     before = _MADE[name]
     whole = before.extended(_WHOLE, participation=_FIRST.participation)
-    noise = {"noise_storage": storage}
+    noise: dict[str, Any] = {"noise_storage": storage}
     if storage == "disk":
         noise["noise_directory"] = tmp_path / "noise"
     query = _query(before, **noise)
