@@ -394,9 +394,9 @@ class PrivacyStatement:
         return (
             "\n   - *Extended.* The run was planned for fewer rounds before:\n"
             f"     {plans}.\n"
-            "     The standard deviation of the noise stayed what it was, and the first rounds are\n"
-            "     those of the matrix of the whole. All that is stated here holds for the whole,\n"
-            "     also if what was released had a part in the decision to go on."
+            "     The standard deviation of the noise stayed what it was, and the first rounds\n"
+            "     are those of the matrix of the whole. All that is stated here holds for the\n"
+            "     whole, also if what was released had a part in the decision to go on."
         )
 
     def _rule_text(self) -> str:

@@ -165,7 +165,9 @@ def joined_rates(rates: Sequence[np.ndarray], plans: Sequence[EarlierPlan]) -> n
     """Returns the learning rate of every round of a run.
 
     Rounds that were released keep the rate that they had: run again from an older state, they must
-    lead to the same model, whose updates got the noise of the rounds after them.
+    lead to the same model, whose updates got the noise of the rounds after them. So does the round
+    after them, whose rate the saved state holds already; after the last round of a plan, that is
+    the rate of the last one.
 
     Args:
       rates: The rates of each plan and of the whole, one array for each.
@@ -176,5 +178,6 @@ def joined_rates(rates: Sequence[np.ndarray], plans: Sequence[EarlierPlan]) -> n
     """
     joined = rates[0]
     for plan, following in zip(plans, rates[1:], strict=True):
-        joined = np.concatenate([joined[: plan.released_rounds], following[plan.released_rounds :]])
+        known = plan.released_rounds + 1
+        joined = np.concatenate([np.append(joined, joined[-1])[:known], following[known:]])
     return joined
