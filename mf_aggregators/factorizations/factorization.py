@@ -167,8 +167,8 @@ class Factorization(abc.ABC):
         """Makes what :meth:`extended` returns, of checked arguments and with the parameters."""
         del participation, workload, parameters
         raise ExtensionError(
-            f"a {self.mechanism} factorization for {self.num_rounds} rounds cannot be extended to "
-            f"{num_rounds}: {self.ends_because}."
+            f"this {self.mechanism} factorization for {self.num_rounds} rounds cannot be extended "
+            f"to {num_rounds}: {self.ends_because}."
         )
 
     def of_plan(self, num_rounds: int) -> "Factorization":

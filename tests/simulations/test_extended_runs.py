@@ -87,11 +87,8 @@ def runs(
         for name in ("extended", "from an older state"):
             shutil.copytree(found["before"], found[name])
         shutil.rmtree(found["from an older state"] / "checkpoints" / f"round_{_BEFORE}")
-        processes = [
-            commands.start(_MODULE, *_arguments(found[name], _WHOLE, *more))
-            for name in ("extended", "from an older state")
-        ]
-        for process in processes:
+        for name in ("extended", "from an older state"):
+            process = commands.start(_MODULE, *_arguments(found[name], _WHOLE, *more))
             status, _, errors = process.wait()
             assert status == 0, errors
             assert f"extended from {_BEFORE} to {_WHOLE} rounds" in errors
@@ -324,13 +321,13 @@ def test_other_flags_are_still_refused(begun: pathlib.Path) -> None:
 @pytest.mark.usefixtures("begun")
 def test_mechanisms_whose_first_rows_would_change_say_so(tmp_path: pathlib.Path) -> None:
     for mechanism in ("optimal", "banded_inverse"):
-        options = (f"--mechanism={mechanism}", "--separation=6", "--clients_per_round=5")
+        options = [f"--mechanism={mechanism}", "--separation=6", "--clients_per_round=5"]
         if mechanism == "banded_inverse":
-            options += ("--num_bands=2",)
+            options.append("--num_bands=2")
         path = _made(tmp_path / mechanism, *options)
         said = _call(path, _WHOLE, *options)
         assert said.status == 2
-        assert f"--num_rounds=9: a {mechanism} factorization for 6 rounds cannot be" in said.errors
+        assert f"--num_rounds=9: this {mechanism} factorization for 6 rounds cannot" in said.errors
         assert _config(path)["flags"]["num_rounds"] == _BEFORE
 
 
