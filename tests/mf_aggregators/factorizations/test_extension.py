@@ -1,5 +1,6 @@
 """Factorizations that go on after their last round: the rows that stay, and what is refused."""
 
+import itertools
 import json
 import pathlib
 
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import checkpoints, workloads
-from mf_aggregators.accounting import zcdp_rho
+from mf_aggregators.accounting import noise_multiplier, zcdp_rho
+from mf_aggregators.commands import extension_report
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BltFactorization,
@@ -33,11 +35,13 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.privacy.printed_guarantees import rounded_up
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
 
 _ROUNDS = 11
+_ROOT = pathlib.Path(__file__).parents[3]
 
 
 def _sums(num_rounds: int) -> Workload:
@@ -306,3 +310,49 @@ def test_every_mechanism_says_whether_it_goes_on() -> None:
 def test_parameters_are_json(tmp_path: pathlib.Path) -> None:
     for made in _ALL:
         assert json.loads(json.dumps(made.extended(12).parameters))["extends"] == [_ROUNDS]
+
+
+def _rows_of_the_documents(heading: str) -> dict[str, list[str]]:
+    """The cells of a table of docs/mechanisms.md by its first column."""
+    text = (_ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    lines = text[text.index(heading) :].splitlines()[2:]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in itertools.takewhile(lambda line: line.startswith("|"), lines)
+    ]
+    return {first: rest for first, *rest in rows}
+
+
+def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
+    own = {
+        f"`{name}`": [made.goes_on, made.ends_because if not made.goes_on else ""]
+        for name, each in registry.mechanisms().items()
+        if (made := each.factorization) is not None
+    }
+    assert _rows_of_the_documents("| mechanism | goes on |") == own
+
+
+@pytest.mark.long
+def test_the_costs_of_the_documents() -> None:
+    schema = MinSeparation(100)
+    multiplier = noise_multiplier(8.0, 1e-6)
+    made = {
+        "`identity`": identity(1000),
+        "`tree`": tree_aggregation(1000),
+        "`blt`, 4 buffers": blt(1000, 4, schema),
+        "`toeplitz`, 100 bands": toeplitz(1000, 100, schema),
+        "`banded`, 32 bands": banded(_sums(1000), 32),
+    }
+    printed = _rows_of_the_documents("| mechanism | epsilon of 1,100 rounds")
+    assert set(printed) == set(made)
+    for name, factorization in made.items():
+        more, twice = (
+            extension_report.fields(factorization, schema, _sums(1000), rounds, multiplier, 1e-6)
+            for rounds in (1100, 2000)
+        )
+        above = twice["extended_rmse_over_planned"] - 1.0
+        assert printed[name] == [
+            rounded_up(more["extended_epsilon"], ".4g"),
+            rounded_up(twice["extended_epsilon"], ".4g"),
+            f"{100.0 * above:.1f} %" if above > 1e-9 else "0 %",
+        ]
