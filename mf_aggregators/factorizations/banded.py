@@ -149,6 +149,9 @@ class BandedFactorization(Factorization):
         workload: workloads.Workload,
         parameters: dict[str, Any],
     ) -> "BandedFactorization":
+        memory.check_rounds(
+            num_rounds, _BYTES_PER_ENTRY * self.num_bands, "the extended banded factorization"
+        )
         return BandedFactorization(
             banded_extension.extended(self._bands, workload, participation),
             participation=participation,

@@ -21,7 +21,7 @@ from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise.rounding import DEFAULT_LARGEST_COHORT, Rounding
 from mf_aggregators.participation import Participation
 
 # That no whole is stated to have more noise than there is, but for the last bits of its number.
@@ -80,7 +80,7 @@ def noise_multiplier(
     first: FirstPlan,
     *,
     num_parameters: int | None = None,
-    largest_cohort: int = 1,
+    largest_cohort: int | None = None,
     storage: NoiseStorage = NoiseStorage.AUTO,
 ) -> float:
     """Returns the noise multiplier of a whole run that was extended.
@@ -90,7 +90,7 @@ def noise_multiplier(
       participation: The schema of the whole.
       first: What it began with.
       num_parameters: The numbers of a row of noise; None leaves out what roundings take.
-      largest_cohort: The most updates in a sum.
+      largest_cohort: The most updates in a sum; None for as many as ``mf_dp_aggregator`` allows.
       storage: Where the noise of earlier rounds is kept; AUTO chooses as for the first plan.
 
     Returns:
@@ -112,7 +112,8 @@ def noise_multiplier(
     if multiplier == 0.0:
         return 0.0
     if num_parameters is not None:
-        multiplier = _covered(factorization, first, num_parameters, largest_cohort, storage)
+        cohort = DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort
+        multiplier = _covered(factorization, first, num_parameters, cohort, storage)
     ratio = _first_sensitivity(factorization, first)
     ratio /= factorization.sensitivity(participation).value
     return multiplier * ratio

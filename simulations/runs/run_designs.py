@@ -19,7 +19,6 @@ from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization, Request, registry
 from mf_aggregators.noise import NoiseStorage
-from mf_aggregators.noise.rounding import DEFAULT_LARGEST_COHORT
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -107,7 +106,7 @@ class RunDesign:
         if not factorization.plans:
             return first.noise_multiplier
         options = self.options
-        cohort = self.simulated_clients if options.secure_aggregation else DEFAULT_LARGEST_COHORT
+        cohort = self.simulated_clients if options.secure_aggregation else None
         return extensions.noise_multiplier(
             factorization,
             participation,
@@ -156,7 +155,7 @@ class RunDesign:
         began_with = multiplier if first is None else first.noise_multiplier
         stddev = clip.count_stddev_for(began_with, self.simulated_clients)
         shares = adaptive_clip.noise_shares(began_with, stddev)
-        if first is None:
+        if first is None or began_with == 0.0:
             return shares
         # The same noise, relative to the sensitivity of the whole.
         ratio = multiplier / began_with
