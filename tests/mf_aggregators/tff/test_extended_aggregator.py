@@ -14,10 +14,12 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators import extensions
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.noise.row_layout import CHUNK
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from mf_aggregators.tff import declared_participation
+from mf_aggregators.tff import declared_participation, noise_making
 from mf_aggregators.tff.dp_query import FixedSeedWarning
+from mf_aggregators.tff.noise_making import NoiseOptions
 
 _BEFORE, _WHOLE = 7, 12
 _SIZE = 40
@@ -249,3 +251,25 @@ def test_the_state_of_an_extended_run_tells_the_schema_of_the_whole() -> None:
     assert [np.asarray(leaf).dtype for leaf in before] == [np.asarray(leaf).dtype for leaf in after]
     with pytest.raises(ValueError, match="another participation schema"):
         declared_participation.in_extended(nested, [MinSeparation(2)], whole)
+
+
+@_EVERY
+def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.Path) -> None:
+    """Rows are then products of the same shapes, and the same to the last bit for any model."""
+    whole = _MADE[name].extended(_WHOLE)
+    recursion = extensions.recursion(whole, _FIRST)
+    first = extensions.first_recursion(whole, _FIRST)
+    made = [
+        noise_making.make(
+            each, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"), continued
+        ).noise.store
+        for each, continued in (
+            (first, None),
+            (recursion, noise_making.Continued(first, whole.plans)),
+        )
+    ]
+    before, after = (store.blocks for store in made)  # type: ignore[attr-defined]
+    assert list(after.starts[: before.num_blocks + 1]) == list(before.starts)
+    assert after.starts[-1] == _WHOLE
+    for block in range(before.num_blocks):
+        np.testing.assert_array_equal(before.weights(block), after.weights(block))
