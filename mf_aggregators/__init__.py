@@ -30,8 +30,9 @@ from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.planning import band_choice
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import extensions, guarantees
 from mf_aggregators.privacy import statement as privacy_statement
+from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.tff import declared_participation
 from mf_aggregators.version import __version__
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveClip",
+    "FirstPlan",
     "__version__",
     "accounting",
     "adaptive_clip",
@@ -49,6 +51,7 @@ __all__ = [
     "checkpoints",
     "commands",
     "declared_participation",
+    "extensions",
     "factorizations",
     "figures",
     "guarantees",

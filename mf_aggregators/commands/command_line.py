@@ -29,6 +29,8 @@ INTERRUPTED = 130
 
 # What only the extra `tff` of setup.py installs, and no command that runs TensorFlow does without.
 _PACKAGES_OF_EXTRA = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
+# TensorFlow Federated's main branch has the second one, and has this package beside it.
+_OF_MAIN_BRANCH, _WITHIN_MAIN_BRANCH = "federated_language", "tensorflow_privacy"
 _INSTALL_EXTRA = "install the extra mf-aggregators[tff], as docs/installing.md describes."
 
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
@@ -141,11 +143,17 @@ def check_extra(what: str, packages: Sequence[str] = _PACKAGES_OF_EXTRA) -> None
       CommandError: If one is missing.
     """
     for package in packages:
-        try:
-            is_there = importlib.util.find_spec(package) is not None
-        except (ImportError, ValueError):
-            is_there = False
+        is_there = _is_installed(package) or (
+            package == _WITHIN_MAIN_BRANCH and _is_installed(_OF_MAIN_BRANCH)
+        )
         check_choice(is_there, f"{what} needs {package}, which is not installed: {_INSTALL_EXTRA}")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def table(rows: Sequence[tuple[str, Any]]) -> str:

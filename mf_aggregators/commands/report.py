@@ -5,6 +5,8 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
   mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
     --delta=1e-4 --ledger=run/participation.npz
+  mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
+    --delta=1e-4 --extend_to=3000
   mf-report --checkpoint=run/factorization --noise_multiplier=0.54 --delta=1e-4 \
     --ledger=run/participation.npz --sampling_seed=run/checkpoints/sampling_seed.json
 """
@@ -25,6 +27,7 @@ from mf_aggregators import (
 )
 from mf_aggregators.commands import (
     command_line,
+    extension_report,
     html_pages,
     ledger_report,
     mechanism_flags,
@@ -78,6 +81,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "model_size",
         "The number of parameters of a model, which adds what a round's noise costs for it.",
     )
+    group.integer(
+        "extend_to",
+        "More rounds, for which a run under the checkpoint's matrix might go on with the noise "
+        "that it has. Adds what guarantee and error of the whole would be, beside the error of "
+        "the same mechanism planned for so many rounds. The participation flags are for both.",
+    )
     FlagGroup(values, "Output").string(
         "figure",
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
@@ -114,6 +123,16 @@ def main(values: flags.FlagValues) -> None:
     fields |= _guarantee(subject, multiplier, values.delta, values.clients_per_round)
     if values.model_size is not None:
         fields |= _costs(factorization.noise_recursion(), values.model_size)
+    if values.extend_to is not None:
+        fields |= extension_report.fields(
+            factorization,
+            subject.schema,
+            subject.workload,
+            values.extend_to,
+            multiplier,
+            values.delta,
+            values.model_size,
+        )
     realised: dict[str, Any] = {}
     stated = {} if multiplier is None else {"planned": _planned(subject, multiplier, values.delta)}
     if values.ledger is not None and multiplier is not None:
@@ -153,7 +172,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         values.figure is None or values.figure.endswith(".png"),
         f"--figure must name a .png file, found {values.figure}.",
     )
-    for name in ("model_size", "clients_per_round", "released_rounds"):
+    for name in ("model_size", "clients_per_round", "released_rounds", "extend_to"):
         if getattr(values, name) is not None:
             validation.positive_integer(getattr(values, name), f"--{name}")
     command_line.check_choice(

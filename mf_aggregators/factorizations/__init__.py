@@ -9,7 +9,7 @@ from mf_aggregators.factorizations.banded_inverse import (
 from mf_aggregators.factorizations.blt import BltFactorization, blt
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.dense import DenseFactorization
-from mf_aggregators.factorizations.factorization import Errors, Factorization
+from mf_aggregators.factorizations.factorization import Errors, ExtensionError, Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
@@ -35,6 +35,7 @@ __all__ = [
     "BltFactorization",
     "DenseFactorization",
     "Errors",
+    "ExtensionError",
     "Factorization",
     "IdentityFactorization",
     "Mechanism",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.factorizations import band_algebra, banded_sensitivity
+from mf_aggregators.factorizations import band_algebra, banded_extension, banded_sensitivity
 from mf_aggregators.factorizations.band_constraints import (
     ColumnConstraint,
     EqualNorms,
@@ -56,6 +56,7 @@ class BandedFactorization(Factorization):
     """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands."""
 
     mechanism = "banded"
+    goes_on = "with further rows of the bands, optimised while those of the first rounds stay"
 
     def __init__(self, bands: np.ndarray, **attributes: Any) -> None:
         """Creates the factorization.
@@ -140,6 +141,29 @@ class BandedFactorization(Factorization):
             weights = self._bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
             product[lag:] += weights * x[: self.num_rounds - lag]
         return product
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: workloads.Workload,
+        parameters: dict[str, Any],
+    ) -> "BandedFactorization":
+        memory.check_rounds(
+            num_rounds, _BYTES_PER_ENTRY * self.num_bands, "the extended banded factorization"
+        )
+        return BandedFactorization(
+            banded_extension.extended(self._bands, workload, participation),
+            participation=participation,
+            parameters={**parameters, "workload": workloads.fingerprint(workload)},
+        )
+
+    def _of_first_rounds(
+        self, num_rounds: int, parameters: dict[str, Any]
+    ) -> "BandedFactorization":
+        return BandedFactorization(
+            self._bands[:num_rounds], participation=self.participation, parameters=parameters
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the (n, b) bands of C."""

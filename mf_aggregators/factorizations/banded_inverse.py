@@ -57,6 +57,7 @@ class BandedInverseFactorization(ToeplitzStructure):
     """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients."""
 
     mechanism = "banded_inverse"
+    ends_because = "the bands of C^-1 are optimised together for all rounds"
 
     def __init__(self, num_rounds: int, coefficients: np.ndarray, **attributes: Any) -> None:
         """Creates the factorization.

@@ -61,6 +61,7 @@ class BltFactorization(ToeplitzStructure):
     """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers."""
 
     mechanism = "blt"
+    goes_on = "with the same decays"
 
     def __init__(
         self,
@@ -195,6 +196,31 @@ class BltFactorization(ToeplitzStructure):
             buffers *= decays
             buffers += row
         return product
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: Workload,
+        parameters: dict[str, Any],
+    ) -> "BltFactorization":
+        del workload
+        return BltFactorization(
+            num_rounds,
+            self._decays,
+            self._inverse_decays,
+            participation=participation,
+            parameters=parameters,
+        )
+
+    def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BltFactorization":
+        return BltFactorization(
+            num_rounds,
+            self._decays,
+            self._inverse_decays,
+            participation=self.participation,
+            parameters=parameters,
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the decays of C and of C^-1."""

@@ -15,6 +15,7 @@ class DenseFactorization(Factorization):
     """Any lower-triangular, invertible strategy matrix."""
 
     mechanism = "optimal"
+    ends_because = "its rows are optimised together, and those of the first rounds would be others"
 
     def __init__(self, strategy_matrix: np.ndarray, **attributes: Any) -> None:
         super().__init__(**attributes)

@@ -1,19 +1,32 @@
 """The interface that every factorization A = BC shares."""
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.linalg
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import validation
+from mf_aggregators import validation, workloads
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.participation import Participation, check
+from mf_aggregators.participation import (
+    Participation,
+    SingleParticipation,
+    check,
+    check_fits,
+)
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
+
+# Among the parameters: the rounds of the plans that were extended.
+_EXTENDS = "extends"
+
+
+class ExtensionError(ValueError):
+    """A factorization that cannot go on after its last round; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,9 +76,13 @@ class Factorization(abc.ABC):
         the smallest possible one in the mechanism's class, relative to that; None
         where nothing is certified.
       parameters: What the mechanism was made with, for reports and checkpoints.
+      goes_on: How more rounds follow on the last one, in a few words; empty if they cannot.
+      ends_because: Why no rounds can follow, as the end of a sentence; empty if they can.
     """
 
     mechanism: str
+    goes_on: ClassVar[str] = ""
+    ends_because: ClassVar[str] = "its class says of no further rounds how they would follow"
 
     def __init__(
         self,
@@ -92,6 +109,101 @@ class Factorization(abc.ABC):
     def parameters(self) -> dict[str, Any]:
         """A copy of the parameters the mechanism was made with."""
         return dict(self._parameters)
+
+    @property
+    def plans(self) -> tuple[int, ...]:
+        """The rounds of the plans that were extended to this one, increasing; empty for none."""
+        return tuple(int(rounds) for rounds in self._parameters.get(_EXTENDS, ()))
+
+    def extended(
+        self,
+        num_rounds: int,
+        *,
+        participation: Participation | None = None,
+        workload: Workload | None = None,
+    ) -> "Factorization":
+        """Returns a factorization for more rounds whose leading part of C is this one's C.
+
+        The rows of C^-1 Z of the rounds that there are stay as they are, bit for bit, if the
+        noise is that of ``extensions.FirstPlan``: so a run can go on.
+
+        Args:
+          num_rounds: The number of rounds of the whole, above n.
+          participation: The schema of the whole that further rows are optimised for, where they
+            are; by default the one that this factorization was optimised for.
+          workload: The workload of the whole, likewise; the prefix sum by default.
+
+        Returns:
+          The factorization, with :attr:`plans`; it states no optimality gap.
+
+        Raises:
+          ExtensionError: If there are no such rows; the message says why.
+          ValueError: If the workload is not for ``num_rounds`` rounds, or the schema names more
+            participations than fit.
+        """
+        rounds = validation.positive_integer(num_rounds, "num_rounds")
+        if rounds <= self.num_rounds:
+            raise ExtensionError(
+                f"this {self.mechanism} factorization has {self.num_rounds} rounds already: an "
+                f"extension has more, found {rounds}."
+            )
+        schema = check_fits(participation or self._participation or SingleParticipation(), rounds)
+        workload = workload or workloads.describe({"name": "prefix_sum"}, rounds)
+        if workload.num_rounds != rounds:
+            raise ValueError(
+                f"the workload is for {workload.num_rounds} rounds, and the extension for {rounds}."
+            )
+        parameters = {**self._parameters, _EXTENDS: [*self.plans, self.num_rounds]}
+        made = self._extended(rounds, schema, workload, parameters)
+        return made._labelled(self.mechanism)
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: Workload,
+        parameters: dict[str, Any],
+    ) -> "Factorization":
+        """Makes what :meth:`extended` returns, of checked arguments and with the parameters."""
+        del participation, workload, parameters
+        raise ExtensionError(
+            f"this {self.mechanism} factorization for {self.num_rounds} rounds cannot be extended "
+            f"to {num_rounds}: {self.ends_because}."
+        )
+
+    def of_plan(self, num_rounds: int) -> "Factorization":
+        """Returns the factorization of an earlier plan, as it was before it was extended.
+
+        Args:
+          num_rounds: One of :attr:`plans`.
+
+        Returns:
+          The factorization, with the same rows of noise.
+
+        Raises:
+          ValueError: If no such plan was extended.
+        """
+        if num_rounds not in self.plans:
+            raise ValueError(
+                f"the plans that were extended to this one are for {list(self.plans)} rounds, "
+                f"found {num_rounds}."
+            )
+        parameters = {name: each for name, each in self._parameters.items() if name != _EXTENDS}
+        if earlier := [rounds for rounds in self.plans if rounds < num_rounds]:
+            parameters[_EXTENDS] = earlier
+        return self._of_first_rounds(num_rounds, parameters)._labelled(self.mechanism)
+
+    def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "Factorization":
+        """Makes what :meth:`of_plan` returns."""
+        raise NotImplementedError
+
+    def _labelled(self, mechanism: str) -> "Factorization":
+        """The factorization under a mechanism's name."""
+        if self.mechanism == mechanism:
+            return self
+        labelled = copy.copy(self)
+        labelled.mechanism = mechanism
+        return labelled
 
     def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether :attr:`optimality_gap` is about a schema.

@@ -28,6 +28,7 @@ class IdentityFactorization(Factorization):
     """C = I and B = A: the noise of different rounds is independent."""
 
     mechanism = "identity"
+    goes_on = "as before: rows of noise are independent"
 
     def __init__(self, num_rounds: int, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -65,6 +66,21 @@ class IdentityFactorization(Factorization):
             if coefficients is not None:
                 return np.cumsum(np.square(coefficients))
         return super().squared_decoder_rows(workload)
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: Workload,
+        parameters: dict[str, Any],
+    ) -> "IdentityFactorization":
+        del participation, workload
+        return IdentityFactorization(num_rounds, parameters=parameters)
+
+    def _of_first_rounds(
+        self, num_rounds: int, parameters: dict[str, Any]
+    ) -> "IdentityFactorization":
+        return IdentityFactorization(num_rounds, parameters=parameters)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns no arrays: the number of rounds says it all."""

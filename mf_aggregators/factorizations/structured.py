@@ -56,6 +56,7 @@ class StructuredFactorization(Factorization):
     """C = B^-1 S for the prefix sum S and B = L R^T below the first h diagonals of B."""
 
     mechanism = "structured"
+    ends_because = "it approximates a matrix of so many rounds as a whole"
 
     def __init__(
         self, diagonals: np.ndarray, left: np.ndarray, right: np.ndarray, **attributes: Any

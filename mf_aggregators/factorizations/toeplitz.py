@@ -10,6 +10,7 @@ import tqdm
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
 from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
+from mf_aggregators.factorizations.factorization import ExtensionError
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -47,12 +48,18 @@ _MOST_BANDS_KEPT_SHARE = 0.5
 _LARGEST_DENSE_SENSITIVITY = 400_000_000
 # Bands times rounds: the error of a column-normalised matrix takes as many operations.
 _LARGEST_NORMALISED = 10**10
+# Of the search for the coefficients that an extension adds.
+_EVALUATIONS_OF_EXTENSION = 500
 
 
 class ToeplitzFactorization(ToeplitzStructure):
     """C = T, lower-triangular Toeplitz of few or all bands, or C = T D with columns of norm one."""
 
     mechanism = "toeplitz"
+    goes_on = (
+        "with the same bands; where C has all n, further ones by the optimiser, or by the closed "
+        "form of the square root"
+    )
 
     def __init__(
         self,
@@ -107,7 +114,12 @@ class ToeplitzFactorization(ToeplitzStructure):
 
     def _noising_column(self) -> np.ndarray:
         """The first column of T^-1."""
-        return power_series.reciprocal(self._coefficients, self._num_rounds)
+        column = np.empty(0)
+        for rounds in (*self.plans, self._num_rounds):
+            # The last bits of a longer reciprocal may be others, and rows were released with these.
+            longer = power_series.reciprocal(self._coefficients[:rounds], rounds)
+            column = np.concatenate([column, longer[len(column) :]])
+        return column
 
     def strategy_bands(self) -> int:
         """Returns the number of bands of C."""
@@ -164,7 +176,9 @@ class ToeplitzFactorization(ToeplitzStructure):
     def noise_recursion(self) -> ToeplitzNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
         scales = self._column_norms() if self._equal_column_norms else None
-        return recursion_of(self._num_rounds, self._coefficients, self._noising_column, scales)
+        return recursion_of(
+            self._num_rounds, self._coefficients, self._noising_column, scales, self.plans[:1]
+        )
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns the squared row norms of B: see the base class."""
@@ -195,6 +209,52 @@ class ToeplitzFactorization(ToeplitzStructure):
             row[: i + 1] += norms[i] * inverse[i::-1]
             squared[i] = row @ row
         return squared
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: Workload,
+        parameters: dict[str, Any],
+    ) -> "ToeplitzFactorization":
+        if self._equal_column_norms:
+            raise ExtensionError(
+                f"a Toeplitz factorization with equal column norms for {self._num_rounds} rounds "
+                "cannot be extended: its last columns were scaled up because they end with the "
+                "last round, and would not end there."
+            )
+        kept = ToeplitzFactorization(
+            num_rounds, self._coefficients, participation=participation, parameters=parameters
+        )
+        has_all_bands = self.num_bands == self._num_rounds
+        if not (has_all_bands and _is_redrawn(self.num_bands, (*self.plans, self._num_rounds)[0])):
+            return kept
+        momentum = check_momentum(workload, num_rounds)
+        series = _continued(
+            self._coefficients,
+            PatternOfRounds.of(participation, num_rounds),
+            check_measure(parameters.get("error", "mean")),
+            momentum,
+            is_optimised=parameters.get("coefficients") != "square_root",
+        )
+        longer = ToeplitzFactorization(
+            num_rounds,
+            series,
+            participation=participation,
+            parameters={**parameters, "num_bands": num_rounds},
+        )
+        return min(kept, longer, key=lambda each: each.total_error(workload, participation))
+
+    def _of_first_rounds(
+        self, num_rounds: int, parameters: dict[str, Any]
+    ) -> "ToeplitzFactorization":
+        series = self._coefficients[:num_rounds]
+        return ToeplitzFactorization(
+            num_rounds,
+            series,
+            participation=self.participation,
+            parameters={**parameters, "num_bands": len(series)},
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the (b,) coefficients of T."""
@@ -296,6 +356,7 @@ def recursion_of(
     coefficients: np.ndarray,
     inverse: Callable[[], np.ndarray],
     row_scales: np.ndarray | None = None,
+    first_plan: tuple[int, ...] = (),
 ) -> ToeplitzNoise | WindowNoise:
     """Returns forward substitution for few bands, and the product with T^-1 for many.
 
@@ -304,15 +365,22 @@ def recursion_of(
       coefficients: (b,) the first column of T.
       inverse: Returns the (n,) first column of T^-1; called for many bands.
       row_scales: (n,) factors of the rows; None for ones.
+      first_plan: The rounds of the plan that an extended run began with, which decides: the noise
+        of a run does not change its kind. Empty for a plan that extends none.
 
     Returns:
       A recursion that keeps b - 1 rows of the noise, or one that draws earlier rows of Z
       again.
     """
-    if len(coefficients) <= max(1.0, _MOST_BANDS_KEPT_SHARE * num_rounds):
+    if not _is_redrawn(len(coefficients), *(first_plan or (num_rounds,))):
         return ToeplitzNoise(num_rounds, coefficients, row_scales)
     none = np.empty((num_rounds, 0))
     return WindowNoise(num_rounds, inverse()[np.newaxis], none, none, row_scales)
+
+
+def _is_redrawn(num_bands: int, num_rounds: int) -> bool:
+    """Whether the noise of a plan draws earlier rows of Z again."""
+    return min(num_bands, num_rounds) > max(1.0, _MOST_BANDS_KEPT_SHARE * num_rounds)
 
 
 def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
@@ -363,8 +431,53 @@ def _optimised(
     show_progress: bool,
 ) -> np.ndarray:
     """The coefficients of least error, from a start with a positive first coefficient."""
+    log_error = _log_error_of(pattern, error, momentum, len(start))
+    with tqdm.tqdm(
+        desc=f"Toeplitz, {len(start)} bands", unit=" evaluations", disable=not show_progress
+    ) as progress:
+        if len(start) <= pattern.separation:
+            return _minimise_free(log_error, start, max_evaluations, progress)
+        return _minimise_non_increasing(log_error, start, max_evaluations, progress)
+
+
+def _continued(
+    released: np.ndarray,
+    pattern: PatternOfRounds,
+    error: ErrorMeasure,
+    momentum: float,
+    is_optimised: bool,
+) -> np.ndarray:
+    """Coefficients of all rounds of a pattern that begin with those that were released.
+
+    They go on as those of the square root do. Where no client comes twice they are optimised from
+    there; otherwise they would have to stay non-increasing, and are left as they are.
+    """
+    num_rounds, head = pattern.num_rounds, len(released)
+    root = power_series.square_root_coefficients(num_rounds, momentum)
+    series = np.concatenate([released, root[head:] * (released[-1] / root[head - 1])])
+    if not is_optimised or num_rounds > pattern.separation:
+        return series
+    log_error = _log_error_of(pattern, error, momentum, num_rounds)
+
+    def of_tail(tail: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = log_error(np.concatenate([released, tail]))
+        return value, gradient[head:]
+
+    found = minimise(
+        of_tail,
+        series[head:],
+        max_evaluations=_EVALUATIONS_OF_EXTENSION,
+        corrections=20,
+        least_change=1e-13,
+    )
+    return np.concatenate([released, found.x])
+
+
+def _log_error_of(
+    pattern: PatternOfRounds, error: ErrorMeasure, momentum: float, num_bands: int
+) -> Objective:
+    """The logarithm of the squared error of coefficients, with its slope."""
     weights = error_weights(pattern.num_rounds, error)
-    num_bands = len(start)
     orthogonal = num_bands <= pattern.separation
 
     def log_error(series: np.ndarray) -> tuple[float, np.ndarray]:
@@ -378,12 +491,7 @@ def _optimised(
         gradient = by_sensitivity / squared_sensitivity + by_rows / squared_rows
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 
-    with tqdm.tqdm(
-        desc=f"Toeplitz, {num_bands} bands", unit=" evaluations", disable=not show_progress
-    ) as progress:
-        if orthogonal:
-            return _minimise_free(log_error, start, max_evaluations, progress)
-        return _minimise_non_increasing(log_error, start, max_evaluations, progress)
+    return log_error
 
 
 def _minimise_free(

@@ -23,7 +23,7 @@ import scipy.linalg
 from mf_aggregators import memory, validation
 from mf_aggregators.factorizations import tree_noise, tree_sensitivity
 from mf_aggregators.factorizations.binary_tree import Tree, binary_tree
-from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
     Option,
@@ -64,6 +64,7 @@ class TreeAggregationFactorization(Factorization):
     """
 
     mechanism = "tree"
+    goes_on = "in the same tree, with the decoder `online`, up to four times the rounds and more"
 
     def __init__(self, num_rounds: int, decoder: str = "online", **attributes: Any) -> None:
         """Creates the factorization.
@@ -121,7 +122,8 @@ class TreeAggregationFactorization(Factorization):
         """Returns the recursion of O(log n) state vectors and one row of Z a round."""
         if self._decoder == "full":
             return tree_noise.full_recursion(self._tree)
-        return tree_noise.online_recursion(self._num_rounds)
+        first = self.plans[0] if self.plans else self._num_rounds
+        return tree_noise.online_recursion(self._num_rounds, tree_noise.num_slots(first))
 
     def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
         # (n, 2 n - 1): B C_T = A N C_T = A.
@@ -178,6 +180,33 @@ class TreeAggregationFactorization(Factorization):
         return tree_sensitivity.of_least_separation(
             self._num_rounds, rounds, separation, most, equally_spaced
         )
+
+    def _extended(
+        self,
+        num_rounds: int,
+        participation: Participation,
+        workload: Workload,
+        parameters: dict[str, Any],
+    ) -> "TreeAggregationFactorization":
+        del participation, workload
+        if self._decoder != "online":
+            raise ExtensionError(
+                f"a tree of {self._num_rounds} rounds with the decoder {self._decoder!r} cannot be "
+                "extended: each of its rows of noise is made in view of all rounds that follow."
+            )
+        first = self.plans[0] if self.plans else self._num_rounds
+        most = tree_noise.most_rounds(tree_noise.num_slots(first))
+        if num_rounds > most:
+            raise ExtensionError(
+                f"a tree that began with {first} rounds cannot be extended to {num_rounds}: its "
+                f"noise keeps the sums of a tree of at most {most} rounds."
+            )
+        return TreeAggregationFactorization(num_rounds, self._decoder, parameters=parameters)
+
+    def _of_first_rounds(
+        self, num_rounds: int, parameters: dict[str, Any]
+    ) -> "TreeAggregationFactorization":
+        return TreeAggregationFactorization(num_rounds, self._decoder, parameters=parameters)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns no arrays: the number of rounds and the decoder say it all."""

@@ -5,6 +5,9 @@ import numpy as np
 from mf_aggregators.factorizations.binary_tree import Tree
 from mf_aggregators.noise.recursions import StateSpaceNoise
 
+# State vectors that no round of a plan needs, and those of one of four times its rounds do.
+_SPARE_SLOTS = 2
+
 
 def _variances_from_below(tree: Tree) -> np.ndarray:
     """Returns for each node the variance of the best estimate of its sum from its subtree alone.
@@ -59,7 +62,25 @@ def _complete_variances(num_heights: int) -> np.ndarray:
     return variances
 
 
-def online_recursion(num_rounds: int) -> StateSpaceNoise:
+def num_slots(num_rounds: int) -> int:
+    """Returns how many state vectors the estimator from below keeps.
+
+    Args:
+      num_rounds: The number of rounds n that a run is planned for.
+
+    Returns:
+      floor(log2 n) for these rounds, and :data:`_SPARE_SLOTS` for a run that is extended: products
+      over another number of vectors would not be the same to the last bit.
+    """
+    return num_rounds.bit_length() - 1 + _SPARE_SLOTS
+
+
+def most_rounds(num_slots: int) -> int:
+    """Returns the most rounds that so many state vectors are enough for."""
+    return (1 << (num_slots + 1)) - 1
+
+
+def online_recursion(num_rounds: int, num_slots: int) -> StateSpaceNoise:
     """Returns the recursion of the estimator from below.
 
     The estimates E of the largest completed nodes form a stack, a node of 2^h leaves in
@@ -74,9 +95,8 @@ def online_recursion(num_rounds: int) -> StateSpaceNoise:
 
     Args:
       num_rounds: The number of rounds n.
+      num_slots: The number of state vectors, for at least so many rounds.
     """
-    # At least one, unused for one round: a recurrence without a state is none.
-    num_slots = max(num_rounds.bit_length() - 1, 1)
     weights = _complete_variances(num_slots + 1)
     gains = np.ones(num_slots + 1)
     # A phase for each number of merges.

@@ -10,6 +10,7 @@ while the one before it is used.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,24 +31,28 @@ class Blocks:
     starts: np.ndarray
 
     @classmethod
-    def of(cls, recursion: NoiseRecursion) -> "Blocks":
+    def of(cls, recursion: NoiseRecursion, plans: Sequence[int] = ()) -> "Blocks":
         """Returns the blocks in which the rows of a recursion are made.
 
         Args:
           recursion: The recursion.
+          plans: The rounds of the plans that were extended to this one, increasing. A block ends
+            with each of them, so that rows are products of the same shapes as before.
 
         Returns:
-          A function of the recursion alone, so that a run that is resumed elsewhere makes the
+          A function of the arguments alone, so that a run that is resumed elsewhere makes the
           same rows.
         """
-        num_rounds, largest = recursion.num_rounds, recursion.rows_per_block
+        largest = recursion.rows_per_block
         starts = [0]
-        while starts[-1] < min(num_rounds, largest):
-            size = min(largest, max(1, starts[-1]))
-            starts.append(min(num_rounds, starts[-1] + size))
-        if starts[-1] < num_rounds:
-            # All later blocks are of one size.
-            starts += [*range(starts[-1] + largest, num_rounds, largest), num_rounds]
+        for end in (*plans, recursion.num_rounds):
+            begin = starts[-1]
+            while starts[-1] < min(end, begin + largest):
+                size = min(largest, max(1, starts[-1] - begin))
+                starts.append(min(end, starts[-1] + size))
+            if starts[-1] < end:
+                # All later blocks are of one size.
+                starts += [*range(starts[-1] + largest, end, largest), end]
         return cls(recursion, np.array(starts, dtype=np.int64))
 
     @property

@@ -17,6 +17,11 @@ their rows differ by at most 5 standard deviations (``discrete_gaussian.LARGEST_
 it takes 15 in the first, of probability 7e-51 for each number. In the proof of
 ``discrete_gaussian`` that is one more reason for r = 1, and nothing beside the others.
 
+Rows of a run that was extended have the steps that it began with, though longer rows would have
+coarser ones: then it is enough that 32 bits hold _SPREAD_OF_EXTENSION = 17 standard deviations,
+so that it takes 12 in the first world, of probability 4e-33 for each number, where Z itself is
+charged 4e-28 for its tails.
+
 Rounding takes no part of the guarantee. Let v_i = w_i + 2^c x_i with x_i the sum of the updates
 in the same steps as y_i. Then y_i + x_i = (v_i + 2^(c - 1)) >> c is a function of v_i, and v_i
 is z_i plus an integer that follows from the data and from v_1, ..., v_(i - 1). How far one
@@ -37,7 +42,7 @@ ROW_BITS = 32
 # Coordinates whose temporaries stay in a processor's cache.
 _PIECE = 2**13
 # Standard deviations that no number of a row exceeds.
-_SPREAD = 20.0
+_SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
 # More than all errors of floats in the sizes of a recursion.
 _SLACK = 1.0 + 1e-6
 # No noise is as coarse as this.
@@ -53,12 +58,15 @@ class IntegerRows:
       shift: c: rows have steps of 2^c times those of Z.
       largest_row: What bounds the numbers of a row, in steps of Z.
       largest_vectors: (m,) float64: what bounds the state vectors, in steps of Z.
+      first: The rows of the plan that an extended run began with, which these continue; None for
+        rows that continue none.
     """
 
     recursion: NoiseRecursion
     shift: int
     largest_row: float
     largest_vectors: np.ndarray
+    first: "IntegerRows | None" = None
 
     @classmethod
     def of(cls, recursion: NoiseRecursion) -> "IntegerRows":
@@ -70,18 +78,49 @@ class IntegerRows:
         Raises:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
         """
-        unit = recursion.unit
-        row, vectors = unit.largest_row_norm(), unit.largest_vector_norms()
         for shift in range(1, _LARGEST_SHIFT + 1):
-            # Roundings of z, w and y drive the recursion as Z does, by a sum of absolute values.
-            rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
-            driven = _SLACK * (_SPREAD * discrete_gaussian.STANDARD_DEVIATION + rounding)
-            if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
-                return cls(recursion, shift, driven * row, driven * vectors)
+            found = cls._of_shift(recursion, shift, _SPREAD)
+            if found is not None:
+                return found
         raise ValueError(
             "rows of this mechanism's noise may be more than a million times as large as a row of "
             "Z, beyond what the integers of the noise hold: the matrix is nearly singular."
         )
+
+    @classmethod
+    def continuing(cls, first: NoiseRecursion, recursion: NoiseRecursion) -> "IntegerRows":
+        """Returns the rows of a run that was extended, in the steps that it began with.
+
+        Args:
+          first: The recursion of the plan that the run began with.
+          recursion: That of the whole, whose first rows are those of ``first``.
+
+        Raises:
+          ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
+        """
+        rows = cls.of(first)
+        found = cls._of_shift(recursion, rows.shift, _SPREAD_OF_EXTENSION)
+        if found is None:
+            raise ValueError(
+                f"rows of noise of {recursion.num_rounds} rounds may be larger than the integers "
+                f"hold that the run began with, whose step was chosen for {first.num_rounds} "
+                "rounds: extend it by less, or start a new run."
+            )
+        return dataclasses.replace(found, first=rows)
+
+    @classmethod
+    def _of_shift(
+        cls, recursion: NoiseRecursion, shift: int, spread: float
+    ) -> "IntegerRows | None":
+        """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
+        unit = recursion.unit
+        row, vectors = unit.largest_row_norm(), unit.largest_vector_norms()
+        # Roundings of z, w and y drive the recursion as Z does, by a sum of absolute values.
+        rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
+        driven = _SLACK * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
+        if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
+            return cls(recursion, shift, driven * row, driven * vectors)
+        return None
 
     @property
     def unit(self) -> NoiseRecursion:

@@ -34,6 +34,10 @@ too, and not only for the s of the declared schema. Where runs are amplified by 
 participation is a query of its own, of b rows that no other changes, and the norm of its column
 takes the place of s; so rows must follow from rows there.
 
+A run that is extended goes on with the sigma that it began with, which :meth:`Rounding.enlarged`
+found for fewer rounds and for another C. :meth:`Rounding.covered` says which sigma that is for the
+whole, in real arithmetic: the one that :meth:`Rounding.enlarged` would enlarge to it.
+
 That noise comes from floats takes a further 3e-8: C and the matrix that rows are made with may
 be 1e-8 apart (``factorizations.checked``), and have errors of floats besides.
 """
@@ -52,12 +56,16 @@ from mf_aggregators.noise.integer_rows import ROW_BITS, IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP
 
+# The most updates of a sum that nobody has limited.
+DEFAULT_LARGEST_COHORT = 1 << 22
 # The largest share of the noise that roundings may take.
 LARGEST_SHARE = 0.1
 # Unit roundoff of float64.
 _ROUNDOFF = 2.0**-53
 _SLACK = 1.0 + 3e-8
 _SUM_BITS = 62
+# More than the roundings of the few operations that find what a standard deviation covers.
+_ROUNDED_DOWN = 1.0 - 1e-14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,11 +76,13 @@ class Rounding:
       rows: The integer rows.
       operator_norm: g of the module's docstring.
       float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
+      first: That of the plan that an extended run began with; None for others.
     """
 
     rows: IntegerRows
     operator_norm: float
     float_error: float
+    first: "Rounding | None" = None
 
     @classmethod
     def of(cls, rows: IntegerRows, blocks: Blocks | None = None) -> "Rounding":
@@ -82,6 +92,9 @@ class Rounding:
           rows: The rows.
           blocks: The blocks that they are made in; None if they are made one by one.
         """
+        first = None
+        if rows.first is not None:
+            first = cls.of(rows.first, None if blocks is None else Blocks.of(rows.first.recursion))
         unit, weights = rows.unit, _Weights(rows)
         errors, largest = np.zeros(unit.num_state_vectors), 0.0
         for start, matrix in (
@@ -90,7 +103,7 @@ class Rounding:
             found, errors = weights.errors(matrix, start, errors)
             largest = max(largest, found)
         norm = _strategy_norm(unit) if unit.draws_earlier_rows_of_z else 1.0
-        return cls(rows, norm, largest)
+        return cls(rows, norm, largest, first)
 
     def enlarged(
         self,
@@ -110,21 +123,63 @@ class Rounding:
           largest_cohort: The most updates in a sum.
 
         Returns:
-          At least ``noise_stddev``.
+          At least ``noise_stddev``. For a run that was extended, that of the plan that it began
+          with: noise does not change in the middle of a run.
 
         Raises:
           ValueError: If roundings would take more than a tenth of the noise, or a sum would
             have too many steps.
         """
+        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
+        if self.first is not None:
+            return self.first._enlarged(noise_stddev, sizes)
+        return self._enlarged(noise_stddev, sizes)
+
+    def covered(
+        self,
+        enlarged_stddev: float,
+        *,
+        clip_norm: float,
+        num_parameters: int,
+        largest_cohort: int,
+    ) -> float:
+        """Returns what was asked for where Z has a standard deviation: see :meth:`enlarged`.
+
+        Args:
+          enlarged_stddev: The standard deviation of Z.
+          clip_norm: As there.
+          num_parameters: As there.
+          largest_cohort: As there.
+
+        Returns:
+          What real arithmetic would need for the same guarantee of these rows, rounded down.
+
+        Raises:
+          ValueError: As there.
+        """
+        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
+        # The share of what is covered, x, is x k for a k that hardly depends on x.
+        k = self._share(enlarged_stddev * (1.0 - LARGEST_SHARE), sizes)
+        k /= enlarged_stddev * (1.0 - LARGEST_SHARE)
+        found = _ROUNDED_DOWN * enlarged_stddev / (_SLACK + k * enlarged_stddev)
+        self._share(found, sizes)
+        return found
+
+    def _enlarged(self, noise_stddev: float, sizes: "_Sizes") -> float:
+        return _SLACK * noise_stddev / (1.0 - self._share(noise_stddev, sizes))
+
+    def _share(self, noise_stddev: float, sizes: "_Sizes") -> float:
+        """What roundings take at most of noise of a standard deviation."""
         steps = np.abs(self.rows.steps)
+        clip_norm, num_parameters = sizes.clip_norm, sizes.num_parameters
         least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
         # At most, since enlarging makes steps larger.
-        steps_of_sum = largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
+        steps_of_sum = sizes.largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
         if steps_of_sum > 2.0**_SUM_BITS:
             raise ValueError(
                 f"noise of standard deviation {noise_stddev:g} is so little beside sums of "
-                f"{largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do not "
-                "hold both: use more noise or a smaller largest_cohort."
+                f"{sizes.largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
+                "not hold both: use more noise or a smaller largest_cohort."
             )
         # A cast, a division and their rounding to nearest.
         float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
@@ -139,7 +194,16 @@ class Rounding:
                 f"{noise_stddev / clip_norm:.3g} clip norms, and {LARGEST_SHARE:g} is allowed: "
                 "use less noise, fewer rounds or a smaller model."
             )
-        return _SLACK * noise_stddev / (1.0 - share)
+        return share
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """What the arguments of a rounding's methods are."""
+
+    clip_norm: float
+    num_parameters: int
+    largest_cohort: int
 
 
 class _Weights:

@@ -3,6 +3,7 @@
 __all__ = [
     "amplification_conditions",
     "attackers",
+    "extensions",
     "guarantees",
     "ledgers",
     "printed_guarantees",

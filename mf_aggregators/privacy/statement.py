@@ -107,6 +107,8 @@ class PrivacyStatement:
       stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
         first round; None for none.
       stopped_by_rule: Whether that rule has ended the run.
+      earlier_plans: The planned guarantees of the plans that were extended to this run, the first
+        one first; empty for a run that was not extended.
 
     Raises:
       ValueError: If a run that broke its plan has no worst-case guarantee, a client is named for
@@ -122,6 +124,7 @@ class PrivacyStatement:
     represented: Represented | None = None
     stopping_rule: StoppingRule | None = None
     stopped_by_rule: bool = False
+    earlier_plans: tuple[Guarantee, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stopped_by_rule and (self.stopping_rule is None or self.realised is None):
@@ -265,6 +268,7 @@ class PrivacyStatement:
                 }
             ),
             "planned": self.plan.to_dict(),
+            "earlier_plans": [plan.to_dict() for plan in self.earlier_plans],
             "earned": self.stated.to_dict(),
             "widened": None if self.worst_case is None else self.worst_case.to_dict(),
             "realised": None if self.realised is None else self.realised.to_dict(),
@@ -331,6 +335,7 @@ class PrivacyStatement:
             assumption=_assumption(self.plan, self.facts),
             verification=sampling_texts.VERIFICATION if self.plan.sampling else _VERIFIED_TIMERS,
             planned=_formal(self.plan),
+            extended=self._extended_text(),
             realised=self._realised_text(),
             rule=self._rule_text(),
             version=version.__version__,
@@ -378,6 +383,22 @@ class PrivacyStatement:
             f"{self.facts.num_clients} clients took part, none more than "
             f"{took_place.max_participations} times, and {apart}. {_formal(realised)}"
             f"{self._worst_text()}"
+        )
+
+    def _extended_text(self) -> str:
+        if not self.earlier_plans:
+            return ""
+        plans = "; ".join(
+            f"{_count(plan.num_rounds, 'round')}, with noise multiplier "
+            f"{plan.noise_multiplier!r}, for {_pair(plan)}"
+            for plan in self.earlier_plans
+        )
+        return (
+            "\n   - *Extended.* The run was planned for fewer rounds before:\n"
+            f"     {plans}.\n"
+            "     The standard deviation of the noise stayed what it was, and the first rounds\n"
+            "     are those of the matrix of the whole. All that is stated here holds for the\n"
+            "     whole, also if what was released had a part in the decision to go on."
         )
 
     def _rule_text(self) -> str:
@@ -556,7 +577,7 @@ _MARKDOWN = """\
      It holds for released numbers as computers hold them: sums and noise are integers, and more
      noise makes up for what rounding takes.
    - *Assumption.* {assumption}
-   - *Formal statement, planned.* {planned}
+   - *Formal statement, planned.* {planned}{extended}
    - *Formal statement, realised.* Of what took place: {realised}{rule}
 4. **Verifiability.** {verification} Made by mf_aggregators {version}.
 """

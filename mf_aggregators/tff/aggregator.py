@@ -11,13 +11,16 @@ import tensorflow_federated as tff
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
+from mf_aggregators.privacy import extensions
+from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.tff import adaptive_query, compatibility, dp_query, grid, noise_making
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory
-from mf_aggregators.tff.noise_making import NoiseOptions
+from mf_aggregators.tff.noise_making import Continued, NoiseOptions, NoiseParts
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -37,7 +40,13 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         seed: int | None,
         noise: NoiseOptions,
         sums: IntegerSums,
+        continues: FirstPlan | None = None,
     ) -> None:
+        if (continues is None) == bool(factorization.plans):
+            raise ValueError(
+                "continues is what a run began with that goes on with an extension, and belongs to "
+                f"a factorization that is one: this one extends {list(factorization.plans)} rounds."
+            )
         self.factorization = factorization
         self.participation = participation
         self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
@@ -50,6 +59,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self._seed = seed
         self._noise = noise
         self._sums = sums
+        self._continues = continues
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """Returns the process for updates of a type; see the base class.
@@ -81,19 +91,18 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           TypeError: As :meth:`create` does.
           ValueError: As :meth:`create` does.
         """
-        sensitivity = self.factorization.sensitivity(self.participation).value
-        recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
-        drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
+        is_adaptive = isinstance(self._clip_norm, AdaptiveClip)
+        noised = adaptive_query.vector_specs(specs) if is_adaptive else specs
+        recursion, multiplier, noise = self._noise_of(dp_query.checked_specs(noised))
         if isinstance(self._clip_norm, AdaptiveClip):
-            vectors = dp_query.checked_specs(adaptive_query.vector_specs(specs))
             return AdaptiveClipSumQuery(
                 recursion,
                 specs,
                 clip=self._clip_norm,
-                noise_multiplier=self.noise_multiplier,
+                noise_multiplier=multiplier,
                 clients_per_round=self._clients_per_round,
                 seed=self._seed,
-                noise=noise_making.make(drawn, vectors, self._noise),
+                noise=noise,
                 participation=self.participation,
                 sums=self._sums,
             )
@@ -101,12 +110,41 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             recursion,
             specs,
             l2_norm_clip=self._clip_norm,
-            noise_stddev=self.noise_multiplier * self._clip_norm,
+            noise_stddev=multiplier * self._clip_norm,
             seed=self._seed,
-            noise=noise_making.make(drawn, dp_query.checked_specs(specs), self._noise),
+            noise=noise,
             participation=self.participation,
             sums=self._sums,
         )
+
+    def _noise_of(
+        self, specs: tuple[tf.TensorSpec, ...]
+    ) -> tuple[NoiseRecursion, float, NoiseParts]:
+        """The recursion, the noise multiplier relative to its sensitivity of one, and the rows."""
+        first = self._continues
+        if first is None:
+            sensitivity = self.factorization.sensitivity(self.participation).value
+            recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+            drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
+            return recursion, self.noise_multiplier, noise_making.make(drawn, specs, self._noise)
+        found = extensions.noise_multiplier(
+            self.factorization,
+            self.participation,
+            first,
+            num_parameters=sum(spec.shape.num_elements() for spec in specs),
+            largest_cohort=self._sums.largest_cohort,
+            storage=self._noise.storage,
+        )
+        extensions.check_stated(self.noise_multiplier, found)
+        recursion = extensions.recursion(self.factorization, first)
+        drawn = dp_query.drawn_recursion(recursion, first.noise_multiplier)
+        if first.noise_multiplier == 0.0:
+            return recursion, 0.0, noise_making.make(drawn, specs, self._noise)
+        continued = Continued(
+            extensions.first_recursion(self.factorization, first), self.factorization.plans
+        )
+        noise = noise_making.make(drawn, specs, self._noise, continued)
+        return recursion, first.noise_multiplier, noise
 
 
 def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
@@ -188,6 +226,7 @@ def mf_dp_aggregator(
     noise_source: str = "philox",
     secure_aggregation_bits: int | None = None,
     largest_cohort: int | None = None,
+    continues: FirstPlan | None = None,
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
 
@@ -251,6 +290,12 @@ def mf_dp_aggregator(
         adds them up in the open, in 64 bits.
       largest_cohort: The most clients that a round may have; a round with more releases
         nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else.
+      continues: For a run that goes on after its last round: what it began with
+        (``mf_aggregators.FirstPlan``). The factorization is then an extension
+        (``Factorization.extended``), participation and noise multiplier are those of the whole
+        (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was. Rows of noise
+        stay bit for bit, so that a saved state goes on; before that,
+        ``mf_aggregators.declared_participation.in_extended`` puts the schema of the whole into it.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``.
@@ -276,4 +321,5 @@ def mf_dp_aggregator(
         seed,
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
         grid.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
+        continues,
     )

@@ -7,8 +7,11 @@ stands there as numbers, so that whoever draws cohorts can compare, before the f
 run and whenever it is resumed.
 """
 
-from collections.abc import Iterator, Mapping
+import collections
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -64,6 +67,52 @@ def in_state(state: Any) -> tuple[Participation, ...]:
     """
     found = (_schema(declared) for declared in _declared_in(state))
     return tuple(schema for schema in found if schema is not None)
+
+
+def in_extended(state: Any, earlier: Collection[Participation], whole: Participation) -> Any:
+    """Returns the state of a run that was extended, with the schema of the whole in it.
+
+    Args:
+      state: As for :func:`in_state`: one that was saved under an earlier plan, or since.
+      earlier: The schemas of the plans that were extended.
+      whole: The schema of the whole.
+
+    Returns:
+      The state, in which nothing else is changed.
+
+    Raises:
+      ValueError: If it declares another schema than these.
+    """
+    known = {*earlier, whole}
+
+    def replaced(part: Any) -> Any:
+        if isinstance(part, DeclaredParticipation):
+            schema = _schema(part)
+            if schema is None:
+                return part
+            if schema not in known:
+                raise ValueError(
+                    f"the noise of the state is scaled to another participation schema ({schema}) "
+                    "than the plans of the run."
+                )
+            numbers = zip(declare(whole), part, strict=True)
+            return DeclaredParticipation(
+                *(np.asarray(number, np.asarray(old).dtype) for number, old in numbers)
+            )
+        if isinstance(part, Mapping):
+            items = [(name, replaced(each)) for name, each in part.items()]
+            return collections.OrderedDict(items) if _is_ordered(part) else dict(items)
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*(replaced(each) for each in part))
+        if isinstance(part, (tuple, list)):
+            return type(part)(replaced(each) for each in part)
+        return part
+
+    return replaced(state)
+
+
+def _is_ordered(mapping: Mapping[Any, Any]) -> bool:
+    return isinstance(mapping, collections.OrderedDict)
 
 
 def _declared_in(state: Any) -> Iterator[DeclaredParticipation]:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from mf_aggregators import validation
+from mf_aggregators.noise.rounding import DEFAULT_LARGEST_COHORT
 
 # The squares of an update's integers, of at most this many steps, add up within int64, and each of
 # them fits into int32.
@@ -39,7 +40,7 @@ class IntegerSums:
       is_secure: Whether a secure sum adds them up, modulo 2^bits - 1.
     """
 
-    largest_cohort: int = 1 << 22
+    largest_cohort: int = DEFAULT_LARGEST_COHORT
     bits: int = _OPEN_BITS
     is_secure: bool = False
 

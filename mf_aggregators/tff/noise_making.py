@@ -70,8 +70,24 @@ class NoiseParts:
     record: ReleaseRecord | None = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Continued:
+    """What the noise of an extended run continues.
+
+    Attributes:
+      first: The recursion that the run began with.
+      plans: The rounds of all plans that were extended, that of ``first`` being the first.
+    """
+
+    first: NoiseRecursion
+    plans: tuple[int, ...]
+
+
 def make(
-    recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], options: NoiseOptions
+    recursion: NoiseRecursion,
+    specs: tuple[tf.TensorSpec, ...],
+    options: NoiseOptions,
+    continued: Continued | None = None,
 ) -> NoiseParts:
     """Returns what a run's graphs need for its noise, with all files and threads in place.
 
@@ -79,6 +95,7 @@ def make(
       recursion: The mechanism's recursion.
       specs: The tensors of a row: floating point, of known shapes.
       options: The choices.
+      continued: What the rows continue, bit for bit; None for those of a run that was not extended.
 
     Returns:
       The parts.
@@ -88,11 +105,15 @@ def make(
         the directory cannot be used or is too small.
     """
     segments = tensor_noise.segments_of(specs)
+    rows = (
+        IntegerRows.of(recursion)
+        if continued is None
+        else IntegerRows.continuing(continued.first, recursion)
+    )
     if not segments:
         # Tensors without entries have no noise.
-        return NoiseParts(TensorNoise(RowsInState(IntegerRows.of(recursion)), specs))
-    rows = IntegerRows.of(recursion)
-    cost = _cost(recursion, segments, options.storage)
+        return NoiseParts(TensorNoise(RowsInState(rows), specs))
+    cost = _cost(recursion, segments, _storage(segments, options.storage, continued))
     is_on_disk = cost.storage is NoiseStorage.DISK
     if options.directory is None and not is_on_disk and options.source is NoiseSource.PHILOX:
         return NoiseParts(TensorNoise(RowsInState(rows), specs))
@@ -110,9 +131,20 @@ def make(
     if not is_on_disk:
         return NoiseParts(TensorNoise(RowsInState(rows, source), specs), record)
     noise_directory.check_room(directory, cost.disk_bytes)
-    blocks = Blocks.of(recursion)
+    blocks = Blocks.of(recursion, () if continued is None else continued.plans)
     files = rows_on_disk.prepare(rows, blocks, segments, source, options.source.value, directory)
     return NoiseParts(TensorNoise(files, specs), record)
+
+
+def _storage(
+    segments: tuple[Segment, ...],
+    asked: NoiseStorage,
+    continued: Continued | None,
+) -> NoiseStorage:
+    """Where noise is kept: of an extended run, where it was before."""
+    if continued is None or asked is not NoiseStorage.AUTO:
+        return asked
+    return costs.choose(continued.first, row_layout.total_size(segments)).storage
 
 
 def _cost(

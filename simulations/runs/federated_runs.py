@@ -30,13 +30,22 @@ from mf_aggregators.tff import noise_directory
 from simulations.devices import available_clients, device_flags, device_populations
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.runs import run_designs, run_directory, run_flags, run_options, sampled_runs
+from simulations.runs import (
+    run_designs,
+    run_directory,
+    run_extensions,
+    run_flags,
+    run_options,
+    sampled_runs,
+)
+from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_extensions import Begun, EarlierPlan
 from simulations.runs.run_options import RunOptions
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
-from simulations.training.federated_task import TaskCommand
+from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import quiet, worker_addresses
 
 _PACKAGES = (
@@ -104,6 +113,7 @@ def _prepared(
     """Plans a run and fills its directory, or checks that the directory is of the same run."""
     old = directory.read_config()
     if old is not None:
+        directory.settle_factorization(old)
         options = _with_noise_of(old.get("flags", {}), options)
         _check_same_run(old, options, directory, command)
         run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
@@ -118,6 +128,7 @@ def _prepared(
         command.defaults(values)["max_bands"],
         own,
         None if old is None else old.get("noise_multiplier"),
+        None if old is None else _begun(old, options, data, directory),
     )
     noise_path = pathlib.Path(values.noise_directory or directory.noise)
     if values.noise_directory or noise_path.exists():
@@ -130,6 +141,11 @@ def _prepared(
     else:
         seed = old["cohort_seed"]
         _say(command, f"resuming the run in {directory.path}")
+        if run_extensions.is_asked_for(old["flags"], options):
+            _check_ledger(directory)
+            directory.fix_data(data.fingerprint())
+            _extend(command, design, directory, old)
+            old = directory.read_config()
     _fix_factorization(design, directory, old, own)
     if old is not None:
         _check_ledger(directory)
@@ -215,9 +231,64 @@ def _with_noise_of(old: dict[str, Any], options: RunOptions) -> RunOptions:
     What a target needs may be computed anew, in the last digits, by another version.
     """
     target, begun_with = options.target_epsilon, old.get("noise_multiplier")
-    if target is None or begun_with is None or old.get("target_epsilon") != target:
+    if target is None or begun_with is None or old.get("target_epsilon") is None:
+        return options
+    if old["target_epsilon"] != target and not run_extensions.is_asked_for(old, options):
         return options
     return dataclasses.replace(options, noise_multiplier=begun_with)
+
+
+def _begun(
+    old: dict[str, Any], options: RunOptions, data: TaskData, directory: RunDirectory
+) -> Begun | None:
+    """What a run has fixed, if it was extended before or is to be now."""
+    plans = run_extensions.plans_of(old, directory)
+    if run_extensions.is_asked_for(old.get("flags", {}), options):
+        _check_ledger(directory)
+        flags = old["flags"]
+        before = dataclasses.replace(
+            options,
+            num_rounds=flags["num_rounds"],
+            max_participations=flags.get("max_participations"),
+        )
+        released = (
+            ParticipationLedger.load(directory.ledger).num_rounds
+            if directory.ledger.exists()
+            else 0
+        )
+        schema = run_designs.participation_of(before, data)
+        plans = (*plans, EarlierPlan(before.num_rounds, released, schema))
+    return run_extensions.begun(old, plans, options.noise_storage) if plans else None
+
+
+def _extend(
+    command: TaskCommand, design: RunDesign, directory: RunDirectory, old: dict[str, Any]
+) -> None:
+    """Makes the larger plan the one that counts: by one write of the configuration.
+
+    The statement on disk stays that of the plan before until the run begins to go on, and holds as
+    long: nothing that the smaller plan does not cover is released before that.
+    """
+    assert design.begun is not None
+    checkpoints.save(
+        design.factorization, directory.extended_factorization, participation=design.participation
+    )
+    config = run_extensions.with_extension(
+        old,
+        design.options.of_the_run(),
+        design.begun.plans,
+        directory.extended_factorization_sha256(),
+    )
+    directory.write_json(run_directory.CONFIG_FILE, config)
+    directory.settle_factorization(config)
+    # Rows of the whole have files of their own, and are made again.
+    directory.delete_noise_rows()
+    before, guarantee = design.earlier_plans[-1], design.planned_guarantee()
+    _say(
+        command,
+        f"extended from {before.num_rounds} to {design.options.num_rounds} rounds: "
+        f"{stated_privacy(before)} becomes {stated_privacy(guarantee)}",
+    )
 
 
 def _check_same_run(
@@ -239,7 +310,10 @@ def _check_same_run(
             "this version does not make: go on with that version, or start a new run."
         )
     old_flags = {**run_options.NEW_SINCE_VERSION_0_5_0, **old.get("flags", {})}
-    run_directory.check_same_flags(old_flags, options.of_the_run(), directory.path)
+    new_flags = options.of_the_run()
+    if run_extensions.is_asked_for(old_flags, new_flags):
+        old_flags = run_extensions.comparable(old_flags, new_flags)
+    run_directory.check_same_flags(old_flags, new_flags, directory.path)
 
 
 def _fix_factorization(

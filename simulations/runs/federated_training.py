@@ -147,6 +147,7 @@ def train(
     """
     design, directory = setting.design, setting.directory
     _check_clients(design, task)
+    _fix_size(directory, _num_parameters(task))
     untrained_accuracy = _untrained_accuracy(task)
     run = _federated_run(setting, task)
     store = StateStore(directory.states, directory.ledger)
@@ -193,6 +194,14 @@ def _check_clients(design: RunDesign, task: FederatedTask) -> None:
         )
 
 
+def _fix_size(directory: RunDirectory, num_parameters: int) -> None:
+    """Writes the size of a new run's model down: an extension is charged for it before it loads."""
+    config = directory.read_config() or {}
+    if "num_parameters" not in config:
+        config["num_parameters"] = num_parameters
+        directory.write_json(run_directory.CONFIG_FILE, config)
+
+
 def _untrained_accuracy(task: FederatedTask) -> float:
     """The accuracy of the initial model on test clients."""
     untrained = task.evaluate(task.initial_weights, TEST)
@@ -224,6 +233,9 @@ def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
         sampler=setting.sampler,
         behaviour=setting.behaviour,
         stopping_rule=design.stopping_rule,
+        earlier_participations=(
+            () if design.begun is None else tuple(plan.participation for plan in design.begun.plans)
+        ),
     )
 
 
@@ -316,11 +328,12 @@ def learning_process(
         noise_storage=storage,
         noise_directory=noise_directory,
         noise_source=options.noise_source,
+        continues=design.first_plan,
         **_secure_sums(design),
     )
     measured = {"metrics_aggregator": _no_metrics} if options.secure_aggregation else {}
     rate, momentum = options.server_learning_rate, options.server_momentum
-    rates = run_designs.server_schedule(options).rates(options.num_rounds, rate)
+    rates = run_designs.server_rates(options, design.begun)
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(rate, momentum),
         learning_rate_schedules.rate_of_round(rates),

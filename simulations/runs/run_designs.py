@@ -4,22 +4,38 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from mf_aggregators import adaptive_clip, checkpoints, factorizations, workloads
+import numpy as np
+
+from mf_aggregators import (
+    accounting,
+    adaptive_clip,
+    checkpoints,
+    factorizations,
+    workloads,
+)
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseShares
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.factorizations import Factorization, Request, registry
+from mf_aggregators.factorizations import ExtensionError, Factorization, Request, registry
+from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
     SingleParticipation,
     check_population,
 )
-from mf_aggregators.privacy import amplification_conditions, guarantees
+from mf_aggregators.privacy import (
+    amplification_conditions,
+    extensions,
+    guarantees,
+    printed_guarantees,
+)
+from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from simulations.runs import run_options, sampled_runs
+from simulations.runs import run_extensions, run_options, sampled_runs
+from simulations.runs.run_extensions import Begun
 from simulations.runs.run_options import RunOptions
 from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskData
@@ -41,6 +57,8 @@ class RunDesign:
       sampling: The scheme by which a data sampler draws the clients of each round; None for
         timers.
       stopping_rule: What ends the run before an epsilon is exceeded; None for nothing.
+      begun: What a run had fixed that was extended; None for others. The noise multiplier above is
+        that of the whole, and the one of the options that of the first plan.
     """
 
     options: RunOptions
@@ -50,6 +68,54 @@ class RunDesign:
     noise_multiplier: float
     sampling: SamplingScheme | None = None
     stopping_rule: StoppingRule | None = None
+    begun: Begun | None = None
+
+    @property
+    def first_plan(self) -> FirstPlan | None:
+        """What a run that was extended began with, of the released sums; None for others."""
+        if self.begun is None:
+            return None
+        assert self.options.noise_multiplier is not None
+        return FirstPlan(
+            self.begun.plans[0].participation, self.options.noise_multiplier * self._simulated_share
+        )
+
+    @property
+    def earlier_plans(self) -> tuple[Guarantee, ...]:
+        """The guarantees that the plans before promised, if the run was extended."""
+        if self.begun is None:
+            return ()
+        return tuple(
+            guarantees.planned(
+                self.factorization.of_plan(plan.num_rounds),
+                plan.participation,
+                self._released_in(plan.num_rounds, plan.participation),
+                self.options.delta,
+            )
+            for plan in self.begun.plans
+        )
+
+    def _released_in(self, num_rounds: int, participation: Participation) -> float:
+        """The noise multiplier of the released sums of a plan of an extended run."""
+        first, begun = self.first_plan, self.begun
+        assert first is not None
+        assert begun is not None
+        factorization = self.factorization
+        if num_rounds != factorization.num_rounds:
+            factorization = factorization.of_plan(num_rounds)
+        if not factorization.plans:
+            return first.noise_multiplier
+        options = self.options
+        cohort = self.simulated_clients if options.secure_aggregation else None
+        return extensions.noise_multiplier(
+            factorization,
+            participation,
+            first,
+            # The bits of an adaptive clip norm are one number more.
+            num_parameters=begun.num_parameters + int(isinstance(self.clip, AdaptiveClip)),
+            largest_cohort=cohort,
+            storage=NoiseStorage(begun.noise_storage),
+        )
 
     @property
     def simulated_clients(self) -> int:
@@ -84,9 +150,20 @@ class RunDesign:
         clip = self.clip
         if not isinstance(clip, AdaptiveClip):
             return None
+        first = self.first_plan
         multiplier = self.released_noise_multiplier
-        stddev = clip.count_stddev_for(multiplier, self.simulated_clients)
-        return adaptive_clip.noise_shares(multiplier, stddev)
+        began_with = multiplier if first is None else first.noise_multiplier
+        stddev = clip.count_stddev_for(began_with, self.simulated_clients)
+        shares = adaptive_clip.noise_shares(began_with, stddev)
+        if first is None or began_with == 0.0:
+            return shares
+        # The same noise, relative to the sensitivity of the whole.
+        ratio = multiplier / began_with
+        return dataclasses.replace(
+            shares,
+            update_noise_multiplier=shares.update_noise_multiplier * ratio,
+            count_stddev=shares.count_stddev * ratio,
+        )
 
     def planned_guarantee(self) -> Guarantee:
         """Returns the guarantee of all rounds of the factorization, if the plan is kept."""
@@ -110,6 +187,7 @@ def make(
     max_bands: int,
     own: pathlib.Path | None,
     own_noise_multiplier: float | None,
+    begun: Begun | None = None,
 ) -> RunDesign:
     """Designs a run: computes or loads its factorization.
 
@@ -119,6 +197,7 @@ def make(
       max_bands: The most bands that a mechanism gets without ``--num_bands``.
       own: The checkpoint of the run, if it has one already.
       own_noise_multiplier: The one that the run was found to need when it began, if it did.
+      begun: What a run had fixed that is or was extended; its checkpoint may be of the plan before.
 
     Returns:
       The design.
@@ -133,7 +212,12 @@ def make(
         "that publishes one client's data outright would satisfy it.",
     )
     if options.sampling == sampled_runs.TIMERS:
-        design = _under_timers(options, data, max_bands, own)
+        design = _under_timers(options, data, max_bands, own, begun)
+    elif begun is not None:
+        raise CommandError(
+            f"a run with --sampling={options.sampling} cannot be extended: its batches are drawn "
+            "by a scheme for all of its rounds, which its guarantee rests on. Start a new run."
+        )
     else:
         design = _sampled(options, data, own, own_noise_multiplier)
     try:
@@ -151,6 +235,22 @@ def make(
     return dataclasses.replace(design, stopping_rule=rule)
 
 
+def server_rates(options: RunOptions, begun: Begun | None) -> np.ndarray:
+    """Returns the server's learning rate of every round.
+
+    Args:
+      options: Every flag by name, checked.
+      begun: What a run had fixed that was extended; None for others.
+
+    Returns:
+      (n,) float64. Rounds that were released before have the rate that they had.
+    """
+    plans = () if begun is None else begun.plans
+    schedule, rate = server_schedule(options), options.server_learning_rate
+    lengths = (*(plan.num_rounds for plan in plans), options.num_rounds)
+    return run_extensions.joined_rates([schedule.rates(n, rate) for n in lengths], plans)
+
+
 def server_schedule(options: RunOptions) -> Schedule:
     """Returns the schedule of the server's learning rate.
 
@@ -165,27 +265,81 @@ def server_schedule(options: RunOptions) -> Schedule:
     )
 
 
-def _under_timers(
-    options: RunOptions, data: TaskData, max_bands: int, own: pathlib.Path | None
-) -> RunDesign:
-    cohort, num_rounds = options.clients_per_round, options.num_rounds
-    separation = options.separation or min(num_rounds, data.num_clients // cohort)
+def participation_of(options: RunOptions, data: TaskData) -> MinSeparation:
+    """Returns the schema that the timers of a run enforce.
+
+    Args:
+      options: Every flag by name.
+      data: The task's data.
+
+    Raises:
+      CommandError: If there are too few clients for a cohort.
+    """
+    cohort = options.clients_per_round
+    separation = options.separation or min(options.num_rounds, data.num_clients // cohort)
     check_choice(
         separation > 0,
         f"{data.name} has {data.num_clients} training clients, fewer than "
         f"--clients_per_round={cohort}: a population that small cannot be what "
         "--simulated_clients stand for. Use fewer clients per round.",
     )
-    participation = MinSeparation(separation, options.max_participations)
-    clients = options.simulated_clients or cohort
+    return MinSeparation(separation, options.max_participations)
+
+
+def _under_timers(
+    options: RunOptions,
+    data: TaskData,
+    max_bands: int,
+    own: pathlib.Path | None,
+    begun: Begun | None,
+) -> RunDesign:
+    num_rounds, participation = options.num_rounds, participation_of(options, data)
+    clients = options.simulated_clients or options.clients_per_round
     check_population(participation, num_rounds, data.num_clients, clients)
     factorization = (
-        _factorization(options, participation, min(separation, num_rounds, max_bands))
+        _factorization(options, participation, min(participation.separation, num_rounds, max_bands))
         if own is None
         else checkpoints.load(own)
     )
     assert options.noise_multiplier is not None
-    return RunDesign(options, data, participation, factorization, options.noise_multiplier)
+    if begun is None:
+        return RunDesign(options, data, participation, factorization, options.noise_multiplier)
+    return _extended(options, data, participation, factorization, begun)
+
+
+def _extended(
+    options: RunOptions,
+    data: TaskData,
+    participation: MinSeparation,
+    factorization: Factorization,
+    begun: Begun,
+) -> RunDesign:
+    """The design of a run that is extended, from the matrix of the plan before or of the whole."""
+    if factorization.num_rounds < options.num_rounds:
+        workload = workloads.describe(_workload(options, begun), options.num_rounds)
+        try:
+            factorization = factorization.extended(
+                options.num_rounds, participation=participation, workload=workload
+            )
+        except ExtensionError as error:
+            raise CommandError(f"--num_rounds={options.num_rounds}: {error}") from error
+    assert options.noise_multiplier is not None
+    design = RunDesign(
+        options, data, participation, factorization, options.noise_multiplier, begun=begun
+    )
+    released = design._released_in(options.num_rounds, participation)
+    design = dataclasses.replace(design, noise_multiplier=released / design._simulated_share)
+    target = options.target_epsilon
+    if target is not None:
+        epsilon = accounting.epsilon(design.noise_multiplier, options.delta)
+        check_choice(
+            epsilon <= target,
+            f"the noise of the run, which stays what it was, gives {options.num_rounds} rounds "
+            f"epsilon {printed_guarantees.rounded_up(epsilon, '.6g')}, above "
+            f"--target_epsilon={target:g}: give that epsilon as the target, or more, to extend the "
+            "run, or fewer --num_rounds.",
+        )
+    return design
 
 
 def _sampled(
@@ -232,18 +386,10 @@ def _factorization(
         return _loaded(options)
     if name == run_options.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
-    description: dict[str, Any] = {"name": "prefix_sum"}
-    if options.workload == run_options.TRAINING:
-        rates = server_schedule(options).rates(num_rounds, options.server_learning_rate)
-        description = {
-            "name": "momentum_sgd",
-            "momentum": options.server_momentum,
-            "learning_rates": [float(rate) for rate in rates],
-        }
     mechanism = registry.mechanism(name)
     request = Request(
         num_rounds,
-        workloads.describe(description, num_rounds),
+        workloads.describe(_workload(options, None), num_rounds),
         participation,
         mechanism_flags.given_options(options, name),
         show_progress=True,
@@ -251,3 +397,14 @@ def _factorization(
     factorization = mechanism.build(mechanism.for_run(request, default_bands))
     assert isinstance(factorization, Factorization)
     return factorization
+
+
+def _workload(options: RunOptions, begun: Begun | None) -> dict[str, Any]:
+    """The description of the workload that a run's matrix is optimised for."""
+    if options.workload != run_options.TRAINING:
+        return {"name": "prefix_sum"}
+    return {
+        "name": "momentum_sgd",
+        "momentum": options.server_momentum,
+        "learning_rates": [float(rate) for rate in server_rates(options, begun)],
+    }

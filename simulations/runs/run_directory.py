@@ -27,6 +27,8 @@ STATES_DIRECTORY = "checkpoints"
 STATE_PREFIX = "round_"
 NOISE_DIRECTORY = "noise"
 FACTORIZATION_DIRECTORY = "factorization"
+# That of a larger plan, until it takes the place of the one above.
+EXTENDED_DIRECTORY = "factorization.extended"
 TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
 DATA_FILE = "dataset.json"
@@ -102,10 +104,42 @@ class RunDirectory:
         """Where TensorBoard's event files go."""
         return self.path / TENSORBOARD_DIRECTORY
 
+    @property
+    def extended_factorization(self) -> pathlib.Path:
+        """Where the checkpoint of a larger plan is until the run goes on under it."""
+        return self.path / EXTENDED_DIRECTORY
+
     def factorization_sha256(self) -> str:
         """Returns a fingerprint of the run's checkpoint, whose description has its arrays'."""
-        description = self.factorization / "factorization.json"
-        return hashlib.sha256(description.read_bytes()).hexdigest()
+        return _description_sha256(self.factorization)
+
+    def extended_factorization_sha256(self) -> str:
+        """Returns that of the checkpoint of a larger plan."""
+        return _description_sha256(self.extended_factorization)
+
+    def settle_factorization(self, config: Mapping[str, Any]) -> None:
+        """Puts the checkpoint of a larger plan into its place, once the configuration names it.
+
+        A process that was killed may have left it at any step of that. One that the configuration
+        does not name is what an extension has left that never began to count.
+
+        Args:
+          config: The run's configuration.
+
+        Raises:
+          OSError: If it cannot be moved.
+        """
+        extended, named = self.extended_factorization, config.get("factorization_sha256")
+        for unfinished in self.path.glob(f".{EXTENDED_DIRECTORY}.*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        if not extended.exists():
+            return
+        if named is not None and _has_sha256(extended, named):
+            shutil.rmtree(self.factorization, ignore_errors=True)
+            extended.rename(self.factorization)
+            atomic_files.synchronise(self.path)
+        elif named is None or _has_sha256(self.factorization, named):
+            shutil.rmtree(extended, ignore_errors=True)
 
     def fix_data(self, fingerprint: str) -> None:
         """Keeps the fingerprint of a new run's data, or compares it with what was kept.
@@ -450,6 +484,17 @@ def _append(path: pathlib.Path, line: bytes) -> None:
             with contextlib.suppress(OSError):
                 file.truncate(size)
             raise
+
+
+def _description_sha256(checkpoint: pathlib.Path) -> str:
+    return hashlib.sha256((checkpoint / "factorization.json").read_bytes()).hexdigest()
+
+
+def _has_sha256(checkpoint: pathlib.Path, named: str) -> bool:
+    try:
+        return _description_sha256(checkpoint) == named
+    except OSError:
+        return False
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:

@@ -96,7 +96,12 @@ class RunOptions(Mapping[str, Any]):
         default=None,
         is_of_the_run=False,
     )
-    num_rounds: int = _flag("Training", "The rounds of training.", is_positive=True)
+    num_rounds: int = _flag(
+        "Training",
+        "The rounds of training. A run that is resumed with more of them is extended, if its "
+        "mechanism allows that.",
+        is_positive=True,
+    )
     clients_per_round: int = _flag(
         "Training", "The number of clients in each round.", is_positive=True
     )

@@ -161,6 +161,7 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
         plan=dataclasses.replace(design.planned_guarantee(), num_rounds=options.num_rounds),
         represented=represented,
         stopping_rule=design.stopping_rule,
+        earlier_plans=design.earlier_plans,
     )
 
 

@@ -76,6 +76,8 @@ class FederatedRun:
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
+      earlier_participations: The schemas of the plans that were extended to this run, whose saved
+        states it goes on from; empty for a run that was not extended.
 
     Raises:
       UnnoisedSumError: If the process releases a second update without noise: a ValueError.
@@ -95,6 +97,7 @@ class FederatedRun:
     sampler: DataSampler | None = None
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
     stopping_rule: StoppingRule | None = None
+    earlier_participations: tuple[Participation, ...] = ()
 
     def __post_init__(self) -> None:
         # NumPy's texts, and so the ledger's, end at the first of the zeros that end a name.
@@ -189,12 +192,28 @@ def start(run: FederatedRun, store: StateStore) -> Progress:
                 "the clients of the saved rounds were drawn in another way than those of later "
                 "rounds would be: no guarantee covers both. Start a new run."
             )
+        if run.earlier_participations:
+            saved = _of_extended(run, saved)
         _check_same_schema(run.initial_state, saved.state)
         return saved
     ledger = ParticipationLedger(run.client_ids, sampling=run.sampling)
     progress = Progress(run.initial_state, 0, ledger)
     store.save(progress)
     return progress
+
+
+def _of_extended(run: FederatedRun, saved: Progress) -> Progress:
+    """What was saved under an earlier plan, with the schema of the whole run."""
+    whole = declared_participation.in_state(run.initial_state)
+    if len(set(whole)) != 1:
+        return saved
+    try:
+        state = declared_participation.in_extended(
+            saved.state, run.earlier_participations, whole[0]
+        )
+    except ValueError as error:
+        raise LedgerError(f"the saved state is of none of the plans of the run: {error}") from error
+    return dataclasses.replace(saved, state=state)
 
 
 def _check_same_schema(first: Any, saved: Any) -> None:

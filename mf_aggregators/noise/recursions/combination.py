@@ -213,7 +213,9 @@ class WindowNoise(NoiseRecursion):
         """Combines the earlier rows of Z in the window, and the accumulators."""
         length = self.window_length
         ring, accumulators = history[:length], history[length:]
-        lags = (i - np.arange(length)) % length
+        # Before the ring is full, its length has no part in what is summed up, nor in the order.
+        ring = ring[:i]
+        lags = (i - np.arange(len(ring))) % length
         weights = self.window[i if len(self.window) > 1 else 0][lags]
         combined = np.tensordot(np.where((lags > 0) & (lags <= i), weights, 0.0), ring, axes=1)
         if self.num_state_vectors:

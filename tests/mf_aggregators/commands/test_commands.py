@@ -1,5 +1,6 @@
 """mf-factorize and mf-report as scripts use them."""
 
+import importlib.util
 import json
 import math
 import pathlib
@@ -514,3 +515,26 @@ def test_commands_run_as_modules(module: str) -> None:
     )
     assert "Flags:" in finished.stdout
     assert finished.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("installed", "missing"),
+    [
+        ({"tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil"}, None),
+        # The main branch of TensorFlow Federated has a copy of what it needs of the second one.
+        ({"tensorflow_federated", "federated_language", "tensorflow", "psutil"}, None),
+        ({"tensorflow_federated", "tensorflow", "psutil"}, "tensorflow_privacy"),
+        ({"federated_language", "tensorflow", "psutil"}, "tensorflow_federated"),
+    ],
+)
+def test_what_the_extra_has_depends_on_the_branch(
+    installed: set[str], missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
+    if missing is None:
+        command_line.check_extra("a run")
+        return
+    with pytest.raises(
+        command_line.CommandError, match=f"a run needs {missing}, which is not installed"
+    ):
+        command_line.check_extra("a run")

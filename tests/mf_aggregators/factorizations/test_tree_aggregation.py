@@ -276,7 +276,7 @@ def test_giving_up_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_stream_is_small_and_quickly_described() -> None:
     num_rounds = 50_000
-    for decoder, most in (("online", 15), ("full", 16)):
+    for decoder, most in (("online", 17), ("full", 16)):
         factorization = tree_aggregation(num_rounds, decoder)
         recursion = factorization.noise_recursion()
         assert recursion.rows_of_z_per_round == 1

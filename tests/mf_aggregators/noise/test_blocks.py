@@ -256,7 +256,7 @@ def test_what_blocks_need() -> None:
     assert (banded.recursion.num_earlier_rows, banded.recursion.num_state_vectors) == (4, 0)
     assert [banded.num_earlier_rows(block) for block in range(5)] == [0, 1, 2, 4, 4]
     tree = Blocks.of(tree_aggregation(300).noise_recursion())
-    assert (tree.recursion.num_earlier_rows, tree.recursion.num_state_vectors) == (0, 8)
+    assert (tree.recursion.num_earlier_rows, tree.recursion.num_state_vectors) == (0, 10)
     window = Blocks.of(structured(BandedFactorization(np.tri(16)), 2, 3).noise_recursion())
     assert (window.recursion.num_earlier_rows, window.recursion.num_state_vectors) == (0, 3)
     # Blocks from rounds 0, 1, 2, 4 and 8, each with the two rows of Z before it.

@@ -1,0 +1,146 @@
+"""Rows of a run that was extended: those that were released, their steps, and what they cover."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
+from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise.rows_of_z import STEP
+from mf_aggregators.participation import MinSeparation
+from tests.mf_aggregators import small_mechanisms
+
+_ROUNDS, _WHOLE = 9, 30
+_SEED = np.array([5, -7], np.int64)
+_SIZES: dict[str, Any] = {"clip_norm": 2.0, "num_parameters": 10**6, "largest_cohort": 100}
+
+
+def _goes_on(factorization: Factorization) -> bool:
+    is_full = factorization.parameters.get("decoder") == "full"
+    is_scaled = (
+        factorization.mechanism == "toeplitz" and factorization.parameters["equal_column_norms"]
+    )
+    return bool(factorization.goes_on) and not is_full and not is_scaled
+
+
+_EXTENDABLE = [
+    *filter(_goes_on, small_mechanisms.factorizations(_ROUNDS)),
+    toeplitz(_ROUNDS),
+    toeplitz(_ROUNDS, coefficients="square_root"),
+]
+_EVERY = pytest.mark.parametrize(
+    "factorization",
+    _EXTENDABLE,
+    ids=[f"{i}-{each.mechanism}" for i, each in enumerate(_EXTENDABLE)],
+)
+
+
+def _recursions(factorization: Factorization) -> tuple[NoiseRecursion, NoiseRecursion]:
+    """Those of the plan and of the whole, in the scale of the plan."""
+    sensitivity = factorization.sensitivity(MinSeparation(4)).value
+    whole = factorization.extended(_WHOLE)
+    first, second = (
+        each.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        for each in (factorization, whole)
+    )
+    return first, second
+
+
+def _rows(rows: IntegerRows, size: int) -> np.ndarray:
+    state, made = rows.initial_state(size), []
+    for i in range(rows.recursion.num_rounds):
+        z = rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, size)
+        row, state = rows.next_row(state, z)
+        made.append(row)
+    return np.array(made)
+
+
+@_EVERY
+def test_integers_and_steps_that_were_released_stay(factorization: Factorization) -> None:
+    first, whole = _recursions(factorization)
+    before, after = IntegerRows.of(first), IntegerRows.continuing(first, whole)
+    np.testing.assert_array_equal(_rows(after, 500)[:_ROUNDS], _rows(before, 500))
+    np.testing.assert_array_equal(after.steps[:_ROUNDS], before.steps)
+    assert after.shift == before.shift
+
+
+@_EVERY
+def test_later_rows_are_those_of_the_whole_matrix(factorization: Factorization) -> None:
+    first, whole = _recursions(factorization)
+    rows = IntegerRows.continuing(first, whole)
+    made = _rows(rows, 50) * rows.steps[:, np.newaxis]
+    z = np.array([rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, 50) for i in range(_WHOLE)])
+    np.testing.assert_allclose(made, whole.apply(z * STEP), rtol=0, atol=1e-6)
+
+
+@_EVERY
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_noise_stays_and_covers_what_is_stated(factorization: Factorization, storage: str) -> None:
+    first, whole = _recursions(factorization)
+    is_on_disk = storage == "disk"
+    before = Rounding.of(IntegerRows.of(first), Blocks.of(first) if is_on_disk else None)
+    after = Rounding.of(
+        IntegerRows.continuing(first, whole),
+        Blocks.of(whole, (_ROUNDS,)) if is_on_disk else None,
+    )
+    drawn = before.enlarged(3.0, **_SIZES)
+    assert after.enlarged(3.0, **_SIZES) == drawn
+    covered = after.covered(drawn, **_SIZES)
+    # The bound of the module's docstring, in its own terms, for the least s and for one.
+    rows = after.rows
+    least = 1.0 / np.max(np.abs(whole.diagonal))
+    for s in (least, 1.0, 1.7):
+        moved = s * (_SIZES["clip_norm"] / drawn + 1e3 * np.max(np.abs(rows.steps)))
+        moved += after.operator_norm * (1.0 + 2.0 * after.float_error) * STEP * 1e3 * _WHOLE**0.5
+        assert moved <= s * _SIZES["clip_norm"] / covered
+    # It is no looser than it has to be, for the least s.
+    s = least
+    moved = s * (_SIZES["clip_norm"] / drawn + 1e3 * np.max(np.abs(rows.steps)))
+    moved += after.operator_norm * (1.0 + 2.0 * after.float_error) * STEP * 1e3 * _WHOLE**0.5
+    assert covered * (1.0 + 1e-6) >= s * _SIZES["clip_norm"] / moved
+
+
+@_EVERY
+def test_covering_is_the_inverse_of_enlarging(factorization: Factorization) -> None:
+    first, _ = _recursions(factorization)
+    rounding = Rounding.of(IntegerRows.of(first))
+    for stddev in (1e-3, 3.0, 40.0):
+        found = rounding.covered(rounding.enlarged(stddev, **_SIZES), **_SIZES)
+        assert found <= stddev
+        assert found == pytest.approx(stddev, rel=1e-9)
+
+
+def test_less_than_before_is_covered_by_more_rounds_of_independent_noise() -> None:
+    first, whole = IndependentNoise(100), IndependentNoise(400)
+    before = Rounding.of(IntegerRows.of(first))
+    after = Rounding.of(IntegerRows.continuing(first, whole))
+    drawn = before.enlarged(2.0, **_SIZES)
+    share_before, share_after = 1.0 - 2.0 / drawn, 1.0 - after.covered(drawn, **_SIZES) / drawn
+    # Roundings of rows count by the root of the rounds, and those of sums once.
+    assert share_before < share_after < 2.0 * share_before
+
+
+def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
+    # The norm of a row of a tree grows without end.
+    first = tree_aggregation(2).noise_recursion()
+    longer = tree_aggregation(2**14).noise_recursion()
+    assert longer.unit.largest_row_norm() > 2.0 * first.unit.largest_row_norm()
+    with pytest.raises(ValueError, match="whose step was chosen for 2 rounds"):
+        IntegerRows.continuing(first, longer)
+
+
+@pytest.mark.parametrize("num_rounds", [4, 5, 15, 255, 256, 1023, 1024, 2047])
+def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> None:
+    made = tree_aggregation(num_rounds)
+    rows = IntegerRows.continuing(
+        made.noise_recursion(), made.extended(4 * num_rounds).noise_recursion()
+    )
+    # Seventeen standard deviations of a row, of which five are the client's.
+    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * rows.unit.largest_row_norm()
+    assert largest < 2.0 ** (31 + rows.shift)

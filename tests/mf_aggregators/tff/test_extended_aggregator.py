@@ -1,0 +1,275 @@
+"""Aggregators of runs that were extended: a saved state goes on, and released rows stay."""
+
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+import mf_aggregators as mfa
+from mf_aggregators import extensions
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import NoiseStorage
+from mf_aggregators.noise.row_layout import CHUNK
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.tff import declared_participation, noise_making
+from mf_aggregators.tff.dp_query import FixedSeedWarning
+from mf_aggregators.tff.noise_making import NoiseOptions
+
+_BEFORE, _WHOLE = 7, 12
+_SIZE = 40
+_SPECS = tf.TensorSpec((_SIZE,), tf.float64)
+_FIRST = mfa.FirstPlan(MinSeparation(4), 0.8)
+_SUMS = mfa.workloads.prefix_sum(_BEFORE)
+
+_MADE = {
+    "identity": mfa.factorizations.identity(_BEFORE),
+    "tree": mfa.factorizations.tree_aggregation(_BEFORE),
+    "blt": mfa.factorizations.blt(_BEFORE, 2),
+    "banded toeplitz": mfa.factorizations.toeplitz(_BEFORE, 3),
+    "toeplitz": mfa.factorizations.toeplitz(_BEFORE),
+    "banded": mfa.factorizations.banded(_SUMS, 3),
+}
+_EVERY = pytest.mark.parametrize("name", _MADE)
+
+
+def _query(
+    factorization: Factorization,
+    participation: Any = _FIRST.participation,
+    specs: Any = _SPECS,
+    **changes: Any,
+) -> Any:
+    arguments: dict[str, Any] = {
+        "noise_multiplier": _FIRST.noise_multiplier,
+        "clip_norm": 1.0,
+        "clients_per_round": 4,
+        "seed": 3,
+        "noise_storage": "state",
+    }
+    arguments.update(changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return mfa.mf_dp_aggregator(factorization, participation=participation, **arguments).query(
+            specs
+        )
+
+
+def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -> Any:
+    size = sum(spec.shape.num_elements() for spec in tf.nest.flatten(specs))
+    adaptive = isinstance(changes.get("clip_norm"), mfa.AdaptiveClip)
+    found = extensions.noise_multiplier(
+        whole,
+        changes.get("participation", _FIRST.participation),
+        changes.get("continues", _FIRST),
+        num_parameters=size + int(adaptive),
+        largest_cohort=2**22,
+        storage=mfa.noise.NoiseStorage(changes.get("noise_storage", "state")),
+    )
+    return _query(
+        whole,
+        specs=specs,
+        **{"noise_multiplier": found, "continues": _FIRST, **changes},
+    )
+
+
+def _rounds(query: Any, state: Any, first: int, end: int) -> tuple[list[np.ndarray], Any]:
+    """What is released of sums that differ from round to round, and the state after them."""
+    released = []
+    step = tf.function(query.get_noised_result)
+    for i in range(first, end):
+        params = query.derive_sample_params(state)
+        record = tf.constant(np.sin(np.arange(_SIZE) + i))
+        sample = query.preprocess_record(params, record)
+        result, state, _ = step(sample, state)
+        released.append(np.asarray(result))
+    return released, state
+
+
+def _saved(state: Any) -> Any:
+    """A state as a file gives it back."""
+    return tf.nest.map_structure(lambda leaf: np.asarray(leaf), state)
+
+
+@pytest.mark.parametrize(
+    ("name", "storage"),
+    [
+        *((name, "state") for name in _MADE),
+        ("banded", "disk"),
+        *(
+            pytest.param(name, "disk", marks=pytest.mark.long)
+            for name in _MADE
+            if name not in ("banded", "identity")
+        ),
+    ],
+)
+def test_a_saved_state_goes_on_and_no_released_bit_changes(
+    name: str, storage: str, tmp_path: pathlib.Path
+) -> None:
+    before = _MADE[name]
+    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    noise: dict[str, Any] = {"noise_storage": storage}
+    if storage == "disk":
+        noise["noise_directory"] = tmp_path / "noise"
+    query = _query(before, **noise)
+    start = query.initial_global_state()
+    released, state = _rounds(query, start, 0, _BEFORE)
+    longer = _extended_query(whole, **noise)
+    later, _ = _rounds(longer, _saved(state), _BEFORE, _WHOLE)
+    # From an older state, and from the first one, the same rounds release the same bits.
+    again, _ = _rounds(longer, _saved(start), 0, _WHOLE)
+    for ours, theirs in zip([*released, *later], again, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # Their noise is that of the whole matrix in the scale of the first plan: L^-1 rows of Z.
+    sums = np.array([np.sin(np.arange(_SIZE) + i) for i in range(_WHOLE)])
+    norms = np.maximum(1.0, np.linalg.norm(sums, axis=1, keepdims=True))
+    noise_rows = np.array([*released, *later]) - sums / norms
+    stddev = _FIRST.noise_multiplier * before.sensitivity(_FIRST.participation).value
+    recursion = whole.noise_recursion()
+    z = np.linalg.solve(recursion.noising_matrix()[:, :_WHOLE], noise_rows / stddev)
+    assert np.all(np.abs(z) < 6.0)
+    assert np.mean(np.square(z)) == pytest.approx(1.0, abs=0.3)
+
+
+@_EVERY
+def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> None:
+    """Beside one whose matrix is the same from its first row on: but for scale, the same rows."""
+    before = _MADE[name]
+    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    arrays = whole.arrays()
+    parameters = {key: each for key, each in whole.parameters.items() if key != "extends"}
+    planned = type(whole).from_arrays(_WHOLE, arrays, parameters=parameters)
+    assert planned.plans == ()
+    silent = _query(mfa.factorizations.identity(_WHOLE), noise_multiplier=0.0)
+    sums, *noised = (
+        np.array(_rounds(query, query.initial_global_state(), 0, _WHOLE)[0])
+        for query in (silent, _extended_query(whole), _query(planned))
+    )
+    ratio = (
+        before.sensitivity(_FIRST.participation).value
+        / planned.sensitivity(_FIRST.participation).value
+    )
+    np.testing.assert_allclose(noised[0] - sums, (noised[1] - sums) * ratio, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ["blt", "banded"])
+def test_a_clip_norm_that_adapts_goes_on(name: str) -> None:
+    clip = mfa.AdaptiveClip(initial_norm=1.0)
+    before = _MADE[name]
+    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    query = _query(before, clip_norm=clip)
+    start = query.initial_global_state()
+    released, state = _rounds(query, start, 0, _BEFORE)
+    longer = _extended_query(whole, clip_norm=clip)
+    later, end = _rounds(longer, _saved(state), _BEFORE, _WHOLE)
+    again, other = _rounds(longer, _saved(start), 0, _WHOLE)
+    for ours, theirs in zip([*released, *later], again, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert float(end.clip.norm) == float(other.clip.norm)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tree", "banded"])
+def test_rows_of_several_chunks_go_on(name: str, tmp_path: pathlib.Path) -> None:
+    """Files of a longer plan are others, and their rows the same."""
+    specs = tf.TensorSpec((CHUNK + 100,), tf.float32)
+    noise: dict[str, Any] = {"noise_storage": "disk", "noise_directory": tmp_path / "noise"}
+    before = _MADE[name]
+    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    query, longer = _query(before, specs=specs, **noise), _extended_query(whole, specs, **noise)
+    state = query.initial_global_state()
+    other = _saved(state)
+    zeros = query.initial_sample_state(specs)
+    for _ in range(_BEFORE):
+        ours, state, _ = query.get_noised_result(zeros, state)
+        theirs, other, _ = longer.get_noised_result(zeros, other)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_whole_that_is_stated_better_than_it_is_is_refused() -> None:
+    whole = _MADE["blt"].extended(_WHOLE)
+    for stated in (_FIRST.noise_multiplier, 10.0):
+        with pytest.raises(ValueError, match="stays what it was, has 0"):
+            _query(whole, noise_multiplier=stated, continues=_FIRST)
+    # Less than there is may be stated; the noise is the same.
+    _query(whole, noise_multiplier=0.1, continues=_FIRST)
+
+
+def test_what_was_allowed_before_must_be_allowed_of_the_whole() -> None:
+    whole = _MADE["blt"].extended(_WHOLE)
+    with pytest.raises(ValueError, match="took place already"):
+        _extended_query(whole, participation=MinSeparation(6))
+    with pytest.raises(ValueError, match="took place already"):
+        extensions.noise_multiplier(whole, SingleParticipation(), _FIRST)
+    # In seven rounds, seven rounds apart is once.
+    single = mfa.FirstPlan(MinSeparation(7), 0.8)
+    assert extensions.noise_multiplier(whole, MinSeparation(9), single) > 0.0
+
+
+def test_more_participations_are_counted() -> None:
+    whole = _MADE["banded"].extended(_WHOLE, participation=MinSeparation(4))
+    first = mfa.FirstPlan(FixedEpochOrder(2, 4), 0.8)
+    two, three = (extensions.noise_multiplier(whole, FixedEpochOrder(k, 4), first) for k in (2, 3))
+    assert three == pytest.approx(0.8 * (2 / 3) ** 0.5, rel=0.06)
+    assert three < two <= 0.8
+    # As many as fit are more in more rounds.
+    assert extensions.noise_multiplier(whole, MinSeparation(4), first) == pytest.approx(three)
+
+
+def test_extensions_need_their_first_plan_and_others_have_none() -> None:
+    with pytest.raises(ValueError, match=r"extends \[7\] rounds"):
+        _query(_MADE["blt"].extended(_WHOLE))
+    with pytest.raises(ValueError, match=r"extends \[\] rounds"):
+        _query(_MADE["blt"], continues=_FIRST)
+    with pytest.raises(ValueError, match="extends none"):
+        extensions.noise_multiplier(_MADE["blt"], _FIRST.participation, _FIRST)
+
+
+def test_without_noise_an_extension_has_none() -> None:
+    first = mfa.FirstPlan(_FIRST.participation, 0.0)
+    whole = _MADE["blt"].extended(_WHOLE)
+    query = _extended_query(whole, continues=first, noise_multiplier=0.0)
+    released, _ = _rounds(query, query.initial_global_state(), 0, 2)
+    np.testing.assert_allclose(np.linalg.norm(released, axis=1), 1.0, rtol=1e-6)
+
+
+def test_the_state_of_an_extended_run_tells_the_schema_of_the_whole() -> None:
+    single, whole = SingleParticipation(), MinSeparation(5)
+    state = _saved(_query(_MADE["blt"], single).initial_global_state())
+    nested = {"learning": [state, (1, "text")]}
+    found = declared_participation.in_extended(nested, [single], whole)
+    assert declared_participation.in_state(found) == (whole,)
+    assert declared_participation.in_state(nested) == (single,)
+    assert found["learning"][1] == (1, "text")
+    again = declared_participation.in_extended(found, [single], whole)
+    assert declared_participation.in_state(again) == (whole,)
+    before, after = (tf.nest.flatten(each["learning"][0]) for each in (nested, found))
+    assert [np.asarray(leaf).dtype for leaf in before] == [np.asarray(leaf).dtype for leaf in after]
+    with pytest.raises(ValueError, match="another participation schema"):
+        declared_participation.in_extended(nested, [MinSeparation(2)], whole)
+
+
+@_EVERY
+def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.Path) -> None:
+    """Rows are then products of the same shapes, and the same to the last bit for any model."""
+    whole = _MADE[name].extended(_WHOLE)
+    recursion = extensions.recursion(whole, _FIRST)
+    first = extensions.first_recursion(whole, _FIRST)
+    made = [
+        noise_making.make(
+            each, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"), continued
+        ).noise.store
+        for each, continued in (
+            (first, None),
+            (recursion, noise_making.Continued(first, whole.plans)),
+        )
+    ]
+    before, after = (store.blocks for store in made)  # type: ignore[attr-defined]
+    assert list(after.starts[: before.num_blocks + 1]) == list(before.starts)
+    assert after.starts[-1] == _WHOLE
+    for block in range(before.num_blocks):
+        np.testing.assert_array_equal(before.weights(block), after.weights(block))

@@ -1,0 +1,405 @@
+"""Runs that go on after their last round: what they release and state, and what a kill leaves.
+
+A kill ends a forked process with SIGKILL at its n-th step on the run's files, for every n.
+"""
+
+import csv
+import itertools
+import json
+import math
+import os
+import pathlib
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mf_aggregators import accounting, checkpoints
+from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.participation import MinSeparation
+from simulations.runs import federated_runs, run_directory, run_extensions
+from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_extensions import EarlierPlan
+from tests import console_commands
+from tests.mf_aggregators import brute_force
+from tests.simulations.command_processes import CommandServer
+
+_MODULE = "simulations.examples.digit_classification.run_digits"
+_BEFORE, _WHOLE = 6, 9
+_ARGUMENTS = ("--mechanism=banded", "--num_bands=2", "--separation=2", "--clients_per_round=20")
+_NOISE = ("--noise_multiplier=1.5", "--server_cooldown=0.5")
+
+
+class _BegunError(ValueError):
+    pass
+
+
+def _begin(*unused: object) -> NoReturn:
+    raise _BegunError("training begins")
+
+
+def _arguments(path: pathlib.Path, rounds: int, *more: str) -> list[str]:
+    has_mechanism = any(each.startswith("--mechanism") for each in more)
+    has_noise = any("_epsilon=" in each or "noise_multiplier=" in each for each in more)
+    return [
+        f"--output_dir={path}",
+        f"--num_rounds={rounds}",
+        "--format=json",
+        *(() if has_mechanism else _ARGUMENTS),
+        *(() if has_noise else _NOISE),
+        *more,
+    ]
+
+
+def _call(path: pathlib.Path, rounds: int, *more: str) -> console_commands.Ended:
+    return console_commands.call("run-digits", *_arguments(path, rounds, *more))
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+    return dict(json.loads((path / run_directory.CONFIG_FILE).read_text()))
+
+
+# Whole runs.
+
+
+@pytest.fixture(scope="module", params=["state", pytest.param("disk", marks=pytest.mark.long)])
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, pathlib.Path]]:
+    """A run of few rounds; extended from its last state; and from the state before that one."""
+    root = tmp_path_factory.mktemp("runs")
+    found = {name: root / name for name in ("before", "extended", "from an older state")}
+    more = ("--seed=4", f"--noise_storage={request.param}")
+    commands = CommandServer(tmp_path_factory.mktemp("commands"))
+    try:
+        status, _, errors = commands.start(
+            _MODULE, *_arguments(found["before"], _BEFORE, *more)
+        ).wait()
+        assert status == 0, errors
+        for name in ("extended", "from an older state"):
+            shutil.copytree(found["before"], found[name])
+        shutil.rmtree(found["from an older state"] / "checkpoints" / f"round_{_BEFORE}")
+        for name in ("extended", "from an older state"):
+            process = commands.start(_MODULE, *_arguments(found[name], _WHOLE, *more))
+            status, _, errors = process.wait()
+            assert status == 0, errors
+            assert f"extended from {_BEFORE} to {_WHOLE} rounds" in errors
+        yield found
+    finally:
+        commands.end()
+
+
+def _state(path: pathlib.Path, version: int) -> dict[str, np.ndarray]:
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(
+        str(path / "checkpoints" / f"round_{version}" / "variables" / "variables")
+    )
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def test_no_released_row_changes(runs: dict[str, pathlib.Path]) -> None:
+    """Released again under the larger plan, the last round of the smaller one is the same."""
+    for version in (_WHOLE - 1, _WHOLE):
+        ours, theirs = (_state(runs[name], version) for name in ("extended", "from an older state"))
+        assert set(ours) == set(theirs)
+        for name, value in ours.items():
+            np.testing.assert_array_equal(value, theirs[name])
+    before, *after = (
+        ParticipationLedger.load(runs[name] / run_directory.LEDGER_FILE)
+        for name in ("before", "extended", "from an older state")
+    )
+    for ledger in after:
+        assert ledger.num_rounds == _WHOLE
+        assert ledger.first_rounds(_BEFORE).digest() == before.digest()
+    rows = [
+        list(csv.DictReader((runs[name] / run_directory.METRICS_FILE).open()))
+        for name in ("before", "extended")
+    ]
+    for earlier, later in zip(rows[0], rows[1][:_BEFORE], strict=True):
+        assert earlier["released_norm"] == later["released_norm"]
+
+
+def test_the_statement_is_that_of_the_whole(runs: dict[str, pathlib.Path]) -> None:
+    path = runs["extended"]
+    stated = json.loads((path / run_directory.PRIVACY_FILE).read_text())
+    whole = checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
+    before = checkpoints.load(runs["before"] / run_directory.FACTORIZATION_DIRECTORY)
+    assert (whole.num_rounds, whole.plans) == (_WHOLE, (_BEFORE,))
+    # From the matrices alone: three participations fit before, and five of the whole.
+    first, second = (
+        math.sqrt(
+            max(
+                float(np.sum(np.square(made.strategy_matrix())[:, pattern]))
+                for pattern in brute_force.patterns(MinSeparation(2), made.num_rounds)
+            )
+        )
+        for made in (before, whole)
+    )
+    assert first == pytest.approx(math.sqrt(3))
+    assert second >= math.sqrt(5)
+    planned = stated["planned"]
+    assert planned["num_rounds"] == _WHOLE
+    assert planned["sensitivity"] == pytest.approx(second, rel=1e-9)
+    # What rounding takes of 650 parameters is far less than what is compared here.
+    multiplier = planned["noise_multiplier"]
+    assert multiplier <= 1.5 * first / second
+    assert multiplier == pytest.approx(1.5 * first / second, rel=1e-6)
+    assert planned["epsilon"] == pytest.approx(accounting.epsilon(multiplier, 1e-4), rel=1e-9)
+    assert planned["epsilon"] > accounting.epsilon(1.5, 1e-4)
+    (earlier,) = stated["earlier_plans"]
+    assert (earlier["num_rounds"], earlier["noise_multiplier"]) == (_BEFORE, 1.5)
+    assert earlier["epsilon"] == pytest.approx(accounting.epsilon(1.5, 1e-4))
+    # The noise is what it was: noise multiplier times sensitivity, whatever is measured by.
+    for guarantee in (planned, stated["realised"], earlier):
+        scale = guarantee["noise_multiplier"] * guarantee["sensitivity"]
+        assert scale == pytest.approx(1.5 * first, rel=1e-6)
+    text = (path / run_directory.STATEMENT_FILE).read_text()
+    assert "planned for fewer rounds before" in " ".join(text.split())
+    ledger = ParticipationLedger.load(path / run_directory.LEDGER_FILE)
+    assert stated["realised_participation"]["max_participations"] == max(
+        len(rounds) for rounds in ledger.rounds_of_clients()
+    )
+    assert _config(path)["extends"] == [EarlierPlan(_BEFORE, _BEFORE, MinSeparation(2)).to_dict()]
+
+
+def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.Path]) -> None:
+    path = runs["extended"]
+    stated = json.loads((path / run_directory.PRIVACY_FILE).read_text())["planned"]
+    whole = checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
+    schema = MinSeparation(2)
+    sensitivity = whole.of_plan(_BEFORE).sensitivity(schema).value
+    first, longer = (
+        made.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        for made in (whole.of_plan(_BEFORE), whole)
+    )
+    is_on_disk = _config(path)["flags"]["noise_storage"] == "disk"
+    rounding = Rounding.of(
+        IntegerRows.continuing(first, longer),
+        Blocks.of(longer, (_BEFORE,)) if is_on_disk else None,
+    )
+    sizes: dict[str, Any] = {"clip_norm": 0.3, "num_parameters": 650, "largest_cohort": 1 << 22}
+    drawn = Rounding.of(IntegerRows.of(first), Blocks.of(first) if is_on_disk else None).enlarged(
+        1.5 * 0.3, **sizes
+    )
+    covered = rounding.covered(drawn, **sizes) / 0.3
+    assert stated["noise_multiplier"] == pytest.approx(
+        covered * sensitivity / whole.sensitivity(schema).value, rel=1e-12
+    )
+
+
+# Kills, without training.
+
+
+@pytest.fixture
+def begun(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A run of six rounds that were released, as its directory shows it; training is cut off."""
+    monkeypatch.setattr(federated_runs, "_train", _begin)
+    return _made(tmp_path / "run")
+
+
+def _made(path: pathlib.Path, *more: str) -> pathlib.Path:
+    assert "training begins" in _call(path, _BEFORE, *more).errors
+    directory = RunDirectory(path)
+    config = {**_config(path), "num_parameters": 650, "noise_storage": "state"}
+    directory.write_json(run_directory.CONFIG_FILE, config)
+    (directory.states / f"round_{_BEFORE}").mkdir()
+    cohorts = tuple(np.array([index]) for index in range(_BEFORE))
+    ParticipationLedger(("a", "b", "c", "d", "e", "f"), cohorts).save(directory.ledger)
+    return path
+
+
+_WRITES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
+
+
+def _killed_at(path: pathlib.Path, step: int) -> bool:
+    """Extends a run in a process that is killed at a step; returns whether it came so far."""
+    child = os.fork()
+    if child == 0:
+        seen = itertools.count()
+        place = os.fspath(path)
+
+        def end_at_step(event: str, arguments: tuple[Any, ...]) -> None:
+            is_write = event in _WRITES or (
+                event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+            )
+            if not is_write or place not in os.fsdecode(str(arguments[0])):
+                return
+            if next(seen) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(end_at_step)
+            _call(path, _WHOLE)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def _check_what_a_kill_left(path: pathlib.Path, copy: pathlib.Path) -> bool:
+    """Whether the larger plan counts; the command of the plan that counts goes on."""
+    is_extended = _config(path)["flags"]["num_rounds"] == _WHOLE
+    shutil.copytree(path, copy)
+    ended = _call(copy, _BEFORE)
+    if is_extended:
+        assert "holds a run with other flags (--num_rounds=9)" in ended.errors
+    else:
+        assert "training begins" in ended.errors
+        assert _loaded(copy).num_rounds == _BEFORE
+        assert not (copy / run_directory.EXTENDED_DIRECTORY).exists()
+    assert "training begins" in _call(path, _WHOLE).errors
+    config, factorization = _config(path), _loaded(path)
+    assert (factorization.num_rounds, factorization.plans) == (_WHOLE, (_BEFORE,))
+    assert config["factorization_sha256"] == RunDirectory(path).factorization_sha256()
+    assert [plan["num_rounds"] for plan in config["extends"]] == [_BEFORE]
+    assert not (path / run_directory.EXTENDED_DIRECTORY).exists()
+    assert not [each.name for each in path.iterdir() if each.name.startswith(".factorization.e")]
+    return is_extended
+
+
+def _loaded(path: pathlib.Path) -> Any:
+    return checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
+
+
+def test_a_kill_leaves_the_old_plan_or_the_new_one(
+    begun: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    left = []
+    for step in itertools.count():
+        path = tmp_path / f"killed-{step}"
+        shutil.copytree(begun, path)
+        if not _killed_at(path, step):
+            break
+        left.append(_check_what_a_kill_left(path, tmp_path / f"copy-{step}"))
+    # Each of both was left, and never the old one after the new one.
+    assert left == sorted(left)
+    assert {False, True} == set(left)
+
+
+def test_a_matrix_that_neither_plan_names_stays_where_it_is(begun: pathlib.Path) -> None:
+    directory = RunDirectory(begun)
+    shutil.copytree(directory.factorization, directory.extended_factorization)
+    description = directory.factorization / "factorization.json"
+    description.write_text(description.read_text().replace('"banded"', '"identity"'))
+    config = {**_config(begun), "factorization_sha256": "0" * 64}
+    directory.settle_factorization(config)
+    assert directory.extended_factorization.exists()
+
+
+def test_a_run_is_extended_more_than_once(begun: pathlib.Path) -> None:
+    for rounds in (7, 12):
+        assert "training begins" in _call(begun, rounds).errors
+    assert _loaded(begun).plans == (6, 7)
+    plans = _config(begun)["extends"]
+    assert [(plan["num_rounds"], plan["released_rounds"]) for plan in plans] == [(6, 6), (7, 6)]
+    assert "holds a run with other flags (--num_rounds=12)" in _call(begun, 7).errors
+
+
+# What is refused.
+
+
+def test_other_flags_are_still_refused(begun: pathlib.Path) -> None:
+    before = (begun / run_directory.CONFIG_FILE).read_bytes()
+    assert "other flags (--clip_norm=0.3)" in _call(begun, _WHOLE, "--clip_norm=0.5").errors
+    assert "--noise_multiplier=1.5" in _call(begun, _WHOLE, "--noise_multiplier=1").errors
+    said = _call(begun, _WHOLE, "--target_epsilon=8").errors
+    assert "other flags" in said
+    assert "--num_rounds=6" in _call(begun, _BEFORE - 1).errors
+    assert (begun / run_directory.CONFIG_FILE).read_bytes() == before
+    assert not (begun / run_directory.EXTENDED_DIRECTORY).exists()
+
+
+@pytest.mark.usefixtures("begun")
+def test_mechanisms_whose_first_rows_would_change_say_so(tmp_path: pathlib.Path) -> None:
+    for mechanism in ("optimal", "banded_inverse"):
+        options = [f"--mechanism={mechanism}", "--separation=6", "--clients_per_round=5"]
+        if mechanism == "banded_inverse":
+            options.append("--num_bands=2")
+        path = _made(tmp_path / mechanism, *options)
+        said = _call(path, _WHOLE, *options)
+        assert said.status == 2
+        assert f"--num_rounds=9: this {mechanism} factorization for 6 rounds cannot" in said.errors
+        assert _config(path)["flags"]["num_rounds"] == _BEFORE
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_run_whose_clients_are_sampled_cannot_be_extended(tmp_path: pathlib.Path) -> None:
+    options = ("--mechanism=identity", "--sampling=poisson", "--clients_per_round=5")
+    path = _made(tmp_path / "sampled", *options)
+    assert "--sampling=poisson cannot be extended" in _call(path, _WHOLE, *options).errors
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_target_is_a_promise(tmp_path: pathlib.Path) -> None:
+    options = (*_ARGUMENTS, "--target_epsilon=3")
+    path = _made(tmp_path / "target", *options)
+    said = _call(path, _WHOLE, *options).errors
+    assert "above --target_epsilon=3: give that epsilon as the target" in said
+    assert _config(path)["flags"]["num_rounds"] == _BEFORE
+    needed = said.split("rounds epsilon ")[1].split(",")[0]
+    for target in (needed, needed):
+        more = (*_ARGUMENTS, f"--target_epsilon={target}")
+        assert "training begins" in _call(path, _WHOLE, *more).errors
+    flags = _config(path)["flags"]
+    assert flags["target_epsilon"] == float(needed)
+    # The noise is that of the first target.
+    assert flags["noise_multiplier"] == accounting.noise_multiplier(3.0, 1e-4)
+
+
+@pytest.mark.usefixtures("begun")
+def test_participations_may_grow_and_never_shrink(tmp_path: pathlib.Path) -> None:
+    options = (*_ARGUMENTS, "--max_participations=3")
+    path = _made(tmp_path / "limited", *options)
+    for fewer in ("2",):
+        said = _call(path, _WHOLE, *_ARGUMENTS, f"--max_participations={fewer}").errors
+        assert "other flags (--max_participations=3)" in said
+    more = (*_ARGUMENTS, "--max_participations=4")
+    assert "training begins" in _call(path, _WHOLE, *more).errors
+    assert _config(path)["extends"][0]["participation"]["max_participations"] == 3
+
+
+def test_a_run_that_has_not_begun_is_not_extended(begun: pathlib.Path) -> None:
+    directory = RunDirectory(begun)
+    config = {name: each for name, each in _config(begun).items() if name != "num_parameters"}
+    directory.write_json(run_directory.CONFIG_FILE, config)
+    assert "has not begun, and cannot be extended" in _call(begun, _WHOLE).errors
+
+
+def test_plans_that_are_broken_are_refused(begun: pathlib.Path) -> None:
+    directory = RunDirectory(begun)
+    for broken in ([{"num_rounds": 6}], [7], 5):
+        directory.write_json(run_directory.CONFIG_FILE, {**_config(begun), "extends": broken})
+        said = _call(begun, _BEFORE)
+        assert said.status == 2
+        assert "plans that were extended cannot be read" in said.errors
+
+
+def test_released_rounds_keep_their_learning_rates() -> None:
+    plans = [EarlierPlan(4, 3, MinSeparation(2)), EarlierPlan(6, 5, MinSeparation(2))]
+    rates = [np.full(4, 1.0), np.full(6, 2.0), np.full(8, 3.0)]
+    joined = run_extensions.joined_rates(rates, plans)
+    # And the round that follows, whose rate is in the state that was saved.
+    np.testing.assert_array_equal(joined, [1, 1, 1, 1, 2, 2, 3, 3])
+    at_its_end = run_extensions.joined_rates(
+        [np.array([4.0, 5.0]), np.full(4, 6.0)], [EarlierPlan(2, 2, MinSeparation(2))]
+    )
+    np.testing.assert_array_equal(at_its_end, [4, 5, 5, 6])
+    np.testing.assert_array_equal(run_extensions.joined_rates([rates[0]], []), rates[0])
+
+
+def test_rows_of_noise_of_the_plan_before_make_room(begun: pathlib.Path) -> None:
+    rows = begun / "noise" / "rows-0"
+    rows.mkdir(parents=True, mode=0o700)
+    (begun / "noise").chmod(0o700)
+    with mock.patch.object(federated_runs, "_train", _begin):
+        assert "training begins" in _call(begun, _WHOLE).errors
+    assert not rows.exists()
