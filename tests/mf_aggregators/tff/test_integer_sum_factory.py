@@ -31,18 +31,15 @@ def test_sums_are_those_of_integers_without_a_bound() -> None:
     process = IntegerSumFactory().create(_TYPE)
     generator = np.random.default_rng(0)
     for count in (0, 1, 9):
+        vectors = generator.integers(2**30, 2**31 - 1, (count, 2), dtype=np.int32)
         clients = [
-            collections.OrderedDict(
-                steps=[generator.integers(2**30, 2**31 - 1, 2, dtype=np.int32), np.int32(-(2**31))],
-                num_records=np.int64(1),
-            )
-            for _ in range(count)
+            collections.OrderedDict(steps=[vector, np.int32(-(2**31))], num_records=np.int64(1))
+            for vector in vectors
         ]
         output = process.next(process.initialize(), clients)
-        vector, scalar = output.result["steps"]
-        assert (vector.dtype, vector.shape) == (np.int64, (2,))
-        exact = [sum(int(client["steps"][0][i]) for client in clients) for i in range(2)]
-        assert vector.tolist() == exact
+        total, scalar = output.result["steps"]
+        assert (total.dtype, total.shape) == (np.int64, (2,))
+        assert total.tolist() == [sum(map(int, column)) for column in vectors.T]
         assert scalar == count * -(2**31)
         assert output.result["num_records"] == count
         assert tuple(output.state) == ()

@@ -295,6 +295,15 @@ def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
         stream.next_row(state)
 
 
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_state_of_another_noise_of_the_same_seed_is_refused(change: int) -> None:
+    stream = _stream(3, "state")
+    state = stream.start()
+    other = state._replace(noise_format=state.noise_format + change)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a version whose noise is another"):
+        stream.next_row(other)
+
+
 @_EVERY_MECHANISM
 def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
     stream = _stream(index, "state")
