@@ -100,6 +100,7 @@ class MinSeparation:
         return f"{limit} at least {self.separation} rounds apart"
 
 
+# Any schema.
 Participation: TypeAlias = SingleParticipation | FixedEpochOrder | MinSeparation
 
 _NAMES = {

@@ -108,7 +108,7 @@ def test_help_names_the_commands() -> None:
     done = _run("--help")
 
     assert done.returncode == 0
-    for command in ("train", "test [--all]", "setup"):
+    for command in ("train", "test [--all]", "docs", "setup"):
         assert f"quickstart.py {command}" in done.stdout
 
 

@@ -233,8 +233,11 @@ class BallsInBins(_SeparatedScheme):
             )
 
 
+# A data centre draws batches from parts of the population.
 PartScheme: TypeAlias = PoissonSampling | FixedSizeSampling | Shuffling
+# Clients draw for themselves when they take part.
 SeparatedScheme: TypeAlias = MinSeparationSampling | BallsInBins
+# Any of them.
 SamplingScheme: TypeAlias = PartScheme | SeparatedScheme
 
 _PART_SCHEMES: Mapping[str, type[PartScheme]] = {

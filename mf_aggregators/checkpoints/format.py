@@ -27,8 +27,11 @@ from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.participation import Participation, SingleParticipation
 
+# The newest format that can be read, and the one that is written.
 FORMAT_VERSION = 1
+# What a checkpoint says of itself, in its directory.
 DESCRIPTION_FILE = "factorization.json"
+# What the mechanism needs of its matrix, in the same directory.
 ARRAYS_FILE = "arrays.npz"
 
 # How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.
