@@ -54,7 +54,7 @@ nitpick_ignore_regex = [
 
 # Notebooks are written as text, and every build runs them.
 nb_execution_mode = os.environ.get("NOTEBOOK_EXECUTION", "force")
-nb_execution_timeout = 180
+nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
