@@ -7,6 +7,7 @@ inventories of other projects, because a build must not depend on a network.
 import atexit
 import gc
 import importlib.metadata
+import logging
 import os
 import pathlib
 import re
@@ -115,6 +116,8 @@ def _quiet_finalisers() -> None:
 def setup(app: Any) -> None:
     """Connects what is particular to this site."""
     atexit.register(_quiet_finalisers)
+    # Which kernel runs a notebook is no news.
+    logging.getLogger("traitlets").setLevel(logging.WARNING)
     processes.end_workers_at_exit()
     app.add_lexer("csv", TextLexer)
     app.connect("source-read", _without_markers)

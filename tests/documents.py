@@ -48,7 +48,7 @@ _FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _CELL = "{code-cell}"
-_OPTIONS_OF_CELL = re.compile(r"\A(?::.*\n)+")
+_OPTIONS_OF_CELL = re.compile(r"\A(?::.*\n)+\n?")
 _TUTORIALS = "docs/tutorials"
 # What the build of the site writes there.
 _GENERATED = ("docs/mechanisms/index.md",)
