@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -228,6 +229,7 @@ def _run_document(name: str, is_long_test: bool) -> None:
     workers = _Workers()
     with contextlib.ExitStack() as stack:
         stack.callback(workers.kill)
+        stack.callback(plt.close, "all")
         for block in documents.blocks(name, documents.read(name)):
             if block.language == "bash":
                 ran += _run_commands(block, is_long_test, workers)

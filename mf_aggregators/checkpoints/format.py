@@ -65,6 +65,17 @@ def save(
       CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
         checkpoint that may not be replaced, or it cannot be written.
       ValueError: If the workload is none.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import mf_aggregators as mfa
+      >>> directory = pathlib.Path(tempfile.mkdtemp()) / "banded"
+      >>> matrix = mfa.factorizations.banded(mfa.workloads.prefix_sum(8), num_bands=2)
+      >>> mfa.checkpoints.save(matrix, directory)
+      >>> sorted(path.name for path in directory.iterdir())
+      ['arrays.npz', 'factorization.json']
+      >>> mfa.checkpoints.load(directory)
+      <banded factorization for 8 rounds>
     """
     target = pathlib.Path(directory)
     description = _describe(
