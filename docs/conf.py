@@ -42,8 +42,8 @@ source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "extensions"]
 language = "en"
 highlight_language = "none"
-# Two dashes begin a flag.
-smartquotes = False
+# Two dashes are one, but for those of flags, which are code.
+smartquotes_action = "D"
 nitpicky = True
 # What other projects document. Their inventories are not here to link to.
 nitpick_ignore_regex = [

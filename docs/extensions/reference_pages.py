@@ -38,6 +38,8 @@ _ORDER = (
     "linear_algebra",
 )
 
+# In the order in which a page has them.
+_KINDS = ("function", "class", "exception", "data", "foreign")
 _FOREIGN = "What the installed TensorFlow Federated has by this name, or by its new one."
 # Of a constant; beyond it, a repr helps nobody.
 _LONGEST_VALUE = 60
@@ -84,10 +86,13 @@ def text(page: Page) -> str:
     own = [name for name, kind in page.names.items() if kind not in ("data", "foreign")]
     if own:
         lines += [f".. currentmodule:: {page.module}", "", ".. autosummary::", "   :nosignatures:"]
-        lines += ["", *(f"   {page.module}.{name}" for name in own), ""]
+        lines += ["", *(f"   ~{page.module}.{name}" for name in own), ""]
     if page.modules:
         lines += [".. rubric:: Modules", "", ".. toctree::", "   :maxdepth: 1", ""]
-        lines += [f"   {module}" for module in sorted(page.modules, key=_place)]
+        lines += [
+            f"   {module.rpartition('.')[2]} <{module}>"
+            for module in sorted(page.modules, key=_place)
+        ]
         lines += [""]
     for name, kind in page.names.items():
         if kind in ("data", "foreign"):
@@ -138,7 +143,8 @@ def _collect(name: str, found: dict[str, Page], aliases: dict[str, set[str]]) ->
             modules.append(value.__name__)
         else:
             aliases.setdefault(value.__name__, set()).add(f"{name}.{each}")
-    found[name] = Page(name, names, tuple(modules))
+    in_order = sorted(names.items(), key=lambda item: _KINDS.index(item[1]))
+    found[name] = Page(name, dict(in_order), tuple(modules))
     for each in modules:
         _collect(each, found, aliases)
 
