@@ -277,8 +277,9 @@ def sync(uv: str, dev: bool, docs: bool = False) -> None:
     command += [] if dev else ["--no-dev", "--inexact"]
     command += ["--group", "docs"] if docs else []
     variables: dict[str, str] = {}
-    if is_set_up() and not docs:
-        command.append("--quiet")
+    if is_set_up():
+        # What builds the site may have to be installed yet, which is seen then.
+        command += [] if docs else ["--quiet"]
     else:
         variables = check_network(uv)
         # Once for all processes: TensorFlow Federated takes twice as long to import without.

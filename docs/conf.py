@@ -53,6 +53,16 @@ nitpick_ignore_regex = [
     (r"py:.*", r"[A-Za-z]*(Error|Warning|Exception)"),
 ]
 
+# Kernels know nothing of the IPython of whoever builds.
+_IPYTHON = _HERE / "_build" / "ipython"
+_STARTUP = """import logging
+
+# Of tasks that a kernel leaves as it ends, after all cells have run.
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+"""
+os.environ["IPYTHONDIR"] = str(_IPYTHON)
+(_IPYTHON / "profile_default" / "startup").mkdir(parents=True, exist_ok=True)
+(_IPYTHON / "profile_default" / "startup" / "quiet.py").write_text(_STARTUP, encoding="utf-8")
 # Notebooks are written as text, and every build runs them.
 nb_execution_mode = os.environ.get("NOTEBOOK_EXECUTION", "force")
 nb_execution_timeout = 600
