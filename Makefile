@@ -4,13 +4,16 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: train test setup lint format clean distclean
+.PHONY: train test docs setup lint format clean distclean
 
 train:  ## set up, then one federated training run
 	$(PYTHON) quickstart.py train $(ARGS)
 
 test:  ## set up, then linters, type checker and tests
 	$(PYTHON) quickstart.py test $(ARGS)
+
+docs:  ## set up, then the site, every notebook executed, into docs/_build/html
+	$(PYTHON) quickstart.py docs $(ARGS)
 
 setup:  ## only set up .venv, with the development tools
 	$(PYTHON) quickstart.py setup
@@ -26,7 +29,7 @@ format: setup  ## formats the code
 	.venv/bin/python -m ruff format .
 
 clean:  ## removes what tools leave behind; keeps .venv and runs/
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/_build docs/commands docs/reference docs/mechanisms/index.md *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## also removes the environment

@@ -3,6 +3,7 @@
 
     python3 quickstart.py train [flags of run-stackoverflow]
     python3 quickstart.py test [--all] [arguments of pytest]
+    python3 quickstart.py docs [arguments of sphinx-build]
     python3 quickstart.py setup
 
 Any Python from 3.8 will do, without pip or venv. It finds or fetches uv, lets uv lay the locked
@@ -50,6 +51,10 @@ CHECKS = (
 )
 # Runs beside the tests: it takes most of a minute of one core.
 TYPE_CHECK = ("mypy",)
+
+# Warnings are errors, and nothing is taken from an earlier build.
+SPHINX = ("-b", "html", "-W", "--keep-going", "-E", "-q")
+SITE = "docs/_build/html"
 
 # Tests are shared out among processes, modules as a whole, so that no fixture is made twice. There
 # are two more processes than cores, because tests wait for processes that they start; more
@@ -264,15 +269,17 @@ def check_network(uv: str) -> dict[str, str]:
     return {"UV_OFFLINE": "1", "reason": reason_in(stderr)}
 
 
-def sync(uv: str, dev: bool) -> None:
+def sync(uv: str, dev: bool, docs: bool = False) -> None:
     """Brings .venv to what uv.lock says."""
     python = find_python(uv)
     command = [uv, "sync", "--frozen", "--extra", "tff", "--python", python]
     # Training needs no tools, and leaves those that are there.
     command += [] if dev else ["--no-dev", "--inexact"]
+    command += ["--group", "docs"] if docs else []
     variables: dict[str, str] = {}
     if is_set_up():
-        command.append("--quiet")
+        # What builds the site may have to be installed yet, which is seen then.
+        command += [] if docs else ["--quiet"]
     else:
         variables = check_network(uv)
         # Once for all processes: TensorFlow Federated takes twice as long to import without.
@@ -335,6 +342,24 @@ def run_tests(arguments: Sequence[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
+def build_site(arguments: Sequence[str]) -> int:
+    """Builds the site, every notebook executed, and checks what came out; the exit status."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    python = str(VENV / "bin/python")
+    shutil.rmtree(str(ROOT / SITE), ignore_errors=True)  # no page of an earlier build stays
+    for command in (
+        [python, "-m", "sphinx", *SPHINX, *arguments, "docs", SITE],
+        [python, "-m", "docs.extensions.site_checks", SITE],
+    ):
+        say(" ".join(command[1:]))
+        status = subprocess.call(command, cwd=str(ROOT), env=environment)
+        if status:
+            return status
+    say(f"the site is ready: {ROOT / SITE / 'index.html'}")
+    return 0
+
+
 def _end_workers(mark: str) -> None:
     """Terminates worker processes of TFF that carry the mark in their environment."""
     for folder in glob.glob("/proc/[0-9]*"):
@@ -359,14 +384,14 @@ def main(arguments: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(__doc__.strip())
         return 0
-    if command not in ("train", "test", "setup"):
-        fail(f"unknown command {command!r}; use train, test or setup")
+    if command not in ("train", "test", "docs", "setup"):
+        fail(f"unknown command {command!r}; use train, test, docs or setup")
     if command == "setup" and rest:
         fail(f"setup takes no arguments, not {' '.join(rest)}")
     try:
         check_platform()
         check_disk()
-        sync(find_uv(), dev=command != "train")
+        sync(find_uv(), dev=command in ("test", "setup"), docs=command == "docs")
     except SetupError as error:
         fail(str(error))
     except OSError as error:  # a read-only folder, a full disk
@@ -375,6 +400,8 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     if command == "test":
         return run_tests(rest)
+    if command == "docs":
+        return build_site(rest)
     if command == "train":
         program = str(VENV / "bin/run-stackoverflow")
         try:

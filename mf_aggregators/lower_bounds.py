@@ -57,6 +57,14 @@ def compute(workload: Any, participation: Participation) -> LowerBound | None:
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full rank.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> workload = mfa.workloads.prefix_sum(64)
+      >>> bound = mfa.lower_bounds.compute(workload, once)
+      >>> round(bound.rmse, 3)
+      2.04
     """
     check(participation)
     if isinstance(workload, Workload):

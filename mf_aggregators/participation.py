@@ -22,7 +22,11 @@ class SingleParticipation:
     """Each client takes part in at most one round."""
 
     def most_participations(self, num_rounds: int) -> int:
-        """Returns the most rounds of ``num_rounds`` that one client can take part in: 1."""
+        """Returns the most rounds of ``num_rounds`` that one client can take part in: 1.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
         validation.positive_integer(num_rounds, "num_rounds")
         return 1
 
@@ -53,7 +57,11 @@ class FixedEpochOrder:
         validation.positive_integer(self.separation, "separation")
 
     def most_participations(self, num_rounds: int) -> int:
-        """Returns the most rounds of ``num_rounds`` that one client can take part in."""
+        """Returns the most rounds of ``num_rounds`` that one client can take part in.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
         return _most_that_fit(num_rounds, self.separation, self.epochs)
 
     def __str__(self) -> str:
@@ -88,7 +96,11 @@ class MinSeparation:
             validation.positive_integer(self.max_participations, "max_participations")
 
     def most_participations(self, num_rounds: int) -> int:
-        """Returns the most rounds of ``num_rounds`` that one client can take part in."""
+        """Returns the most rounds of ``num_rounds`` that one client can take part in.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
         return _most_that_fit(num_rounds, self.separation, self.max_participations)
 
     def __str__(self) -> str:
@@ -100,6 +112,7 @@ class MinSeparation:
         return f"{limit} at least {self.separation} rounds apart"
 
 
+# Any schema.
 Participation: TypeAlias = SingleParticipation | FixedEpochOrder | MinSeparation
 
 _NAMES = {
@@ -110,7 +123,14 @@ _NAMES = {
 
 
 def check(participation: Any) -> Participation:
-    """Returns ``participation``, or raises TypeError unless it is one of the three schemas."""
+    """Returns ``participation``, or raises TypeError unless it is one of the three schemas.
+
+    Args:
+      participation: What was given for a schema.
+
+    Raises:
+      TypeError: If it is none.
+    """
     if not isinstance(participation, tuple(_NAMES.values())):
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
@@ -241,7 +261,11 @@ def smallest_population(
 
 
 def to_dict(participation: Participation) -> dict[str, Any]:
-    """Returns a JSON-able description: ``schema`` and the schema's attributes."""
+    """Returns a JSON-able description: ``schema`` and the schema's attributes.
+
+    Args:
+      participation: The schema.
+    """
     check(participation)
     name = next(name for name, schema in _NAMES.items() if isinstance(participation, schema))
     return {"schema": name, **dataclasses.asdict(participation)}

@@ -71,7 +71,11 @@ class Sensitivity(float):
         return float(self)
 
     def times(self, factor: float) -> "Sensitivity":
-        """Returns the sensitivity of a matrix that is ``factor`` > 0 times as large."""
+        """Returns the sensitivity of a matrix that is ``factor`` > 0 times as large.
+
+        Args:
+          factor: Above zero.
+        """
         return Sensitivity(float(self) * factor, is_exact=self.is_exact, theorem=self.theorem)
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
@@ -96,6 +100,14 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
       ValueError: If C is not a finite two-dimensional array with a column for
         each round.
       TypeError: If ``participation`` is not a participation schema.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=2)
+      >>> strategy = [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.0, 0.5, 1.0]]
+      >>> found = mfa.sensitivity.compute(strategy, timers)
+      >>> round(found.value, 3), found.is_exact
+      (1.5, True)
     """
     check(participation)
     strategy = np.asarray(strategy_matrix, dtype=np.float64)
@@ -345,7 +357,13 @@ def pattern_sum(column: np.ndarray, separation: int, most: int) -> np.ndarray:
 
 
 def pattern_sum_adjoint(values: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k."""
+    """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k.
+
+    Args:
+      values: (n,) floats.
+      separation: The separation b.
+      most: The number k of participations.
+    """
     sums = _window_sums(_table(values, separation)[::-1], most)[::-1]
     return sums.ravel()[: values.shape[0]]
 
@@ -541,6 +559,12 @@ def lower_bands(strategy: np.ndarray) -> int | None:
 
     Only a lower- (or upper-) triangular C of b bands has a b-banded C^T C: a symmetric
     one has up to 2 b - 1 bands.
+
+    Args:
+      strategy: (n, n) floats.
+
+    Returns:
+      The number of bands.
     """
     if strategy.shape[0] != strategy.shape[1]:
         return None

@@ -28,6 +28,13 @@ def prefix_sum(num_rounds: int) -> np.ndarray:
 
     Raises:
       ValueError: If ``num_rounds`` is not a positive integer.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.workloads.prefix_sum(3)
+      array([[1., 0., 0.],
+             [1., 1., 0.],
+             [1., 1., 1.]])
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(num_rounds, 8 * num_rounds, "the matrix of the workload")
@@ -58,6 +65,13 @@ def momentum_sgd(
     Raises:
       ValueError: If an argument is out of its range, or the number of learning
         rates is not n.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.workloads.momentum_sgd(3, momentum=0.5)
+      array([[1.  , 0.  , 0.  ],
+             [1.5 , 1.  , 0.  ],
+             [1.75, 1.5 , 1.  ]])
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(num_rounds, 3 * 8 * num_rounds, "the matrix of the workload")
@@ -225,7 +239,12 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
 
 
 def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndarray:
-    """Returns the (n, n) matrix of the workload that :func:`describe` returns."""
+    """Returns the (n, n) matrix of the workload that :func:`describe` returns.
+
+    Args:
+      description: What :func:`describe` returned.
+      num_rounds: The number of rounds n.
+    """
     return describe(description, num_rounds).matrix()
 
 

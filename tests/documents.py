@@ -16,6 +16,9 @@ leaves it with checks of its flags, for one of the reasons in ``REASONS``. ``lon
 the long test alone, ``long: WORDS`` those of its commands that have the words, and ``as printed in
 the long test`` runs it there without what is appended. ``WORDS becomes WORDS`` makes Python smaller
 for the short test.
+Cells of notebooks (``{code-cell}``) are blocks of Python. Those of tutorials run in the long test
+alone.
+
 ``output of WORDS`` stands above text that another command has printed than the last one, and
 ``a message`` above one of the code's own, which no command here brings about.
 """
@@ -41,9 +44,14 @@ _FENCED_OR_COMMENT = re.compile(r"^```.*?^```$|<!--.*?-->", re.DOTALL | re.MULTI
 _BARE_LINK = re.compile(r"!?\[[^\]]*\]\([^)]*\)")
 _FENCE = re.compile(
     r"(?:^<!-- test:(?P<marker>[^>]*?)-->\n\n?)?"
-    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"^```(?P<language>\{code-cell\}[ \w]*|\w*)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
+_CELL = "{code-cell}"
+_OPTIONS_OF_CELL = re.compile(r"\A(?::.*\n)+\n?")
+_TUTORIALS = "docs/tutorials"
+# What the build of the site writes there.
+_GENERATED = ("docs/mechanisms/index.md",)
 _ONLY_PARSED = "only parsed: "
 _OUTPUT_OF = "output of "
 _LONG = "long"
@@ -147,8 +155,10 @@ class Block:
 
 def names() -> list[str]:
     """Returns the paths of all documents below the project's folder."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return [str(path.relative_to(ROOT)) for path in found]
+    found = [ROOT / "README.md"]
+    for folder in ("docs", "docs/mechanisms", _TUTORIALS):
+        found += sorted((ROOT / folder).glob("*.md"))
+    return [name for path in found if (name := str(path.relative_to(ROOT))) not in _GENERATED]
 
 
 def names_of_long() -> list[str]:
@@ -181,7 +191,11 @@ def blocks(name: str, text: str) -> list[Block]:
     found = []
     for match in _FENCE.finditer(text):
         line = text.count("\n", 0, match.start("language")) + 1
-        block = Block(name, line, match["language"], match["text"])
+        language, content = match["language"], match["text"]
+        if language.startswith(_CELL):
+            language, content = "python", _OPTIONS_OF_CELL.sub("", content)
+        is_long = name.startswith(_TUTORIALS)
+        block = Block(name, line, language, content, is_long=is_long)
         found.append(_marked(block, match["marker"] or ""))
     num_markers = len(re.findall(r"<!--\s*test", text))
     if sum(match["marker"] is not None for match in _FENCE.finditer(text)) != num_markers:

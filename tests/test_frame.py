@@ -108,7 +108,7 @@ def test_help_names_the_commands() -> None:
     done = _run("--help")
 
     assert done.returncode == 0
-    for command in ("train", "test [--all]", "setup"):
+    for command in ("train", "test [--all]", "docs", "setup"):
         assert f"quickstart.py {command}" in done.stdout
 
 
@@ -216,6 +216,36 @@ def test_uv_on_path_is_used_where_it_reads_the_lock(
     monkeypatch.setattr(quickstart, "fetch_uv", lambda: "ours")
 
     assert quickstart.find_uv() == (str(uv) if used else "ours")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "programs"),
+    [((0, 0), 2), ((1,), 1), ((0, 1), 2)],
+    ids=["good", "built", "checked"],
+)
+def test_a_site_that_is_not_built_and_checked_is_no_site(
+    quickstart: types.ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    statuses: tuple[int, ...],
+    programs: int,
+) -> None:
+    ran: list[list[str]] = []
+
+    def call(command: list[str], **options: object) -> int:
+        ran.append(command)
+        return statuses[len(ran) - 1]
+
+    monkeypatch.setattr(quickstart.subprocess, "call", call)
+    old = quickstart.ROOT / quickstart.SITE / "old.html"
+    old.parent.mkdir(parents=True)
+    old.touch()
+
+    assert quickstart.build_site(["-v"]) == max(statuses)
+    assert len(ran) == programs
+    assert {"sphinx", "-W", "-E", "-v", "docs"} <= set(ran[0])
+    assert not old.exists()
+    assert ("the site is ready" in capsys.readouterr().err) == (max(statuses) == 0)
 
 
 def test_a_worker_left_behind_by_the_tests_is_ended(

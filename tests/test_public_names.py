@@ -118,6 +118,23 @@ def _is_public(module: str, name: str) -> bool:
     return name in _defined(module) and not name.startswith("_")
 
 
+def public_names_of_sources(module: str = _LIBRARY) -> list[str]:
+    """Returns the dotted names of all that is public in a module, and of the module itself.
+
+    Older names of modules are left out.
+    """
+    found = [module]
+    for name in _listed(module) or ():
+        submodule = _submodule(module, name)
+        if submodule is None:
+            found.append(f"{module}.{name}")
+        elif submodule == f"{module}.{name}":
+            found += public_names_of_sources(submodule)
+    if not _is_package(module):
+        found += [f"{module}.{name}" for name in _defined(module) if _is_public(module, name)]
+    return found
+
+
 class _Reader:
     """Reads a source, and collects what in it uses a name that is not public."""
 

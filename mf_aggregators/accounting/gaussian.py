@@ -60,6 +60,11 @@ def epsilon(
       TailError: If the noise that is drawn costs more than a thousandth of delta, or the noise
         multiplier is below 0.2: a ValueError.
       ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.epsilon(1.0, delta=1e-6), 3)
+      4.887
     """
     noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = validation.delta(delta)
@@ -100,6 +105,13 @@ def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) 
     Raises:
       TailError: As in :func:`epsilon`.
       ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.composed_gaussian_epsilon([2.0, 2.0], delta=1e-6), 3)
+      3.308
+      >>> round(mfa.accounting.epsilon(2.0**0.5, delta=1e-6), 3)
+      3.308
     """
     sigmas = [
         validation.non_negative_number(each, "each of noise_multipliers")
@@ -146,6 +158,11 @@ def noise_multiplier(
     Raises:
       ValueError: If an argument is out of its range, or no noise multiplier between
         0.001 and 10^8 gives the target.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.noise_multiplier(epsilon=8.0, delta=1e-6), 4)
+      0.6529
     """
     return _noise_multiplier(
         validation.positive_number(epsilon, "epsilon"),
@@ -215,6 +232,11 @@ def zcdp_rho(noise_multiplier: float) -> float:
 
     Raises:
       ValueError: If the noise multiplier is negative or not finite.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.accounting.zcdp_rho(0.5)
+      2.0
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     if sigma == 0.0:

@@ -115,6 +115,12 @@ class PoissonSampling(_PartScheme):
     """Each client of a round's part joins independently with probability B b / m (Cor. F.1).
 
     The parts have floor(m / b) or ceil(m / b) clients; batches vary in size around B.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
     """
 
     name: ClassVar[str] = "poisson"
@@ -130,6 +136,12 @@ class FixedSizeSampling(_PartScheme):
     """Exactly B clients of a round's part, a uniformly random subset each time (Alg. 2).
 
     All parts have floor(m / b) clients; up to b - 1 clients are left out of the run.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round.
     """
 
     name: ClassVar[str] = "fixed_size"
@@ -151,6 +163,12 @@ class Shuffling(_PartScheme):
 
     As in Cor. F.2 each pass over a part shows every client of it once. The parts have a
     multiple of B clients, floor(m / (b B)) B; fewer than b B clients are left out.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round.
     """
 
     name: ClassVar[str] = "shuffling"
@@ -181,6 +199,13 @@ class MinSeparationSampling(_SeparatedScheme):
     ``probability_free_at_first``, and for each of i = 1, ..., separation - 1 it is first free in
     round i with ``probability_of_first_wait``. So clients_per_round clients join in every round
     on average.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: Participations of a client are so many rounds apart; at least num_bands.
     """
 
     name: ClassVar[str] = "min_separation"
@@ -214,6 +239,13 @@ class BallsInBins(_SeparatedScheme):
     out, and m / separation clients take part in every round on average. So that this is B but
     for the remainder of a division, either separation is floor(m / B) or B is
     floor(m / separation).
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: The number of bins, at least num_bands.
     """
 
     name: ClassVar[str] = "balls_in_bins"
@@ -233,8 +265,11 @@ class BallsInBins(_SeparatedScheme):
             )
 
 
+# A data centre draws batches from parts of the population.
 PartScheme: TypeAlias = PoissonSampling | FixedSizeSampling | Shuffling
+# Clients draw for themselves when they take part.
 SeparatedScheme: TypeAlias = MinSeparationSampling | BallsInBins
+# Any of them.
 SamplingScheme: TypeAlias = PartScheme | SeparatedScheme
 
 _PART_SCHEMES: Mapping[str, type[PartScheme]] = {

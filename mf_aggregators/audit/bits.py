@@ -85,7 +85,7 @@ def audit_bits(
     refutes the claim, ``largest_right`` is the number of trials.
 
     Args:
-      build_aggregator: As for :func:`auditing.audit`.
+      build_aggregator: As for :func:`~mf_aggregators.audit.audit`.
       claim: What it promises.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
       seed: For the clients and coins; None for fresh ones.

@@ -27,8 +27,11 @@ from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization, registry
 from mf_aggregators.participation import Participation, SingleParticipation
 
+# The newest format that can be read, and the one that is written.
 FORMAT_VERSION = 1
+# What a checkpoint says of itself, in its directory.
 DESCRIPTION_FILE = "factorization.json"
+# What the mechanism needs of its matrix, in the same directory.
 ARRAYS_FILE = "arrays.npz"
 
 # How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.
@@ -62,6 +65,17 @@ def save(
       CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
         checkpoint that may not be replaced, or it cannot be written.
       ValueError: If the workload is none.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import mf_aggregators as mfa
+      >>> directory = pathlib.Path(tempfile.mkdtemp()) / "banded"
+      >>> matrix = mfa.factorizations.banded(mfa.workloads.prefix_sum(8), num_bands=2)
+      >>> mfa.checkpoints.save(matrix, directory)
+      >>> sorted(path.name for path in directory.iterdir())
+      ['arrays.npz', 'factorization.json']
+      >>> mfa.checkpoints.load(directory)
+      <banded factorization for 8 rounds>
     """
     target = pathlib.Path(directory)
     description = _describe(

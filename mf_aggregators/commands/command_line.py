@@ -21,10 +21,13 @@ from mf_aggregators.commands import command_help
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.privacy.printed_guarantees import rounded_down, rounded_up
 
+# The exit status of a command that is done.
 DONE = 0
+# That of flags or input that it cannot work with.
 BAD_INPUT = 2
 # EX_SOFTWARE of sysexits.h. Python's own status 1 would be that of a violated claim in mf-audit.
 INTERNAL_ERROR = 70
+# That of a command that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
 
 # What only the extra `tff` of setup.py installs, and no command that runs TensorFlow does without.
@@ -33,6 +36,7 @@ _PACKAGES_OF_EXTRA = ("tensorflow_federated", "tensorflow_privacy", "tensorflow"
 _OF_MAIN_BRANCH, _WITHIN_MAIN_BRANCH = "federated_language", "tensorflow_privacy"
 _INSTALL_EXTRA = "install the extra mf-aggregators[tff], as docs/installing.md describes."
 
+# What a message about too little memory ends with.
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
 # Names that no mechanism's option may have.

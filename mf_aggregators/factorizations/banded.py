@@ -232,6 +232,16 @@ def banded(
       ValueError: If the workload is not square, finite, lower triangular and of full
         rank, the number of bands is out of range or above the schema's separation, or
         the schema names more participations than fit.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> workload = mfa.workloads.prefix_sum(64)
+      >>> timers = mfa.participation.MinSeparation(separation=16)
+      >>> factorization = mfa.factorizations.banded(workload, num_bands=16, participation=timers)
+      >>> round(factorization.rmse(workload, timers), 2)
+      4.59
+      >>> factorization.sensitivity(timers).is_exact
+      True
     """
     if isinstance(workload, workloads.Workload):
         num_rounds = workload.num_rounds

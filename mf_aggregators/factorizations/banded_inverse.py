@@ -139,6 +139,12 @@ def banded_inverse(
       TypeError: If the workload is not a ``workloads.Workload``.
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> make = mfa.factorizations.banded_inverse
+      >>> make(4, num_bands=2, coefficients="square_root").noising_matrix()[:, 0]
+      array([ 1. , -0.5,  0. ,  0. ])
     """
     num_rounds = check_rounds(num_rounds, "the banded inverse")
     momentum = check_momentum(workload, num_rounds)

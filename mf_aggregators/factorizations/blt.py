@@ -268,6 +268,13 @@ def blt(
       TypeError: If the workload is not a ``workloads.Workload``.
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=16)
+      >>> buffered = mfa.factorizations.blt(64, num_buffers=2, participation=timers)
+      >>> round(buffered.rmse(mfa.workloads.prefix_sum(64), timers), 2)
+      4.92
     """
     num_rounds = check_rounds(num_rounds, "the BLT matrix")
     momentum = check_momentum(workload, num_rounds)

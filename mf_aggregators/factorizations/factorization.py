@@ -291,11 +291,25 @@ class Factorization(abc.ABC):
         return self._encode(x)
 
     def strategy_product(self, x: Any) -> np.ndarray:
-        """The name of version 0.5.0 for :meth:`encode`."""
+        """The name of version 0.5.0 for :meth:`encode`.
+
+        Args:
+          x: (n, ...) floats, a row for each round.
+
+        Returns:
+          C x.
+        """
         return self.encode(x)
 
     def certifies(self, participation: Participation) -> bool:
-        """The name of version 0.5.0 for :meth:`gap_holds_for`."""
+        """The name of version 0.5.0 for :meth:`gap_holds_for`.
+
+        Args:
+          participation: The schema that errors are stated for.
+
+        Returns:
+          The same.
+        """
         return self.gap_holds_for(participation)
 
     def _encode(self, x: np.ndarray) -> np.ndarray:
@@ -344,6 +358,16 @@ class Factorization(abc.ABC):
         """Returns the sensitivity of C under a schema: see ``mf_aggregators.sensitivity``.
 
         It is computed once for a schema: some bounds take seconds.
+
+        Args:
+          participation: The schema that clients keep to.
+
+        Returns:
+          The value under unit clipping, and whether it is exact or an upper bound.
+
+        Raises:
+          TypeError: If it is no schema.
+          ValueError: If it does not fit into the rounds.
         """
         known: dict[Participation, Sensitivity] = self.__dict__.setdefault("_sensitivities", {})
         if check(participation) not in known:
@@ -393,7 +417,15 @@ class Factorization(abc.ABC):
         return Errors(sensitivity, sensitivity.value**2 * squared_rows)
 
     def per_round_variance(self, workload: Any, participation: Participation) -> np.ndarray:
-        """Returns sens(C)^2 ||row i of B||^2 for each round i, (n,) float64: see :meth:`errors`."""
+        """Returns sens(C)^2 ||row i of B||^2 for each round i, (n,) float64: see :meth:`errors`.
+
+        Args:
+          workload: A, as in :meth:`errors`.
+          participation: The schema under which C has sensitivity sens(C).
+
+        Returns:
+          Variances in squared clip norms, at sensitivity 1 and noise multiplier 1.
+        """
         return self.errors(workload, participation).per_round_variance
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
@@ -412,15 +444,39 @@ class Factorization(abc.ABC):
         return np.einsum("ij,ij->i", decoder, decoder)
 
     def total_error(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the summed variances: see :meth:`errors`."""
+        """Returns the root of the summed variances: see :meth:`errors`.
+
+        Args:
+          workload: A, as in :meth:`errors`.
+          participation: The schema under which C has sensitivity sens(C).
+
+        Returns:
+          The papers' sqrt(L), in clip norms, at sensitivity 1 and noise multiplier 1.
+        """
         return self.errors(workload, participation).total_error
 
     def rmse(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the mean variance over rounds: see :meth:`errors`."""
+        """Returns the root of the mean variance over rounds: see :meth:`errors`.
+
+        Args:
+          workload: A, as in :meth:`errors`.
+          participation: The schema under which C has sensitivity sens(C).
+
+        Returns:
+          The error in clip norms, at sensitivity 1 and noise multiplier 1.
+        """
         return self.errors(workload, participation).rmse
 
     def max_error(self, workload: Any, participation: Participation) -> float:
-        """Returns the root of the largest variance of any round: see :meth:`errors`."""
+        """Returns the root of the largest variance of any round: see :meth:`errors`.
+
+        Args:
+          workload: A, as in :meth:`errors`.
+          participation: The schema under which C has sensitivity sens(C).
+
+        Returns:
+          The error in clip norms, at sensitivity 1 and noise multiplier 1.
+        """
         return self.errors(workload, participation).max_error
 
     def _checked(self, workload: Any) -> np.ndarray:

@@ -105,6 +105,13 @@ def identity(num_rounds: int) -> IdentityFactorization:
 
     Raises:
       ValueError: If ``num_rounds`` is not a positive integer.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> independent = mfa.factorizations.identity(64)
+      >>> round(independent.rmse(mfa.workloads.prefix_sum(64), once), 3)
+      5.701
     """
     return IdentityFactorization(num_rounds)
 

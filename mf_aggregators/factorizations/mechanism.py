@@ -70,11 +70,19 @@ class Request:
     show_progress: bool = False
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Returns those of the named options that were given."""
+        """Returns those of the named options that were given.
+
+        Args:
+          *names: Names of options.
+        """
         return {name: self.options[name] for name in names if name in self.options}
 
     def with_defaults(self, **options: Any) -> "Request":
-        """Returns the request with values for options that were not given; None gives none."""
+        """Returns the request with values for options that were not given; None gives none.
+
+        Args:
+          **options: Values by the names of options.
+        """
         added = {name: value for name, value in options.items() if value is not None}
         return dataclasses.replace(self, options={**added, **self.options})
 
@@ -191,7 +199,11 @@ class Mechanism(abc.ABC):
         """
 
     def for_audit(self, request: Request) -> Request:
-        """Returns the request of a small audit, with values for what was not given."""
+        """Returns the request of a small audit, with values for what was not given.
+
+        Args:
+          request: What the audit asks for.
+        """
         return request
 
     def for_run(self, request: Request, most_bands: int) -> Request:
@@ -221,12 +233,20 @@ class Mechanism(abc.ABC):
         return None
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns what a plan weighs for devices with timers: by default, without options."""
+        """Returns what a plan weighs for devices with timers: by default, without options.
+
+        Args:
+          setting: What the plan is for.
+        """
         del setting
         return (Variant(),)
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns what a plan weighs for a data centre that draws batches: by default nothing."""
+        """Returns what a plan weighs for a data centre that draws batches: by default nothing.
+
+        Args:
+          setting: What the plan is for.
+        """
         del setting
         return ()
 

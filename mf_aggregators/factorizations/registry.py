@@ -28,6 +28,7 @@ from mf_aggregators.factorizations.structured import StructuredMechanism
 from mf_aggregators.factorizations.toeplitz import ToeplitzMechanism
 from mf_aggregators.factorizations.tree_aggregation import TreeMechanism
 
+# The group of entry points that other packages register mechanisms in.
 GROUP = "mf_aggregators.mechanisms"
 
 # In the order in which commands and plans name them.

@@ -222,6 +222,14 @@ def structured(
 
     Raises:
       ValueError: If an argument is out of its range or the strategy matrix not square.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> best = mfa.factorizations.optimal(mfa.workloads.prefix_sum(64))
+      >>> few = mfa.factorizations.structured(best, num_diagonals=4, rank=8)
+      >>> round(few.rmse(mfa.workloads.prefix_sum(64), once), 3)
+      2.1
     """
     num_rounds = factorization.num_rounds
     num_diagonals = validation.positive_integer(num_diagonals, "num_diagonals")

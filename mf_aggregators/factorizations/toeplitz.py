@@ -314,6 +314,12 @@ def toeplitz(
       TypeError: If the workload is not a ``workloads.Workload``.
       ValueError: If an argument is out of its range, the learning rates of the workload
         change, or the schema names more participations than fit.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> square_root = mfa.factorizations.toeplitz(4, coefficients="square_root")
+      >>> square_root.strategy_matrix()[:, 0]
+      array([1.    , 0.5   , 0.375 , 0.3125])
     """
     num_rounds = check_rounds(num_rounds, "the Toeplitz matrix")
     momentum = check_momentum(workload, num_rounds)

@@ -26,6 +26,7 @@ from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
+# What is minimised: the mean of the squared errors of all rounds, or the largest.
 ErrorMeasure = Literal["mean", "max"]
 
 # A lower estimate, for errors and sensitivity as well.

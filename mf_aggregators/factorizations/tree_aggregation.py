@@ -237,6 +237,13 @@ def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregatio
 
     Raises:
       ValueError: If ``num_rounds`` is not a positive integer or the decoder is unknown.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> tree = mfa.factorizations.tree_aggregation(64, decoder="full")
+      >>> round(tree.rmse(mfa.workloads.prefix_sum(64), once), 3)
+      2.518
     """
     return TreeAggregationFactorization(num_rounds, decoder)
 

@@ -62,7 +62,11 @@ class BandChoice:
 
 
 def powers_of_two(largest: int) -> list[int]:
-    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself."""
+    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself.
+
+    Args:
+      largest: At least 1.
+    """
     return sorted({2**i for i in range(largest.bit_length())} | {largest})
 
 
@@ -265,7 +269,13 @@ def banded_matrix(
 
 
 def is_kept(num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None) -> bool:
-    """Returns whether :func:`banded_matrix` finds its matrix in the cache."""
+    """Returns whether :func:`banded_matrix` finds its matrix in the cache.
+
+    Args:
+      num_rounds: The number of rounds n.
+      num_bands: The number of bands b.
+      cache_directory: Where factorizations are kept; None for nowhere.
+    """
     return factorization_cache.holds(cache_directory, _description(num_rounds, num_bands))
 
 

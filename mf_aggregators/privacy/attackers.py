@@ -35,7 +35,12 @@ def fields(
 
 
 def name(false_positive_rate: float, prefix: str = "") -> str:
-    """Returns the name of the field of the true positive rate at a false positive rate."""
+    """Returns the name of the field of the true positive rate at a false positive rate.
+
+    Args:
+      false_positive_rate: From 0 to 1.
+      prefix: What the name begins with.
+    """
     return f"{prefix}true_positive_rate_at_{false_positive_rate:g}"
 
 
@@ -96,7 +101,11 @@ def line(found: Mapping[str, float | None]) -> str:
 
 
 def percent(rate: float) -> str:
-    """Returns a rate in percent, rounded up."""
+    """Returns a rate in percent, rounded up.
+
+    Args:
+      rate: From 0 to 1.
+    """
     # The product may be rounded down.
     value = 100.0 * rate
     return f"{rounded_up(value if rate == 1.0 else math.nextafter(value, math.inf), _FORM)} %"

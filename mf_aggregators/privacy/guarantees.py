@@ -113,7 +113,11 @@ class Guarantee:
         )
 
     def attacker(self, prefix: str = "") -> dict[str, float | None]:
-        """Returns the true positive rates that are stated; ``attackers.fields`` says how."""
+        """Returns the true positive rates that are stated; ``attackers.fields`` says how.
+
+        Args:
+          prefix: What the names of the fields begin with.
+        """
         return attackers.fields(self.true_positive_rate, prefix)
 
     def to_dict(self) -> dict[str, Any]:
@@ -474,7 +478,12 @@ widened = worst_case
 
 
 def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
-    """Returns whether the participations that took place are allowed by a schema or scheme."""
+    """Returns whether the participations that took place are allowed by a schema or scheme.
+
+    Args:
+      plan: The schema, or the scheme of a data sampler.
+      took_place: What happened. Of a scheme, its ``keeps_sampling`` says it.
+    """
     if not isinstance(plan, (SingleParticipation, FixedEpochOrder, MinSeparation)):
         return took_place.keeps_sampling is True
     most, smallest = took_place.max_participations, took_place.separation

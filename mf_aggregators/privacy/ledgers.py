@@ -24,6 +24,7 @@ from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 
 # The first line of a text file may be one of the first with one of the second, in any case.
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
+# What its second word may be, in any case.
 HEADINGS_OF_ROUNDS = ("round", "round_index")
 
 # A field is in double quotes, where two of them stand for one, or has none and no comma.

@@ -21,6 +21,7 @@ from mf_aggregators.privacy.guarantees import (
 from mf_aggregators.privacy.printed_guarantees import rounded_up
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 
+# How a statement says that timers enforce the schema.
 TIMERS_BY_ROUNDS = (
     "A timer on each client enforces it; a client that ignores its\n"
     "     timer weakens its own guarantee and nobody else's."
@@ -200,7 +201,7 @@ class PrivacyStatement:
 
     @property
     def widened(self) -> Guarantee | None:
-        """The name of version 0.5.0 for :attr:`worst_case`."""
+        """The name of version 0.5.0 for ``worst_case``."""
         return self.worst_case
 
     @property

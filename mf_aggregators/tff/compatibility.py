@@ -53,7 +53,7 @@ class Layout:
         """Returns the full name of what this module calls ``name``.
 
         Args:
-          name: One of :data:`NAMES`.
+          name: One of ``NAMES``.
         """
         if name in _OF_FRAMEWORK:
             return f"{self.language}.framework.{name}"
@@ -69,6 +69,7 @@ class Layout:
         return others.get(name, f"{self.language}.{name}")
 
 
+# Where the names are in the newest package of the registry.
 RELEASE_0_87 = Layout(
     title="TensorFlow Federated 0.87",
     language="tensorflow_federated",
@@ -77,6 +78,7 @@ RELEASE_0_87 = Layout(
     tensor_specs="tensorflow_federated.types",
     queries="tensorflow_privacy",
 )
+# Where they are in the main branch, as ``docs/installing.md`` says.
 MAIN = Layout(
     title="TensorFlow Federated's main branch of August 2026",
     language="federated_language",
@@ -132,7 +134,7 @@ def find(layout: Layout, name: str) -> Any:
 
     Args:
       layout: The layout.
-      name: One of :data:`NAMES`.
+      name: One of ``NAMES``.
 
     Raises:
       ImportError: If it is not there; the message says which versions are known.
@@ -171,6 +173,7 @@ def _at(path: str) -> Any:
         return getattr(_at(parent), name)
 
 
+# That of the version that is installed.
 LAYOUT = layout_of(tff)
 
 AsyncExecutionContext: Any = find(LAYOUT, "AsyncExecutionContext")
@@ -186,7 +189,9 @@ ReleaseManager: Any = find(LAYOUT, "ReleaseManager")
 NormalizedQuery: Any = find(LAYOUT, "NormalizedQuery")
 SumAggregationDPQuery: Any = find(LAYOUT, "SumAggregationDPQuery")
 
+# The placement of all clients.
 CLIENTS: Any = find(LAYOUT, "CLIENTS")
+# The placement of the server.
 SERVER: Any = find(LAYOUT, "SERVER")
 FederatedType: Any = find(LAYOUT, "FederatedType")
 FunctionType: Any = find(LAYOUT, "FunctionType")

@@ -1,0 +1,134 @@
+"""Configuration of the site: `python3 quickstart.py docs` builds it.
+
+Nothing is fetched: mathematics is set by MathJax from a package, and there are no links to the
+inventories of other projects, because a build must not depend on a network.
+"""
+
+import atexit
+import gc
+import importlib.metadata
+import logging
+import os
+import pathlib
+import re
+import shutil
+import sys
+from typing import Any
+
+from pygments.lexers.special import TextLexer
+
+from mf_aggregators.tff import processes
+
+_HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE.parent))
+
+project = "mf_aggregators"
+author = "The mf_aggregators authors"
+copyright = "the mf_aggregators authors, Apache License 2.0"
+release = version = importlib.metadata.version("mf-aggregators")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "docs.extensions.command_pages",
+    "docs.extensions.mechanism_pages",
+    "docs.extensions.reference_pages",
+]
+source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
+exclude_patterns = ["_build", "extensions"]
+language = "en"
+highlight_language = "none"
+# Two dashes are one, but for those of flags, which are code.
+smartquotes_action = "D"
+nitpicky = True
+# What other projects document. Their inventories are not here to link to.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(abc|absl|argparse|asyncio|collections|contextlib|dataclasses|enum|os)\..*"),
+    (r"py:.*", r"(dp_accounting|fractions|matplotlib|numpy|pathlib|scipy|types|typing)\..*"),
+    (r"py:.*", r"(tensorflow|tensorflow_federated|tensorflow_privacy|tff|tf|np|flags|plt)\..*"),
+    (r"py:.*", r"[A-Za-z]*(Error|Warning|Exception)"),
+]
+
+# Kernels know nothing of the IPython of whoever builds.
+_IPYTHON = _HERE / "_build" / "ipython"
+_STARTUP = """import logging
+
+# Of tasks that a kernel leaves as it ends, after all cells have run.
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+"""
+os.environ["IPYTHONDIR"] = str(_IPYTHON)
+(_IPYTHON / "profile_default" / "startup").mkdir(parents=True, exist_ok=True)
+(_IPYTHON / "profile_default" / "startup" / "quiet.py").write_text(_STARTUP, encoding="utf-8")
+# Notebooks are written as text, and every build runs them.
+nb_execution_mode = os.environ.get("NOTEBOOK_EXECUTION", "force")
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autosummary_generate = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"mf_aggregators {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+mathjax_path = "mathjax/tex-chtml.js"
+
+_MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
+# What setting mathematics takes of the package: the program and its fonts.
+_MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
+
+
+def _without_markers(app: Any, name: str, source: list[str]) -> None:
+    """Leaves out what a page tells the tests alone."""
+    source[0] = _MARKERS_OF_TESTS.sub("", source[0])
+
+
+def _copy_mathjax(app: Any, failure: Exception | None) -> None:
+    if failure is not None or app.builder.format != "html":
+        return
+    distribution = importlib.metadata.distribution("sphinx-mathjax-offline")
+    source = pathlib.Path(str(distribution.locate_file("sphinx-mathjax-offline/static/mathjax")))
+    target = pathlib.Path(app.outdir) / "_static" / "mathjax"
+    for name in _MATHJAX:
+        each = source / name
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if each.is_dir():
+            shutil.copytree(each, target / name, dirs_exist_ok=True)
+        else:
+            shutil.copy(each, target / name)
+
+
+def _quiet_finalisers() -> None:
+    """Keeps TensorFlow Federated from a message about a worker that it never started."""
+    for each in gc.get_objects():
+        if type(each).__name__ == "ServiceManager":
+            type(each).__del__ = lambda self: None
+
+
+def setup(app: Any) -> None:
+    """Connects what is particular to this site."""
+    atexit.register(_quiet_finalisers)
+    # Which kernel runs a notebook is no news.
+    logging.getLogger("traitlets").setLevel(logging.WARNING)
+    processes.end_workers_at_exit()
+    app.add_lexer("csv", TextLexer)
+    app.connect("source-read", _without_markers)
+    app.connect("build-finished", _copy_mathjax)

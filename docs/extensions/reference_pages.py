@@ -1,0 +1,264 @@
+"""Writes a page for each public module, with every public name: the reference.
+
+A name is public if it stands in the ``__all__`` of its package, or is defined without an
+underscore in front in a module that stands there. Pages are written into ``docs/reference/``, and
+Sphinx fills them from the docstrings.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pathlib
+import re
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+PACKAGE = "mf_aggregators"
+_DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "reference"
+
+# The order in which a reader of the reference looks for things; others follow by name.
+_ORDER = (
+    "workloads",
+    "participation",
+    "factorizations",
+    "sensitivity",
+    "lower_bounds",
+    "accounting",
+    "checkpoints",
+    "adaptive_clip",
+    "planning",
+    "privacy",
+    "audit",
+    "sampling",
+    "noise",
+    "tff",
+    "figures",
+    "linear_algebra",
+)
+
+# In the order in which a page has them.
+_KINDS = ("function", "class", "exception", "data", "foreign")
+_FOREIGN = "What the installed TensorFlow Federated has by this name, or by its new one."
+# Of a constant; beyond it, a repr helps nobody.
+_LONGEST_VALUE = 60
+_RETURNS = re.compile(r"(Returns|Yields):\s*")
+_LITERAL = re.compile(r"(``.*?``|`.*?`)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What is public in a module.
+
+    Attributes:
+      module: Its dotted name.
+      names: What it has beside modules, and of which kind: ``function``, ``class``, ``exception``
+        or ``data``; ``foreign`` for what is another project's.
+      modules: The dotted names of its public modules.
+      aliases: Other public names of the module.
+    """
+
+    module: str
+    names: Mapping[str, str]
+    modules: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+
+
+def pages() -> list[Page]:
+    """Returns what is public, module by module, from the package down."""
+    aliases: dict[str, set[str]] = {}
+    found: dict[str, Page] = {}
+    _collect(PACKAGE, found, aliases)
+    return [
+        dataclasses.replace(page, aliases=tuple(sorted(aliases.get(page.module, ()))))
+        for page in sorted(found.values(), key=lambda each: _place(each.module))
+    ]
+
+
+def text(page: Page) -> str:
+    """Returns the page of a module as reStructuredText."""
+    title = f"``{page.module}``"
+    lines = [title, "=" * len(title), "", f".. automodule:: {page.module}", ""]
+    if page.aliases:
+        names = ", ".join(f"``{alias}``" for alias in page.aliases)
+        lines += [f"It has another name, for older programs: {names}.", ""]
+    own = [name for name, kind in page.names.items() if kind not in ("data", "foreign")]
+    if own:
+        lines += [f".. currentmodule:: {page.module}", "", ".. autosummary::", "   :nosignatures:"]
+        lines += ["", *(f"   ~{page.module}.{name}" for name in own), ""]
+    if page.modules:
+        lines += [".. rubric:: Modules", "", ".. toctree::", "   :maxdepth: 1", ""]
+        lines += [
+            f"   {module.rpartition('.')[2]} <{module}>"
+            for module in sorted(page.modules, key=_place)
+        ]
+        lines += [""]
+    for name, kind in page.names.items():
+        if kind in ("data", "foreign"):
+            lines += _data(page.module, name, kind)
+            continue
+        lines += [f".. auto{kind}:: {page.module}.{name}"]
+        if kind in ("class", "exception"):
+            lines += ["   :members:", "   :show-inheritance:"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def write(directory: pathlib.Path = _DIRECTORY) -> None:
+    """Writes all pages, and removes those of modules that are not public any more.
+
+    Args:
+      directory: Where to; made if it is not there.
+    """
+    directory.mkdir(exist_ok=True)
+    texts = {f"{page.module}.rst": text(page) for page in pages()}
+    for path in directory.glob("*.rst"):
+        if path.name not in texts:
+            path.unlink()
+    for name, content in texts.items():
+        path = directory / name
+        # Sphinx reads again what is newer than its last build.
+        if not path.is_file() or path.read_text(encoding="utf-8") != content:
+            path.write_text(content, encoding="utf-8")
+
+
+def _place(module: str) -> tuple[Any, ...]:
+    parts = module.split(".")[1:]
+    first = _ORDER.index(parts[0]) if parts and parts[0] in _ORDER else len(_ORDER)
+    return (bool(parts), first, parts)
+
+
+def _collect(name: str, found: dict[str, Page], aliases: dict[str, set[str]]) -> None:
+    module = importlib.import_module(name)
+    names: dict[str, str] = {}
+    modules: list[str] = []
+    for each in _public(module):
+        value = getattr(module, each)
+        if isinstance(value, types.ModuleType) and not value.__name__.startswith(PACKAGE):
+            names[each] = "foreign"
+        elif not isinstance(value, types.ModuleType):
+            names[each] = _kind(value)
+        elif value.__name__ == f"{name}.{each}":
+            modules.append(value.__name__)
+        else:
+            aliases.setdefault(value.__name__, set()).add(f"{name}.{each}")
+    in_order = sorted(names.items(), key=lambda item: _KINDS.index(item[1]))
+    found[name] = Page(name, dict(in_order), tuple(modules))
+    for each in modules:
+        _collect(each, found, aliases)
+
+
+def _public(module: types.ModuleType) -> Iterator[str]:
+    if hasattr(module, "__path__"):
+        for name in module.__all__:
+            if not hasattr(module, name):
+                importlib.import_module(f"{module.__name__}.{name}")
+            yield name
+        return
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            every = [each for target in targets for each in ast.walk(target)]
+            defined = [each.id for each in every if isinstance(each, ast.Name)]
+        else:
+            continue
+        yield from (name for name in defined if not name.startswith("_"))
+
+
+def _data(module: str, name: str, kind: str) -> list[str]:
+    """The entry of a constant: its value, and the comment that stands above it."""
+    value = repr(getattr(importlib.import_module(module), name))
+    shown = [f"   :value: {value}"] if kind == "data" and len(value) <= _LONGEST_VALUE else []
+    meaning = _FOREIGN if kind == "foreign" else _comment(module, name)
+    return [f".. py:data:: {name}", f"   :module: {module}", *shown, "", f"   {meaning}", ""]
+
+
+def _comment(module: str, name: str) -> str:
+    """The comment above the assignment of a name, in the module that it is imported from."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            return _comment(str(node.module), name)
+    lines = inspect.getsource(importlib.import_module(module)).splitlines()
+    found: list[str] = []
+    for line in lines[: _line_of(tree, name) - 1][::-1]:
+        if not line.startswith("#"):
+            break
+        found.insert(0, line.lstrip("# "))
+    return plain([" ".join(found)])[0]
+
+
+def _line_of(tree: ast.Module, name: str) -> int:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+                return node.lineno
+    return 1
+
+
+def _kind(value: Any) -> str:
+    if not (getattr(value, "__module__", None) or PACKAGE).startswith((PACKAGE, "typing")):
+        return "foreign" if callable(value) else "data"
+    if isinstance(value, type):
+        return "exception" if issubclass(value, BaseException) else "class"
+    return "function" if inspect.isroutine(value) else "data"
+
+
+def plain(lines: list[str]) -> list[str]:
+    """Returns a docstring in which neither a bar nor a colon of a result means mark-up.
+
+    Args:
+      lines: The docstring.
+    """
+    found = []
+    in_result = begins = False
+    for line in lines:
+        parts = _LITERAL.split(line)
+        line = "".join(
+            part if place % 2 else part.replace("|", r"\|") for place, part in enumerate(parts)
+        )
+        match = _RETURNS.fullmatch(line)
+        if match:
+            in_result = begins = True
+            found.append(f":{match[1].lower()}:")
+            continue
+        if in_result and line.strip() and not line.startswith(" "):
+            in_result = False
+        if begins and line.strip():
+            found[-1] += f" {line.strip()}"
+            begins = False
+        else:
+            found.append(line)
+    return found
+
+
+def _prepare(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = plain(lines)
+    if what in ("attribute", "property"):
+        # Napoleon takes a first line with a colon for a type; an empty comment has none.
+        lines[:0] = ["..", ""]
+
+
+def _without_link(app: Any, environment: Any, node: Any, content: Any) -> Any:
+    """Leaves names that annotations mention and that are not public as they are, if they exist."""
+    target = str(node.get("reftarget", ""))
+    if not target.startswith(f"{PACKAGE}."):
+        return None
+    module, _, name = target.rpartition(".")
+    try:
+        return content if hasattr(importlib.import_module(module), name) else None
+    except ImportError:
+        return None
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Writes the pages before Sphinx looks for sources."""
+    app.connect("builder-inited", lambda app: write())
+    # Before Napoleon reads the sections of docstrings.
+    app.connect("autodoc-process-docstring", _prepare, priority=400)
+    app.connect("missing-reference", _without_link)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
