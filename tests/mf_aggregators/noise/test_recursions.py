@@ -239,7 +239,8 @@ def test_a_stream_asks_for_a_row_of_z_when_its_noise_is(recursion: NoiseRecursio
 def test_what_each_mechanism_keeps_between_rounds() -> None:
     base = BandedFactorization(np.tri(16, 16))
     expected = {
-        tree_aggregation(16): (4, 1),
+        # Two of them for an extension.
+        tree_aggregation(16): (6, 1),
         toeplitz(16, 5, coefficients="square_root"): (4, 1),
         # Above half of the bands, rows of Z are drawn again instead.
         toeplitz(16, coefficients="square_root"): (0, 16),
