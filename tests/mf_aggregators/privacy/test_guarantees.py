@@ -224,6 +224,14 @@ def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     assert guarantees.realised(plan, factorization, kept).epsilon == pytest.approx(plan.epsilon)
 
 
+def test_noise_whose_roundings_reach_beyond_the_bands_is_not_amplified() -> None:
+    """Its matrix has few enough bands, and its rows follow from earlier rows of Z."""
+    factorization = toeplitz(8, 6, equal_column_norms=True)
+    assert factorization.strategy_bands() == 6
+    with pytest.raises(ValueError, match="roundings would reach further than its bands"):
+        guarantees.sampled(factorization, PoissonSampling(8, 6, 300, 10), 1.2, _DELTA)
+
+
 def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
     """What its participations give without amplification: three of one client, 3 rounds apart."""
     factorization = banded(workloads.prefix_sum(12), 3)
