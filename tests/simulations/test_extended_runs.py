@@ -12,7 +12,6 @@ import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -72,29 +71,25 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["state", pytest.param("disk", marks=pytest.mark.long)])
 def runs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, pathlib.Path]]:
+    request: pytest.FixtureRequest,
+    commands: CommandServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, pathlib.Path]:
     """A run of few rounds; extended from its last state; and from the state before that one."""
     root = tmp_path_factory.mktemp("runs")
     found = {name: root / name for name in ("before", "extended", "from an older state")}
     more = ("--seed=4", f"--noise_storage={request.param}")
-    commands = CommandServer(tmp_path_factory.mktemp("commands"))
-    try:
-        status, _, errors = commands.start(
-            _MODULE, *_arguments(found["before"], _BEFORE, *more)
-        ).wait()
+    status, _, errors = commands.start(_MODULE, *_arguments(found["before"], _BEFORE, *more)).wait()
+    assert status == 0, errors
+    for name in ("extended", "from an older state"):
+        shutil.copytree(found["before"], found[name])
+    shutil.rmtree(found["from an older state"] / "checkpoints" / f"round_{_BEFORE}")
+    for name in ("extended", "from an older state"):
+        process = commands.start(_MODULE, *_arguments(found[name], _WHOLE, *more))
+        status, _, errors = process.wait()
         assert status == 0, errors
-        for name in ("extended", "from an older state"):
-            shutil.copytree(found["before"], found[name])
-        shutil.rmtree(found["from an older state"] / "checkpoints" / f"round_{_BEFORE}")
-        for name in ("extended", "from an older state"):
-            process = commands.start(_MODULE, *_arguments(found[name], _WHOLE, *more))
-            status, _, errors = process.wait()
-            assert status == 0, errors
-            assert f"extended from {_BEFORE} to {_WHOLE} rounds" in errors
-        yield found
-    finally:
-        commands.end()
+        assert f"extended from {_BEFORE} to {_WHOLE} rounds" in errors
+    return found
 
 
 def _state(path: pathlib.Path, version: int) -> dict[str, np.ndarray]:
