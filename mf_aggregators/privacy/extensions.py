@@ -68,7 +68,15 @@ def first_recursion(factorization: Factorization, first: FirstPlan) -> NoiseRecu
 
 
 def recursion(factorization: Factorization, first: FirstPlan) -> NoiseRecursion:
-    """Returns the recursion of the whole, in the scale of :func:`first_recursion`."""
+    """Returns the recursion of the whole, in the scale of :func:`first_recursion`.
+
+    Args:
+      factorization: What the run goes on with: an extension.
+      first: What it began with.
+
+    Raises:
+      ValueError: If the factorization extends none.
+    """
     return factorization.noise_recursion().scaled_to_sensitivity_one(
         _first_sensitivity(factorization, first)
     )

@@ -177,10 +177,9 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
     def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
         """Clips one client's record, in steps; a record that is not finite becomes zero."""
-        steps = grid.clip_to_grid(record, params, self._sums.steps_per_clip_norm)
-        if not self._sums.is_secure:
-            # What a client sends takes no more room than its float32 update.
-            steps = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.int32), steps)
+        # In the open, what a client sends takes no more room than its float32 update.
+        dtype = tf.int64 if self._sums.is_secure else tf.int32
+        steps = grid.clip_to_grid(record, params, self._sums.steps_per_clip_norm, dtype)
         return SampleState(steps, tf.ones([], tf.int64))
 
     def accumulate_preprocessed_record(

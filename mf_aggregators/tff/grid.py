@@ -118,7 +118,9 @@ def integer_sums(
     return sums
 
 
-def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
+def clip_to_grid(
+    record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int, dtype: tf.DType = tf.int64
+) -> Any:
     """Scales a structure of tensors to an L2 norm of at most ``clip_norm``, in whole steps.
 
     Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
@@ -129,9 +131,10 @@ def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) ->
       record: A structure of floating-point tensors.
       clip_norm: A scalar above zero; the step is ``clip_norm / steps_per_clip_norm``.
       steps_per_clip_norm: Steps in a clip norm, at most ``STEPS_PER_CLIP_NORM``.
+      dtype: int64, or int32, which holds all of these steps as well.
 
     Returns:
-      The structure as int64 tensors, in steps, whose squares add up to at most
+      The structure as integer tensors, in steps, whose squares add up to at most
       ``steps_per_clip_norm ** 2``; all zeros if any entry is NaN or infinite.
     """
     steps = tf.constant(steps_per_clip_norm, tf.float64)
@@ -146,7 +149,8 @@ def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) ->
     rounded = tf.cond(_sum_of_squares(nearest) <= most, lambda: nearest, towards_zero)
     # Nothing is left to the sizes of roundings: what exceeds the norm all the same is zero.
     kept = tf.cast(_sum_of_squares(rounded) <= most, tf.int64)
-    return tf.nest.pack_sequence_as(record, [tensor * kept for tensor in rounded])
+    steps = [tf.cast(tensor * kept, dtype) for tensor in rounded]
+    return tf.nest.pack_sequence_as(record, steps)
 
 
 def to_floats(steps: tf.Tensor, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> tf.Tensor:

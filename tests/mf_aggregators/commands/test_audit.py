@@ -7,8 +7,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +17,7 @@ from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.commands import audit, command_line
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff import processes
+from tests.simulations.command_processes import CommandServer
 
 _FIELDS = {
     "mechanism",
@@ -58,33 +57,25 @@ def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return status, captured.out, captured.err
 
 
-def test_a_script_gets_one_json_object_and_status_0() -> None:
+def test_a_script_gets_one_json_object_and_status_0(commands: CommandServer) -> None:
     """An intact mechanism: a false alarm, and another status, with probability 1e-6 at most."""
-    finished = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mf_aggregators.commands.audit",
-            "--mechanism=identity",
-            "--num_rounds=3",
-            "--canaries=500",
-            "--false_alarm_rate=1e-6",
-            "--format=json",
-        ],
-        # By pipes, which a worker that outlived the command would keep open for ever.
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert finished.returncode == 0, finished.stderr
-    fields = json.loads(finished.stdout)
+    status, out, err = commands.start(
+        "mf_aggregators.commands.audit",
+        "--mechanism=identity",
+        "--num_rounds=3",
+        "--canaries=500",
+        "--false_alarm_rate=1e-6",
+        "--format=json",
+    ).wait()
+    assert status == 0, err
+    fields = json.loads(out)
     assert fields.keys() >= _FIELDS
     assert fields["exceeded"] is False
     assert 0.0 < fields["epsilon_lower_bound"] < fields["epsilon"]
     assert fields["ratio"] == fields["epsilon_lower_bound"] / fields["epsilon"]
     assert (fields["canaries"], fields["false_alarm_rate"]) == (500, 1e-6)
-    assert "audit: 100%" in finished.stderr
-    assert "Traceback" not in finished.stderr
+    assert "audit: 100%" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.usefixtures("_as_in_a_test")

@@ -353,7 +353,9 @@ def test_every_mechanism_says_what_it_is() -> None:
             assert mechanism.summary
             assert mechanism.factorization is not None
             assert mechanism.factorization.mechanism == name
-            assert f"\n| `{name}` | {mechanism.summary} |" in table
+            row = f"\n| [`{name}`](mechanisms/{name}.md) | {mechanism.summary} |"
+            assert row in table
+            assert (_ROOT / "docs" / "mechanisms" / f"{name}.md").is_file()
 
 
 def test_no_other_file_lists_mechanisms() -> None:

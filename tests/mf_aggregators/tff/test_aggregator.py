@@ -325,10 +325,10 @@ def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> 
             else pytest.param(mechanism, "state", marks=pytest.mark.long)
             for mechanism in _MECHANISMS
         ),
-        # On disk, rows that follow from rows, and from states; from rows of Z in the state above.
+        # On disk, rows that follow from rows; from states and rows of Z in the state above.
         *(
             (mechanism, "disk")
-            if mechanism in ("banded", "blt")
+            if mechanism == "banded"
             else pytest.param(mechanism, "disk", marks=pytest.mark.long)
             for mechanism in _MECHANISMS
         ),
