@@ -13,6 +13,7 @@ from unittest import mock
 
 from absl import flags
 
+from docs.extensions import generated_pages
 from mf_aggregators.commands import command_line
 
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "commands"
@@ -61,15 +62,7 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
     Args:
       directory: Where to; made if it is not there.
     """
-    directory.mkdir(exist_ok=True)
-    texts = {f"{name}.md": text(name) for name in names()}
-    for path in directory.glob("*.md"):
-        if path.name not in texts:
-            path.unlink()
-    for name, content in texts.items():
-        path = directory / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != content:
-            path.write_text(content, encoding="utf-8")
+    generated_pages.write(directory, {f"{name}.md": text(name) for name in names()}, ".md")
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:

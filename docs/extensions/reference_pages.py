@@ -15,6 +15,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from docs.extensions import generated_pages
+
 PACKAGE = "mf_aggregators"
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "reference"
 
@@ -111,16 +113,7 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
     Args:
       directory: Where to; made if it is not there.
     """
-    directory.mkdir(exist_ok=True)
-    texts = {f"{page.module}.rst": text(page) for page in pages()}
-    for path in directory.glob("*.rst"):
-        if path.name not in texts:
-            path.unlink()
-    for name, content in texts.items():
-        path = directory / name
-        # Sphinx reads again what is newer than its last build.
-        if not path.is_file() or path.read_text(encoding="utf-8") != content:
-            path.write_text(content, encoding="utf-8")
+    generated_pages.write(directory, {f"{page.module}.rst": text(page) for page in pages()}, ".rst")
 
 
 def _place(module: str) -> tuple[Any, ...]:

@@ -194,8 +194,12 @@ class Factorization(abc.ABC):
         return self._of_first_rounds(num_rounds, parameters)._labelled(self.mechanism)
 
     def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "Factorization":
-        """Makes what :meth:`of_plan` returns."""
-        raise NotImplementedError
+        """Makes what :meth:`of_plan` returns, for a class that can be extended."""
+        del parameters
+        raise ExtensionError(
+            f"this {self.mechanism} factorization is said to extend one for {num_rounds} rounds, "
+            "and its class cannot be extended: the checkpoint is broken, or of another version."
+        )
 
     def _labelled(self, mechanism: str) -> "Factorization":
         """The factorization under a mechanism's name."""

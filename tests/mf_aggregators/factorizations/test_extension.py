@@ -15,6 +15,7 @@ from mf_aggregators.commands import extension_report
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BltFactorization,
+    DenseFactorization,
     ExtensionError,
     Factorization,
     banded,
@@ -356,3 +357,10 @@ def test_the_costs_of_the_documents() -> None:
             rounded_up(twice["extended_epsilon"], ".4g"),
             f"{100.0 * above:.1f} %" if above > 1e-9 else "0 %",
         ]
+
+
+def test_a_class_that_cannot_go_on_extends_nothing() -> None:
+    """Whatever a checkpoint says."""
+    broken = DenseFactorization(np.eye(5), parameters={"extends": [3]})
+    with pytest.raises(ExtensionError, match="the checkpoint is broken, or of another version"):
+        broken.of_plan(3)

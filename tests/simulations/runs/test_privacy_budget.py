@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -117,7 +116,7 @@ def test_it_never_falls_and_ends_at_the_plan(
     generator = np.random.default_rng(seed)
     matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
     matrix += 0.5 * np.sign(np.diag(np.diag(matrix)))
-    factorization = _Dense(matrix)
+    factorization = DenseFactorization(matrix)
     budget = PrivacyBudget(factorization, MinSeparation(separation, most), 1.5, 1e-6, every)
     found = _curve(budget, range(num_rounds + 1))
     assert found == sorted(found)
@@ -129,49 +128,20 @@ def test_it_never_falls_and_ends_at_the_plan(
             assert found[rounds] >= mfa.accounting.epsilon(single, 1e-6) * (1 - 1e-9)
 
 
-class _Dense(Factorization):
-    """Any lower-triangular C."""
-
-    mechanism = "test"
-
-    def __init__(self, matrix: np.ndarray) -> None:
-        super().__init__()
-        self._matrix = matrix
-
-    @property
-    def num_rounds(self) -> int:
-        return self._matrix.shape[0]
-
-    def strategy_matrix(self) -> np.ndarray:
-        return self._matrix
-
-    def noise_recursion(self) -> Any:
-        raise NotImplementedError
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        raise NotImplementedError
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "_Dense":
-        raise NotImplementedError
-
-
 def test_a_bound_that_falls_with_the_rounds_does_not_lower_what_was_spent() -> None:
     # The third row cancels the product of the first two columns: |X[0, 1]| is 4 after two
     # rounds and 0 after three, so that the bound falls.
     matrix = np.array([[2.0, 0.0, 0.0], [2.0, 2.0, 0.0], [-2.0, 2.0, 1.0]])
     schema = MinSeparation(1)
     bounds = [mfa.sensitivity.compute(matrix[:t, :t], schema).value for t in (1, 2, 3)]
-    budget = PrivacyBudget(_Dense(matrix), schema, 1.0, _DELTA)
+    budget = PrivacyBudget(DenseFactorization(matrix), schema, 1.0, _DELTA)
     found = _curve(budget, range(4))
     assert found == sorted(found)
     assert found[2] <= budget.planned.epsilon
     falling = np.array([[1.0, 0, 0, 0], [3.0, 1.0, 0, 0], [-1.0, 3.0, 0.1, 0], [0, 0, 0, 9.0]])
     bounds = [mfa.sensitivity.compute(falling[:t, :t], MinSeparation(1, 2)).value for t in (2, 3)]
     whole = mfa.sensitivity.compute(falling, MinSeparation(1, 2)).value
-    budget = PrivacyBudget(_Dense(falling), MinSeparation(1, 2), 1.0, _DELTA)
+    budget = PrivacyBudget(DenseFactorization(falling), MinSeparation(1, 2), 1.0, _DELTA)
     curve = _curve(budget, range(5))
     assert curve == sorted(curve)
     assert curve[3] >= mfa.accounting.epsilon(whole / max(bounds), _DELTA) * (1 - 1e-9)
