@@ -57,9 +57,9 @@ SPHINX = ("-b", "html", "-W", "--keep-going", "-E", "-q")
 SITE = "docs/_build/html"
 
 # Tests are shared out among processes, modules as a whole, so that no fixture is made twice. There
-# are two more processes than cores, because tests wait for processes that they start; more
-# than four would need more memory than they save time.
-PROCESSES = min(4, (os.cpu_count() or 1) + 2)
+# is one more process than cores, because tests wait for processes that they start. Each takes half
+# a minute of a core until its first tests, and more than four need more memory than they save time.
+PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 PYTEST = (
     *("pytest", "-q", "--durations=20"),
     *(f"--numprocesses={PROCESSES}", "--dist=loadscope", "--no-loadscope-reorder"),

@@ -152,6 +152,7 @@ def test_the_sampling_of_printed_multipliers() -> None:
     assert other.startswith("not explained; ours is for 1,000 of 342,000")
 
 
+@pytest.mark.long
 def test_every_mechanism_beside_the_floor() -> None:
     outcome = library_comparison.table("library", 48, 8, 1000, _WORKSPACE)
     mechanisms = {row.row.split(" ")[0].strip(",") for row in outcome.rows}

@@ -99,6 +99,7 @@ def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFi
     assert (directory / "report.html").read_text().count("<table>") == 5
 
 
+@pytest.mark.long
 def test_broken_caches_and_results_are_noticed(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def _started(directory: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
     return [tuple(json.loads(line)) for line in lines]
 
 
+@pytest.mark.long
 def test_a_comparison_of_five_mechanisms(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,8 +84,11 @@ def runs(
     for name in ("extended", "from an older state"):
         shutil.copytree(found["before"], found[name])
     shutil.rmtree(found["from an older state"] / "checkpoints" / f"round_{_BEFORE}")
-    for name in ("extended", "from an older state"):
-        process = commands.start(_MODULE, *_arguments(found[name], _WHOLE, *more))
+    processes = [
+        commands.start(_MODULE, *_arguments(found[name], _WHOLE, *more))
+        for name in ("extended", "from an older state")
+    ]
+    for process in processes:
         status, _, errors = process.wait()
         assert status == 0, errors
         assert f"extended from {_BEFORE} to {_WHOLE} rounds" in errors

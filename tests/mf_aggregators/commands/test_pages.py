@@ -88,8 +88,8 @@ def _numbers(texts: Sequence[str]) -> list[float]:
     "arguments",
     [
         ("--separation=4",),
-        ("--separation=4", "--noise_memory_gb=1e-5"),
-        ("--sampling=fixed_size", "--num_rounds=4"),
+        pytest.param(("--separation=4", "--noise_memory_gb=1e-5"), marks=pytest.mark.long),
+        pytest.param(("--sampling=fixed_size", "--num_rounds=4"), marks=pytest.mark.long),
         ("--sampling=balls_in_bins", "--num_rounds=6"),
     ],
     ids=" ".join,

@@ -259,7 +259,7 @@ def test_one_round_is_independent_noise(num_buffers: int) -> None:
     assert error_of(factorization, "mean", SINGLE) == 1.0
 
 
-@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize("error", [pytest.param("mean", marks=pytest.mark.long), "max"])
 @pytest.mark.parametrize(
     ("num_rounds", "participation"),
     [
@@ -294,8 +294,8 @@ def test_more_buffers_are_never_worse(
     ("num_rounds", "participation", "error"),
     [
         (20_000, MinSeparation(50, 5), "mean"),
-        (20_000, MinSeparation(20), "max"),
-        (100_000, MinSeparation(1000), "max"),
+        pytest.param(20_000, MinSeparation(20), "max", marks=pytest.mark.long),
+        pytest.param(100_000, MinSeparation(1000), "max", marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -114,11 +114,12 @@ def test_files_of_small_models_take_no_more_than_said(
     assert _files_bytes(recursion, 50, tmp_path) <= cost.disk_bytes
 
 
-@pytest.mark.parametrize("size", [pytest.param(CHUNK, marks=pytest.mark.long), CHUNK + 5000])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [CHUNK, CHUNK + 5000])
 @pytest.mark.parametrize(
     "recursion",
     [
-        pytest.param(ToeplitzNoise(200, np.ones(3)), marks=pytest.mark.long),
+        ToeplitzNoise(200, np.ones(3)),
         blt(200, 2).noise_recursion(),
     ],
     ids=lambda recursion: type(recursion).__name__,

@@ -421,6 +421,7 @@ def test_noise_that_takes_minutes_a_round_is_no_way_around_the_disk() -> None:
     assert 1 < toeplitz.num_bands < 2500
 
 
+@pytest.mark.long
 def test_many_rounds_leave_out_what_would_take_too_long() -> None:
     setting = dataclasses.replace(
         _TIMERS, num_rounds=100_000, population=10_000, participation=MinSeparation(100)

@@ -502,7 +502,7 @@ def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
 
 def test_scaling_the_matrix_does_not_change_a_run() -> None:
     bands = recursions.bands_of_matrix(_factorization().strategy_matrix(), 3)
-    for dtype, scales in ((np.float32, (1e-170, 1e200)), (np.float64, (1e-40, 1e38))):
+    for dtype, scales in ((np.float32, (1e-170,)), (np.float64, (1e200,))):
         results = []
         for scale in (1.0, *scales):
             process = _process(

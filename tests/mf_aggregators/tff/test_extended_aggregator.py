@@ -98,7 +98,12 @@ def _saved(state: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "storage"),
     [
-        *((name, "state") for name in _MADE),
+        *(
+            (name, "state")
+            if name in ("tree", "blt", "banded")
+            else pytest.param(name, "state", marks=pytest.mark.long)
+            for name in _MADE
+        ),
         # Rows of several chunks go on in files in the short run, below.
         *(
             pytest.param(name, "disk", marks=pytest.mark.long)
