@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-# Rows of a product that are computed together, at least.
-_LEAST_ROWS = 64
+# Rows of a tile of a product: at least so many, and a band is so many tiles wide.
+_LEAST_ROWS, _TILES_OF_BAND = 64, 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,16 +69,20 @@ class BandedMatrix:
         Args:
           other: Of the same size.
         """
-        num_rounds = len(self.rows)
+        num_rounds, width = self.rows.shape
         lower, upper = self.lower + other.lower, self.upper + other.upper
         rows = np.empty((num_rounds, lower + upper + 1))
-        size = max(_LEAST_ROWS, (self.lower + self.upper) // 2)
+        # Small tiles hold few zeros from outside of the bands, large ones take fewer calls.
+        size = max(_LEAST_ROWS, min(width, other.rows.shape[1]) // _TILES_OF_BAND)
         for start in range(0, num_rounds, size):
-            stop = min(start + size, num_rounds)
-            product = self.dense_rows(start, stop) @ other.dense_rows(
-                start - self.lower, stop + self.upper
-            )
-            rows[start:stop] = _diagonals(product, stop - start, rows.shape[1])
+            count = min(size, num_rounds - start)
+            left = self.dense_rows(start, start + count)
+            product = np.zeros((count, count + lower + upper))
+            for inner in range(0, left.shape[1], size):
+                end = min(inner + size, left.shape[1])
+                right = other.dense_rows(start - self.lower + inner, start - self.lower + end)
+                product[:, inner : inner + right.shape[1]] += left[:, inner:end] @ right
+            rows[start : start + count] = _diagonals(product, count, rows.shape[1])
         return BandedMatrix(lower, upper, rows)
 
     def narrowed(self, lower: int, upper: int) -> "BandedMatrix":
