@@ -30,7 +30,7 @@ from simulations.workers import quiet
 _BASELINE = "dp_aggregator"
 # So little that all processes train alike: a model in noise has saturated gates, whose
 # gradients are denormal numbers, which processors are slow with.
-_NOISE_MULTIPLIER = 1e-6
+_NOISE_MULTIPLIER = 1e-4
 
 
 def define_flags(values: flags.FlagValues) -> None:
