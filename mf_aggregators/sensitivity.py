@@ -503,11 +503,12 @@ def _suffix_tables(vectors: np.ndarray, separation: int, most: int) -> np.ndarra
     count, num_rounds = vectors.shape
     tables = np.zeros((most + 1, num_rounds + 1, count))
     columns = np.ascontiguousarray(vectors.T)
+    later = np.minimum(np.arange(num_rounds) + separation, num_rounds)
     for participations in range(1, most + 1):
-        fewer, table = tables[participations - 1], tables[participations]
+        table = tables[participations]
+        np.add(columns, tables[participations - 1, later], out=table[:-1])
         for i in range(num_rounds - 1, -1, -1):
-            taken = columns[i] + fewer[min(i + separation, num_rounds)]
-            np.maximum(taken, table[i + 1], out=table[i])
+            np.maximum(table[i], table[i + 1], out=table[i])
     return tables
 
 
@@ -568,14 +569,18 @@ def lower_bands(strategy: np.ndarray) -> int | None:
     """
     if strategy.shape[0] != strategy.shape[1]:
         return None
-    rows, columns = np.nonzero(strategy)
-    lags = rows - columns
-    if np.any(lags < 0):
+    is_there = strategy != 0.0
+    rounds = np.arange(len(strategy))
+    # Of rows without an entry, these are the first and the last column, which is_any leaves out.
+    is_any = np.any(is_there, axis=1)
+    first, last = np.argmax(is_there, axis=1), rounds[-1] - np.argmax(is_there[:, ::-1], axis=1)
+    if np.any(is_any & (last > rounds)):
         return None
-    return int(np.max(lags, initial=0)) + 1
+    return int(np.max(np.where(is_any, rounds - first, 0))) + 1
 
 
 def _gram_bands(gram: np.ndarray) -> int:
-    """The least b with X[i, j] = 0 wherever |i - j| >= b."""
-    rows, columns = np.nonzero(gram)
-    return int(np.max(np.abs(rows - columns), initial=0)) + 1
+    """The least b with X[i, j] = 0 wherever |i - j| >= b, X being symmetric."""
+    is_there = gram != 0.0
+    reaches = np.arange(len(gram)) - np.argmax(is_there, axis=1)
+    return int(np.max(np.where(np.any(is_there, axis=1), reaches, 0))) + 1

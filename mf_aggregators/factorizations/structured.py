@@ -47,6 +47,8 @@ _PATIENCE = 10
 _LEAST_IMPROVEMENT = 1e-4
 # Entries of the stack of normal equations that are solved together.
 _STACK = 1 << 22
+# Rows of C that are solved for together.
+_ROWS_OF_SOLVE = 32
 # In a plan: its decoder is dense, and docs/planning.md has the errors of other diagonals and ranks.
 _MOST_ROUNDS_OF_A_PLAN = 4096
 _DIAGONALS_OF_A_PLAN, _RANKS_OF_A_PLAN = 4, (8, 16)
@@ -363,25 +365,35 @@ def _squared_rows(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) ->
 def _total_error(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
     """||B||_F times the largest column norm of C, by forward substitution in B C = S.
 
-    Row i of C is (1 - sum_{0 < t < h} B[i, i - t] C[i - t] - L[i] . sum_{j <= i - h} R[j] C[j])
-    / B[i, i], with ones in the columns up to i: O(n^2 (h + r)), a fraction of what a
-    dense triangular solve takes.
+    Rows come in blocks, whose part of B is dense. Earlier rows of C come in by the sum of
+    R[j] C[j], and the last h - 1 of them by their entries of B: O(n^2 (h + r)) operations for
+    blocks of constant size, a fraction of what a dense triangular solve takes.
     """
     num_rounds, length = diagonals.shape
     sums = np.zeros((left.shape[1], num_rounds))
-    ring = np.zeros((length, num_rounds))
+    recent = np.zeros((0, num_rounds))
     squared_norms = np.zeros(num_rounds)
-    for i in range(num_rounds):
-        # Columns after i are zero in this row and in those before it.
-        slot, width = i % length, i + 1
-        if i >= length:
-            sums[:, :width] += np.multiply.outer(right[i - length], ring[slot, :width])
-        row = 1.0 - left[i] @ sums[:, :width]
-        lags = (i - np.arange(length)) % length
-        weights = np.where(np.arange(length) == slot, 0.0, diagonals[i, lags])
-        row -= weights @ ring[:, :width]
-        ring[slot, :width] = row / diagonals[i, 0]
-        squared_norms[:width] += np.square(ring[slot, :width])
+    for first in range(0, num_rounds, _ROWS_OF_SOLVE):
+        stop = min(first + _ROWS_OF_SOLVE, num_rounds)
+        near = first - len(recent)
+        entries = np.tril(left[first:stop] @ right[near:stop].T, len(recent) - length)
+        for lag in range(length):
+            rows = np.arange(max(first, near + lag), stop)
+            entries[rows - first, rows - lag - near] = diagonals[rows, lag]
+        # Columns after the last row are zero in all rows so far.
+        known = np.tri(stop - first, stop, first)
+        known -= left[first:stop] @ sums[:, :stop]
+        known -= entries[:, : len(recent)] @ recent[:, :stop]
+        block = np.zeros((stop - first, num_rounds))
+        block[:, :stop] = scipy.linalg.solve_triangular(
+            entries[:, len(recent) :], known, lower=True, check_finite=False
+        )
+        squared_norms += np.einsum("ij,ij->j", block, block)
+        recent = np.concatenate([recent, block])
+        leaving = len(recent) - (length - 1)
+        if leaving > 0:
+            sums += right[near : near + leaving].T @ recent[:leaving]
+            recent = recent[leaving:]
     squared_error = np.sum(_squared_rows(diagonals, left, right)) * np.max(squared_norms)
     return float(np.sqrt(squared_error))
 
