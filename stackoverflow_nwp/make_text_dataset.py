@@ -1,7 +1,8 @@
-"""make-text-dataset: makes a federated text data set, one client per file or per author.
+r"""make-text-dataset: makes a federated text data set, one client per file or per author.
 
 The result is a SQLite file in the format of TFF's StackOverflow data, one example per sentence,
 its clients split into train (80 %), heldout (10 %) and test (10 %) by a hash of their names.
+Sentences end at full stops, question and exclamation marks, and at blank lines.
 
 Examples:
   make-text-dataset --input='books/*.txt' --output=books.sqlite

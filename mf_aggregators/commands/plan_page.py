@@ -109,7 +109,11 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path) -> list[P
     panels.trade_offs(
         axes, {plan_text.name_of(chosen): guarantee}, {target: (rates, np.asarray(allowed))}
     )
-    best = "" if len(drawn) == len(plan.candidates) else ", of the best of some mechanisms"
+    best = (
+        ""
+        if len(drawn) == len(plan.candidates)
+        else ", of the best of each mechanism of least error, and of independent noise"
+    )
     return [
         errors,
         Picture(
@@ -131,9 +135,10 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path) -> list[P
 
 
 def _drawn(plan: Plan) -> dict[str, Candidate]:
-    """What curves are drawn of, by name: the recommended first, then the best of each mechanism.
+    """What curves are drawn of, by name: the best of each mechanism, and last the recommended.
 
-    Independent noise is among them, if it is a candidate: it is what readers know.
+    Later curves hide earlier ones. Independent noise is among them, if it is a candidate: it is
+    what readers know.
     """
     best: dict[str, Candidate] = {plan.recommended.mechanism: plan.recommended}
     for each in plan.candidates:
@@ -143,7 +148,7 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
     if len(found) > _MOST_CURVES:
         baseline = [each for each in found[_MOST_CURVES - 1 :] if _is_independent(each)]
         found = found[: _MOST_CURVES - len(baseline)] + baseline
-    return {plan_text.name_of(each): each for each in found}
+    return {plan_text.name_of(each): each for each in reversed(found)}
 
 
 def _is_independent(candidate: Candidate) -> bool:

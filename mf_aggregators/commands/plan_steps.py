@@ -288,7 +288,7 @@ def _condition(plan: Plan) -> str:
         )
     return (
         f"{guarantee} only if timers enforce {schema} on every device: that is yours to do "
-        "(simulations/ shows how)."
+        "(docs/devices.md says how)."
     )
 
 

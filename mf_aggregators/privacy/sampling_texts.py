@@ -52,12 +52,26 @@ All rounds together are one mechanism, whose noise is that of a Gaussian one and
 UNIT = """\
 One client (or example) of the population with all its data, whatever they are."""
 
-VERIFICATION = """\
+_VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
    Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, which
    the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who took part
    nothing is amplified. Whoever has these files checks every draw, with
    `mf-report --ledger=participation.npz --sampling_seed=checkpoints/sampling_seed.json`."""
+
+_VERIFIED_BY_ROUNDS = """\
+Every client's rounds are secret here, and so are the sampler's seed and the sizes of batches:
+   towards whoever knows who took part nothing is amplified. Whoever has the rounds as a ledger, and
+   the seed, checks every draw, with `mf-report --ledger= --sampling_seed=`."""
+
+
+def verification(has_run_directory: bool) -> str:
+    """Returns who can check a sampled run.
+
+    Args:
+      has_run_directory: Whether the run wrote the files of a run directory.
+    """
+    return _VERIFIED_BY_FILES if has_run_directory else _VERIFIED_BY_ROUNDS
 
 
 def together(scheme: SamplingScheme) -> str:

@@ -58,6 +58,8 @@ class RunFacts:
         pre-training or a vocabulary, for example.
       enforcement: What makes the clients keep the participation schema, as a sentence.
       adaptive_clip: How the clip norm adapts; None for a constant one.
+      has_run_directory: Whether the run wrote the files of a run directory, as the commands that
+        train do: the statement then names them.
     """
 
     mechanism: str
@@ -68,6 +70,7 @@ class RunFacts:
     public_data: str = "none"
     enforcement: str = TIMERS_BY_ROUNDS
     adaptive_clip: AdaptiveClipping | None = None
+    has_run_directory: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +135,8 @@ class PrivacyStatement:
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
         if self.keeps_plan is False and self.worst_case is None:
             raise ValueError(
-                "a run that broke its plan needs its worst-case guarantee: the planned one does "
-                "not hold, and the realised one may be better than it."
+                "a run that broke its plan needs its worst-case guarantee, because the planned one "
+                "does not hold: worst_case=guarantees.worst_case(plan, factorization, took_place)."
             )
         if self.plan.sampling is not None and self.worst_client is not None:
             raise ValueError(
@@ -214,6 +217,12 @@ class PrivacyStatement:
             found.append(
                 "The noise came from a fixed seed. Whoever knows the seed can remove the noise, so "
                 "the guarantee below is void outside tests."
+            )
+        if self.plan.delta * self.facts.num_clients >= 1.0:
+            found.append(
+                f"Delta, {self.plan.delta:g}, is not below 1 / {self.facts.num_clients} clients: a "
+                "mechanism that publishes all data of one client in so many may satisfy that. "
+                "Choose a smaller delta."
             )
         if self.represented is not None:
             cohort = self.represented.clients_per_round
@@ -328,19 +337,30 @@ class PrivacyStatement:
             left_out=_LEFT_OUT if self.facts.adaptive_clip is None else _LEFT_OUT_WITH_BITS,
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
+            metrics=(
+                "in\n     `metrics.csv`, in TensorBoard and in what the command prints"
+                if self.facts.has_run_directory
+                else "wherever\n     they are kept"
+            ),
+            secrets=_SECRET_FILES if self.facts.has_run_directory else _SECRET_STATE,
             together=(
                 sampling_texts.together(self.plan.sampling) if self.plan.sampling else _TOGETHER
             ),
             unit=sampling_texts.UNIT if self.plan.sampling else _UNIT_OF_TIMERS,
             accounting=_accounting(self.plan),
             assumption=_assumption(self.plan, self.facts),
-            verification=sampling_texts.VERIFICATION if self.plan.sampling else _VERIFIED_TIMERS,
+            verification=self._verification(),
             planned=_formal(self.plan),
             extended=self._extended_text(),
             realised=self._realised_text(),
             rule=self._rule_text(),
             version=version.__version__,
         )
+
+    def _verification(self) -> str:
+        if self.plan.sampling is not None:
+            return sampling_texts.verification(self.facts.has_run_directory)
+        return _VERIFIED_BY_FILES if self.facts.has_run_directory else _VERIFIED_BY_ROUNDS
 
     def _summary(self) -> str:
         guarantee = self.stated
@@ -526,9 +546,23 @@ One client with all its examples, whatever they are and however many. It covers
      guarantee of these. Where one person uses several clients it is weaker for that person, where
      several people share one it is stronger."""
 
-_VERIFIED_TIMERS = """\
+_VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
    recomputes sensitivity and guarantee from the matrix and the rounds."""
+
+_VERIFIED_BY_ROUNDS = """\
+Whoever has the matrix as a checkpoint and every client's rounds as a ledger recomputes sensitivity
+   and guarantee, with `mf-report --checkpoint= --ledger=`."""
+
+_SECRET_FILES = """\
+`checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
+     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
+     tell which data were used."""
+
+_SECRET_STATE = """\
+The state of the run holds the noise seed, and its noise directory noise rows and
+     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
+     tell which data were used."""
 
 _RELEASED = """\
 Every round's noisy average update, and with it every intermediate and
@@ -563,12 +597,10 @@ _MARKDOWN = """\
    - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
      clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
      hyperparameters and of the checkpoint to use; what was made of the data before or beside the
-     rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, in
-     `metrics.csv`, in TensorBoard and in what the command prints (losses, accuracies, norms and
-     fractions are statistics of clients without noise, for the simulation's own use{but_for}).
-     `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
-     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
-     tell which data were used.
+     rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, {metrics}
+     (losses, accuracies, norms and fractions are statistics of clients without noise, for the
+     simulation's own use{but_for}).
+     {secrets}
    - *Released output.* {released}
    - *Unit of privacy.* {unit}
    - *Adjacency.* Zero-out: neighbouring data sets differ in one client, {left_out}

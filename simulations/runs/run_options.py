@@ -99,7 +99,7 @@ class RunOptions(Mapping[str, Any]):
     num_rounds: int = _flag(
         "Training",
         "The rounds of training. A run that is resumed with more of them is extended, if its "
-        "mechanism allows that.",
+        "mechanism and --target_epsilon allow that.",
         is_positive=True,
     )
     clients_per_round: int = _flag(

@@ -157,6 +157,7 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
             noise_seed_is_fixed=options.seed is not None,
             enforcement=_enforcement(behaviour) if design.sampling is None else _DRAWN_BATCHES,
             adaptive_clip=_adaptive_clipping(design),
+            has_run_directory=True,
         ),
         plan=dataclasses.replace(design.planned_guarantee(), num_rounds=options.num_rounds),
         represented=represented,

@@ -48,6 +48,28 @@ def _ended(
     )
 
 
+def test_a_statement_names_the_files_of_runs_that_have_them_alone() -> None:
+    statement = _statement([0, 3, 6])
+    files = {"`participation.npz`", "`config.json`", "`metrics.csv`", "`checkpoints/`", "`noise/`"}
+    without = statement.to_markdown()
+    assert not any(file in without for file in files)
+    assert "The state of the run holds the noise seed" in without
+    assert "wherever\n     they are kept\n" in without
+    assert "`mf-report --checkpoint= --ledger=`" in without
+    facts = dataclasses.replace(statement.facts, has_run_directory=True)
+    named = dataclasses.replace(statement, facts=facts).to_markdown()
+    assert all(file in named for file in files)
+
+
+def test_a_delta_that_one_client_in_all_may_satisfy_is_warned_of() -> None:
+    facts = RunFacts("Identity", 20, 2, 0.5, False)
+    factorization = identity(10)
+    for delta, is_warned_of in ((0.049, False), (0.05, True), (0.5, True)):
+        plan = guarantees.planned(factorization, MinSeparation(3, 3), 1.0, delta)
+        text = PrivacyStatement(facts, plan).to_markdown()
+        assert ("is not below 1 / 20 clients" in text) == is_warned_of
+
+
 def test_a_finished_run() -> None:
     statement = _statement([0, 3, 6])
     contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
@@ -152,7 +174,9 @@ def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyState
         name, num_rounds=12, num_bands=3, population=300, clients_per_round=10
     )
     plan = guarantees.sampled(factorization, scheme, 1.2, 1e-4)
-    facts = RunFacts("Banded matrix factorization for 12 rounds", 300, 10, 0.5, False)
+    facts = RunFacts(
+        "Banded matrix factorization for 12 rounds", 300, 10, 0.5, False, has_run_directory=True
+    )
     took_place = RealisedParticipation(12, 87, 3, 4, keeps_sampling=keeps_sampling)
     return _ended(facts, plan, factorization, took_place)
 
@@ -172,6 +196,10 @@ def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) 
     assert re.search(r"\b87\b", text) is None
     assert ("timer" in text) == (name == "min_separation")
     assert "--sampling_seed=checkpoints/sampling_seed.json" in text
+    facts = dataclasses.replace(statement.facts, has_run_directory=False)
+    elsewhere = dataclasses.replace(statement, facts=facts).to_markdown()
+    assert "checkpoints/" not in elsewhere
+    assert "`mf-report --ledger= --sampling_seed=`" in elsewhere
     certificate = statement.plan.certificate
     assert (certificate is None) == (name in sampling_schemes.names_with_parts())
     if certificate is not None:
