@@ -135,10 +135,9 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path) -> list[P
 
 
 def _drawn(plan: Plan) -> dict[str, Candidate]:
-    """What curves are drawn of, by name: the best of each mechanism, and last the recommended.
+    """What curves are drawn of, by name: the recommended first, then the best of each mechanism.
 
-    Later curves hide earlier ones. Independent noise is among them, if it is a candidate: it is
-    what readers know.
+    Independent noise is among them, if it is a candidate: it is what readers know.
     """
     best: dict[str, Candidate] = {plan.recommended.mechanism: plan.recommended}
     for each in plan.candidates:
@@ -148,7 +147,7 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
     if len(found) > _MOST_CURVES:
         baseline = [each for each in found[_MOST_CURVES - 1 :] if _is_independent(each)]
         found = found[: _MOST_CURVES - len(baseline)] + baseline
-    return {plan_text.name_of(each): each for each in reversed(found)}
+    return {plan_text.name_of(each): each for each in found}
 
 
 def _is_independent(candidate: Candidate) -> bool:

@@ -14,8 +14,8 @@ class KerasEvaluation:
         """Creates it.
 
         Args:
-          compiled_model: Makes the model, compiled with its loss and metrics. It is called at the
-            first evaluation.
+          compiled_model: Makes the model, compiled with its loss and metrics. It is called at each
+            evaluation; the first model is the one that is evaluated.
         """
         self._compiled_model = compiled_model
 
@@ -39,10 +39,10 @@ class KerasEvaluation:
           batch_size: Examples of a step; the values do not depend on it, but for rounding.
         """
         model = self._model
-        # tff.learning builds models in graphs of its own, where Keras exchanges the classes of all
-        # models for those of TensorFlow 1, until a model is made outside a graph again.
-        anything = tf.keras.Input(())
-        tf.keras.Model(anything, anything)
+        # tff.learning builds models in graphs of its own, where Keras exchanges the classes of the
+        # model and of each of its layers for those of TensorFlow 1, until all of them are made
+        # outside a graph again. That is quick beside tracing an evaluation.
+        self._compiled_model()
         model.set_weights(list(weights))
         values = model.evaluate(inputs, targets, batch_size=batch_size, verbose=0, return_dict=True)
         return {name: float(value) for name, value in values.items()}
