@@ -598,8 +598,8 @@ _MARKDOWN = """\
      clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
      hyperparameters and of the checkpoint to use; what was made of the data before or beside the
      rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, {metrics}
-     (losses, accuracies, norms and fractions are statistics of clients without noise, for the
-     simulation's own use{but_for}).
+     (losses, accuracies, norms and fractions are statistics of clients without noise, for
+     the simulation's own use{but_for}).
      {secrets}
    - *Released output.* {released}
    - *Unit of privacy.* {unit}
