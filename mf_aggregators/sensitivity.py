@@ -569,18 +569,22 @@ def lower_bands(strategy: np.ndarray) -> int | None:
     """
     if strategy.shape[0] != strategy.shape[1]:
         return None
-    is_there = strategy != 0.0
-    rounds = np.arange(len(strategy))
-    # Of rows without an entry, these are the first and the last column, which is_any leaves out.
-    is_any = np.any(is_there, axis=1)
-    first, last = np.argmax(is_there, axis=1), rounds[-1] - np.argmax(is_there[:, ::-1], axis=1)
-    if np.any(is_any & (last > rounds)):
-        return None
-    return int(np.max(np.where(is_any, rounds - first, 0))) + 1
+    below, above = _reaches(strategy)
+    return None if above else below + 1
 
 
 def _gram_bands(gram: np.ndarray) -> int:
-    """The least b with X[i, j] = 0 wherever |i - j| >= b, X being symmetric."""
-    is_there = gram != 0.0
-    reaches = np.arange(len(gram)) - np.argmax(is_there, axis=1)
-    return int(np.max(np.where(np.any(is_there, axis=1), reaches, 0))) + 1
+    """The least b with X[i, j] = 0 wherever |i - j| >= b, on either side of the diagonal."""
+    return max(_reaches(gram)) + 1
+
+
+def _reaches(matrix: np.ndarray) -> tuple[int, int]:
+    """How far entries that are not zero lie below the diagonal of (n, n) floats, and above it."""
+    is_there = matrix != 0.0
+    rounds = np.arange(len(matrix))
+    first = np.argmax(is_there, axis=1)
+    last = rounds[-1] - np.argmax(is_there[:, ::-1], axis=1)
+    # A row without an entry has neither a first nor a last one.
+    is_any = np.any(is_there, axis=1)
+    below, above = np.where(is_any, rounds - first, 0), np.where(is_any, last - rounds, 0)
+    return max(int(np.max(below)), 0), max(int(np.max(above)), 0)

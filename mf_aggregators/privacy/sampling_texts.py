@@ -61,8 +61,8 @@ _VERIFIED_BY_FILES = """\
 
 _VERIFIED_BY_ROUNDS = """\
 Every client's rounds are secret here, and so are the sampler's seed and the sizes of batches:
-   towards whoever knows who took part nothing is amplified. Whoever has the rounds as a ledger, and
-   the seed, checks every draw, with `mf-report --ledger= --sampling_seed=`."""
+   towards whoever knows who took part nothing is amplified. Whoever has the rounds, the sampling
+   scheme and the seed can repeat every draw and compare."""
 
 
 def verification(has_run_directory: bool) -> str:

@@ -133,6 +133,22 @@ def test_a_symmetric_banded_matrix_is_not_taken_for_a_banded_one() -> None:
     assert computed.value >= truth * (1 - _RELATIVE)
 
 
+@given(st.integers(1, 9), st.floats(0.0, 1.0), st.integers(-8, 8), st.integers(0, 2**32 - 1))
+@settings(max_examples=200, deadline=None)
+def test_bands_are_those_of_the_entries_on_both_sides(
+    num_rounds: int, share: float, above: int, seed: int
+) -> None:
+    """Whatever rows are empty; a Gram matrix is not trusted to be symmetric."""
+    generator = np.random.default_rng(seed)
+    matrix = np.tril(generator.random((num_rounds, num_rounds)), above)
+    matrix[generator.random(matrix.shape) < share] = 0.0
+    lags = [i - j for i, j in zip(*np.nonzero(matrix), strict=True)]
+    least = max([0, *lags]) + 1
+    expected = None if min([0, *lags]) < 0 else least
+    assert sensitivity.lower_bands(matrix) == expected
+    assert sensitivity._gram_bands(matrix) == max([0, *map(abs, lags)]) + 1
+
+
 def test_cancellation_is_not_counted_on() -> None:
     # Opposite columns cancel for equal contributions, and add up for opposite ones.
     matrix = np.array([[1.0, -1.0], [0.0, 0.0]])
