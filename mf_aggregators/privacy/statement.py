@@ -11,7 +11,7 @@ from typing import Any
 
 from mf_aggregators import version
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.privacy import attackers, printed_guarantees, sampling_texts
+from mf_aggregators.privacy import printed_guarantees, sampling_texts, statement_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     RealisedParticipation,
@@ -230,7 +230,8 @@ class PrivacyStatement:
                 f"{self.facts.clients_per_round} clients a round stood for {cohort}, with noise "
                 "scaled down in proportion, to estimate the accuracy of a run with that many. What "
                 "this run released has only the weaker guarantee that is stated here; the run that "
-                f"it stands for would be planned for {_pair(self.represented.guarantee)}, and "
+                "it stands for would be planned for "
+                f"{statement_texts.pair(self.represented.guarantee)}, and "
                 f"needs a population of at least {self.represented.num_clients} clients."
             )
         if self.keeps_plan is False and self.plan.sampling is None:
@@ -321,7 +322,7 @@ class PrivacyStatement:
 
     def to_markdown(self) -> str:
         """Returns the contents of ``PRIVACY.md``."""
-        return _MARKDOWN.format(
+        return statement_texts.MARKDOWN.format(
             warnings="".join(f"**Warning.** {text}\n\n" for text in self.warnings),
             summary=self._summary(),
             rounds=self.plan.num_rounds,
@@ -331,10 +332,14 @@ class PrivacyStatement:
                 if sampling_texts.has_random_sizes(self.plan.sampling)
                 else self.facts.clients_per_round
             ),
-            clipping=_clipping(self.facts),
-            released=_RELEASED if self.facts.adaptive_clip is None else _RELEASED_WITH_NORMS,
-            but_for="" if self.facts.adaptive_clip is None else _BUT_FOR,
-            left_out=_LEFT_OUT if self.facts.adaptive_clip is None else _LEFT_OUT_WITH_BITS,
+            clipping=self._clipping(),
+            released=statement_texts.RELEASED
+            if self.facts.adaptive_clip is None
+            else statement_texts.RELEASED_WITH_NORMS,
+            but_for="" if self.facts.adaptive_clip is None else statement_texts.BUT_FOR,
+            left_out=statement_texts.LEFT_OUT
+            if self.facts.adaptive_clip is None
+            else statement_texts.LEFT_OUT_WITH_BITS,
             mechanism=self.facts.mechanism,
             public_data=self.facts.public_data,
             metrics=(
@@ -342,25 +347,41 @@ class PrivacyStatement:
                 if self.facts.has_run_directory
                 else "wherever\n     they are kept"
             ),
-            secrets=_SECRET_FILES if self.facts.has_run_directory else _SECRET_STATE,
+            secrets=statement_texts.SECRET_FILES
+            if self.facts.has_run_directory
+            else statement_texts.SECRET_STATE,
             together=(
-                sampling_texts.together(self.plan.sampling) if self.plan.sampling else _TOGETHER
+                sampling_texts.together(self.plan.sampling)
+                if self.plan.sampling
+                else statement_texts.TOGETHER
             ),
-            unit=sampling_texts.UNIT if self.plan.sampling else _UNIT_OF_TIMERS,
-            accounting=_accounting(self.plan),
-            assumption=_assumption(self.plan, self.facts),
+            unit=sampling_texts.UNIT if self.plan.sampling else statement_texts.UNIT_OF_TIMERS,
+            accounting=statement_texts.accounting(self.plan),
+            assumption=statement_texts.assumption(self.plan, self.facts.enforcement),
             verification=self._verification(),
-            planned=_formal(self.plan),
+            planned=statement_texts.formal(self.plan),
             extended=self._extended_text(),
             realised=self._realised_text(),
             rule=self._rule_text(),
             version=version.__version__,
         )
 
+    def _clipping(self) -> str:
+        adaptive = self.facts.adaptive_clip
+        if adaptive is None:
+            return statement_texts.clipping(self.facts.clip_norm)
+        return statement_texts.adaptive_clipping(
+            adaptive.clip, adaptive.update_noise_multiplier, adaptive.count_stddev
+        )
+
     def _verification(self) -> str:
         if self.plan.sampling is not None:
             return sampling_texts.verification(self.facts.has_run_directory)
-        return _VERIFIED_BY_FILES if self.facts.has_run_directory else _VERIFIED_BY_ROUNDS
+        return (
+            statement_texts.VERIFIED_BY_FILES
+            if self.facts.has_run_directory
+            else statement_texts.VERIFIED_BY_ROUNDS
+        )
 
     def _summary(self) -> str:
         guarantee = self.stated
@@ -375,7 +396,7 @@ class PrivacyStatement:
         return (
             f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
             "privacy** for every client. "
-            f"{_attacker(guarantee)}"
+            f"{statement_texts.attacker(guarantee)}"
         )
 
     def _realised_text(self) -> str:
@@ -384,34 +405,35 @@ class PrivacyStatement:
             return "not known yet: the run is under way."
         if took_place.keeps_sampling:
             return (
-                f"the batches of all {_count(took_place.num_rounds, 'released round')} are those "
-                f"that the sampling scheme draws. {_formal(realised)}"
+                "the batches of all "
+                f"{statement_texts.count(took_place.num_rounds, 'released round')} are those "
+                f"that the sampling scheme draws. {statement_texts.formal(realised)}"
             )
         if took_place.separation is None:
             apart = "no client took part twice"
         elif took_place.separation == took_place.largest_separation:
             apart = (
                 "adjacent participations of one client were exactly "
-                f"{_count(took_place.separation, 'round')} apart"
+                f"{statement_texts.count(took_place.separation, 'round')} apart"
             )
         else:
             apart = (
                 "two participations of one client were at least "
-                f"{_count(took_place.separation, 'round')} apart"
+                f"{statement_texts.count(took_place.separation, 'round')} apart"
             )
         return (
             f"in {took_place.num_rounds} released rounds, {took_place.num_clients} of "
             f"{self.facts.num_clients} clients took part, none more than "
-            f"{took_place.max_participations} times, and {apart}. {_formal(realised)}"
-            f"{self._worst_text()}"
+            f"{took_place.max_participations} times, and {apart}. "
+            f"{statement_texts.formal(realised)}{self._worst_text()}"
         )
 
     def _extended_text(self) -> str:
         if not self.earlier_plans:
             return ""
         plans = "; ".join(
-            f"{_count(plan.num_rounds, 'round')}, with noise multiplier "
-            f"{plan.noise_multiplier!r}, for {_pair(plan)}"
+            f"{statement_texts.count(plan.num_rounds, 'round')}, with noise multiplier "
+            f"{plan.noise_multiplier!r}, for {statement_texts.pair(plan)}"
             for plan in self.earlier_plans
         )
         return (
@@ -444,173 +466,11 @@ class PrivacyStatement:
             return ""
         return (
             f" The client that was protected least took part in "
-            f"{_count(len(worst.rounds), 'round')}; for its rounds alone the sensitivity is "
-            f"{rounded_up(worst.sensitivity, '.6g')} and epsilon "
+            f"{statement_texts.count(len(worst.rounds), 'round')}; for its rounds alone the "
+            f"sensitivity is {rounded_up(worst.sensitivity, '.6g')} and epsilon "
             f"{rounded_up(worst.epsilon, '.6g')}, without amplification."
         )
 
 
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _clipping(facts: RunFacts) -> str:
-    adaptive = facts.adaptive_clip
-    if adaptive is None:
-        return (
-            f"Each client's update is clipped to an L2 norm of {facts.clip_norm:g}; a\n"
-            "     round's sum gets the round's row of C^-1 Z, with Gaussian Z."
-        )
-    clip = adaptive.clip
-    smallest, largest = clip.bounds
-    return (
-        "\n     Each client's update is clipped to an L2 norm that is\n"
-        f"     {clip.initial_norm:g} in the first round and then follows from what earlier rounds\n"
-        f"     released, between {smallest:g} and {largest:g}, towards the norm that\n"
-        f"     {100.0 * clip.target_quantile:g} % of the updates are within. Beside its update, a "
-        "client reports a bit,\n"
-        "     plus or minus one half, that tells whether it was within the norm. A round's sum of\n"
-        "     updates, over the round's clip norm, and its sum of bits get the round's row of\n"
-        f"     C^-1 Z, with Gaussian Z: {adaptive.update_noise_multiplier:.6g} and "
-        f"{adaptive.count_stddev:.6g} times the sensitivity\n"
-        "     of C. Both together have the noise multiplier that is stated below.\n    "
-    )
-
-
-def _accounting(plan: Guarantee) -> str:
-    gaussian = (
-        "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
-        "and zero-concentrated DP (zCDP)."
-    )
-    if plan.sampling is None:
-        return f"{gaussian} No amplification by sampling or shuffling."
-    return f"{sampling_texts.accounting(plan.sampling)} zCDP is stated without amplification."
-
-
-def _pair(guarantee: Guarantee) -> str:
-    if not math.isfinite(guarantee.epsilon):
-        return "no guarantee"
-    return f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-DP"
-
-
-def _assumption(plan: Guarantee, facts: RunFacts) -> str:
-    scheme = plan.sampling
-    if scheme is None:
-        return (
-            f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
-            f"     |i - j| apart. {facts.enforcement}"
-        )
-    return sampling_texts.assumption(scheme)
-
-
-def _formal(guarantee: Guarantee) -> str:
-    if not math.isfinite(guarantee.epsilon):
-        return "With no noise, or hardly any, there is no finite epsilon."
-    kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
-    sensitivity = rounded_up(guarantee.sensitivity, ".6g")
-    # In full: what follows is not said of less noise, nor of more than there was.
-    multiplier = repr(guarantee.noise_multiplier)
-    rho = f"{rounded_up(guarantee.zcdp_rho, '.6g')}-zCDP"
-    pair = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
-    if guarantee.sampling is not None:
-        return (
-            f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
-            f"it {multiplier}, which with amplification is {pair}, and {rho} without. "
-            f"{_certificate(guarantee)}{_attacker(guarantee)}"
-        )
-    return (
-        f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
-        f"{multiplier}, which is {rho} and {pair}. {_attacker(guarantee)}"
-    )
-
-
-def _certificate(guarantee: Guarantee) -> str:
-    claim = guarantee.certificate
-    return "" if claim is None else f"{sampling_texts.certificate(claim)} "
-
-
-def _attacker(guarantee: Guarantee) -> str:
-    return attackers.sentence(guarantee.attacker())
-
-
-_TOGETHER = """\
-All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
-
-_UNIT_OF_TIMERS = """\
-One client with all its examples, whatever they are and however many. It covers
-     well-behaved clients, those that keep to their participation timer; others do not change the
-     guarantee of these. Where one person uses several clients it is weaker for that person, where
-     several people share one it is stronger."""
-
-_VERIFIED_BY_FILES = """\
-`participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
-   recomputes sensitivity and guarantee from the matrix and the rounds."""
-
-_VERIFIED_BY_ROUNDS = """\
-Whoever has the matrix as a checkpoint and every client's rounds as a ledger recomputes sensitivity
-   and guarantee, with `mf-report --checkpoint= --ledger=`."""
-
-_SECRET_FILES = """\
-`checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
-     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
-     tell which data were used."""
-
-_SECRET_STATE = """\
-The state of the run holds the noise seed, and its noise directory noise rows and
-     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
-     tell which data were used."""
-
-_RELEASED = """\
-Every round's noisy average update, and with it every intermediate and
-     the final model."""
-
-_RELEASED_WITH_NORMS = """\
-Every round's noisy average update, its clip norm and the noisy fraction of
-     clients within that, and with them every intermediate and the final model."""
-
-_BUT_FOR = """;
-     the clip norm and the fraction of clients within it are covered: they were released with
-     noise"""
-
-_LEFT_OUT = """\
-whose updates are
-     replaced by zero in every round that it takes part in. A special form of adding or removing
-     a client."""
-
-_LEFT_OUT_WITH_BITS = """\
-whose updates
-     and bits are replaced by zero in every round that it takes part in: as if it were not there.
-     A special form of adding or removing a client."""
-
-_MARKDOWN = """\
-# Privacy statement
-
-{warnings}{summary}
-
-1. **DP setting.** Central differential privacy: the server that sums the updates and adds the
-   noise is trusted to do so, and to keep the noise seed secret.
-2. **What the definition is applied to.**
-   - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
-     clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
-     hyperparameters and of the checkpoint to use; what was made of the data before or beside the
-     rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, {metrics}
-     (losses, accuracies, norms and fractions are statistics of clients without noise, for
-     the simulation's own use{but_for}).
-     {secrets}
-   - *Released output.* {released}
-   - *Unit of privacy.* {unit}
-   - *Adjacency.* Zero-out: neighbouring data sets differ in one client, {left_out}
-3. **Accounting.**
-   - *Mechanism.* {mechanism}. {clipping} {together}
-   - *Type of accounting.* {accounting}
-     It holds for released numbers as computers hold them: sums and noise are integers, and more
-     noise makes up for what rounding takes.
-   - *Assumption.* {assumption}
-   - *Formal statement, planned.* {planned}{extended}
-   - *Formal statement, realised.* Of what took place: {realised}{rule}
-4. **Verifiability.** {verification} Made by mf_aggregators {version}.
-"""

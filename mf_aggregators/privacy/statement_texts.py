@@ -1,0 +1,204 @@
+"""What the statement of a run says, in words, but for what is about its sampling alone."""
+
+import math
+
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.privacy import attackers, printed_guarantees, sampling_texts
+from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.printed_guarantees import rounded_up
+
+
+def count(number: int, noun: str) -> str:
+    """Returns a number of things.
+
+    Args:
+      number: How many.
+      noun: One of them.
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def clipping(clip_norm: float) -> str:
+    """Returns how updates are clipped to a constant norm.
+
+    Args:
+      clip_norm: The norm.
+    """
+    return (
+        f"Each client's update is clipped to an L2 norm of {clip_norm:g}; a\n"
+        "     round's sum gets the round's row of C^-1 Z, with Gaussian Z."
+    )
+
+
+def adaptive_clipping(
+    clip: AdaptiveClip, update_noise_multiplier: float, count_stddev: float
+) -> str:
+    """Returns how updates are clipped to a norm that adapts.
+
+    Args:
+      clip: How it adapts.
+      update_noise_multiplier: That of the updates.
+      count_stddev: The standard deviation of the sum of bits, over the sensitivity of C.
+    """
+    smallest, largest = clip.bounds
+    return (
+        "\n     Each client's update is clipped to an L2 norm that is\n"
+        f"     {clip.initial_norm:g} in the first round and then follows from what earlier rounds\n"
+        f"     released, between {smallest:g} and {largest:g}, towards the norm that\n"
+        f"     {100.0 * clip.target_quantile:g} % of the updates are within. Beside its update, a "
+        "client reports a bit,\n"
+        "     plus or minus one half, that tells whether it was within the norm. A round's sum of\n"
+        "     updates, over the round's clip norm, and its sum of bits get the round's row of\n"
+        f"     C^-1 Z, with Gaussian Z: {update_noise_multiplier:.6g} and "
+        f"{count_stddev:.6g} times the sensitivity\n"
+        "     of C. Both together have the noise multiplier that is stated below.\n    "
+    )
+
+
+def accounting(plan: Guarantee) -> str:
+    """Returns by what the guarantee is computed, in whole sentences.
+
+    Args:
+      plan: The planned guarantee.
+    """
+    gaussian = (
+        "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
+        "and zero-concentrated DP (zCDP)."
+    )
+    if plan.sampling is None:
+        return f"{gaussian} No amplification by sampling or shuffling."
+    return f"{sampling_texts.accounting(plan.sampling)} zCDP is stated without amplification."
+
+
+def pair(guarantee: Guarantee) -> str:
+    """Returns epsilon and delta in a few words, also where there is no guarantee."""
+    if not math.isfinite(guarantee.epsilon):
+        return "no guarantee"
+    return f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-DP"
+
+
+def assumption(plan: Guarantee, enforcement: str) -> str:
+    """Returns what the guarantee assumes of who takes part.
+
+    Args:
+      plan: The planned guarantee.
+      enforcement: What makes clients keep their timers, as a sentence.
+    """
+    scheme = plan.sampling
+    if scheme is None:
+        return (
+            f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
+            f"     |i - j| apart. {enforcement}"
+        )
+    return sampling_texts.assumption(scheme)
+
+
+def formal(guarantee: Guarantee) -> str:
+    """Returns the numbers of a guarantee, in whole sentences."""
+    if not math.isfinite(guarantee.epsilon):
+        return "With no noise, or hardly any, there is no finite epsilon."
+    kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
+    sensitivity = rounded_up(guarantee.sensitivity, ".6g")
+    # In full: what follows is not said of less noise, nor of more than there was.
+    multiplier = repr(guarantee.noise_multiplier)
+    rho = f"{rounded_up(guarantee.zcdp_rho, '.6g')}-zCDP"
+    dp = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
+    if guarantee.sampling is not None:
+        return (
+            f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
+            f"it {multiplier}, which with amplification is {dp}, and {rho} without. "
+            f"{_certificate(guarantee)}{attacker(guarantee)}"
+        )
+    return (
+        f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
+        f"{multiplier}, which is {rho} and {dp}. {attacker(guarantee)}"
+    )
+
+
+def _certificate(guarantee: Guarantee) -> str:
+    claim = guarantee.certificate
+    return "" if claim is None else f"{sampling_texts.certificate(claim)} "
+
+
+def attacker(guarantee: Guarantee) -> str:
+    """Returns what an attacker can do, as a sentence."""
+    return attackers.sentence(guarantee.attacker())
+
+
+TOGETHER = """\
+All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
+
+UNIT_OF_TIMERS = """\
+One client with all its examples, whatever they are and however many. It covers
+     well-behaved clients, those that keep to their participation timer; others do not change the
+     guarantee of these. Where one person uses several clients it is weaker for that person, where
+     several people share one it is stronger."""
+
+VERIFIED_BY_FILES = """\
+`participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
+   recomputes sensitivity and guarantee from the matrix and the rounds."""
+
+VERIFIED_BY_ROUNDS = """\
+Whoever has the matrix as a checkpoint and every client's rounds as a ledger recomputes sensitivity
+   and guarantee, with `mf-report --checkpoint= --ledger=`."""
+
+SECRET_FILES = """\
+`checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
+     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
+     tell which data were used."""
+
+SECRET_STATE = """\
+The state of the run holds the noise seed, and its noise directory noise rows and
+     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
+     tell which data were used."""
+
+RELEASED = """\
+Every round's noisy average update, and with it every intermediate and
+     the final model."""
+
+RELEASED_WITH_NORMS = """\
+Every round's noisy average update, its clip norm and the noisy fraction of
+     clients within that, and with them every intermediate and the final model."""
+
+BUT_FOR = """;
+     the clip norm and the fraction of clients within it are covered: they were released with
+     noise"""
+
+LEFT_OUT = """\
+whose updates are
+     replaced by zero in every round that it takes part in. A special form of adding or removing
+     a client."""
+
+LEFT_OUT_WITH_BITS = """\
+whose updates
+     and bits are replaced by zero in every round that it takes part in: as if it were not there.
+     A special form of adding or removing a client."""
+
+MARKDOWN = """\
+# Privacy statement
+
+{warnings}{summary}
+
+1. **DP setting.** Central differential privacy: the server that sums the updates and adds the
+   noise is trusted to do so, and to keep the noise seed secret.
+2. **What the definition is applied to.**
+   - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
+     clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
+     hyperparameters and of the checkpoint to use; what was made of the data before or beside the
+     rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, {metrics}
+     (losses, accuracies, norms and fractions are statistics of clients without noise, for
+     the simulation's own use{but_for}).
+     {secrets}
+   - *Released output.* {released}
+   - *Unit of privacy.* {unit}
+   - *Adjacency.* Zero-out: neighbouring data sets differ in one client, {left_out}
+3. **Accounting.**
+   - *Mechanism.* {mechanism}. {clipping} {together}
+   - *Type of accounting.* {accounting}
+     It holds for released numbers as computers hold them: sums and noise are integers, and more
+     noise makes up for what rounding takes.
+   - *Assumption.* {assumption}
+   - *Formal statement, planned.* {planned}{extended}
+   - *Formal statement, realised.* Of what took place: {realised}{rule}
+4. **Verifiability.** {verification} Made by mf_aggregators {version}.
+"""
