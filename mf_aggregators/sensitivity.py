@@ -37,7 +37,8 @@ from mf_aggregators.participation import (
 )
 
 # Rows of X treated at a time by the upper bound: bounds its memory at n x k x this.
-_ROWS_AT_A_TIME = 512
+_ROWS_AT_A_TIME = 256
+_COLUMNS_AT_A_TIME = 256
 # Entries of X, relative to its diagonal, that may be rounding errors of a product.
 _ROUNDING_OF_GRAM = 1e-14
 # Deviations from a non-increasing sequence, relative to its largest entry, that count as
@@ -130,15 +131,35 @@ def _of_unit_scale(strategy: np.ndarray, participation: Participation) -> Sensit
     if participation.most_participations(strategy.shape[1]) == 1:
         # Also every schema under which no client can return, whatever its name.
         return from_column_norms(squared_norms, SingleParticipation(), num_bands=None)
-    if isinstance(participation, MinSeparation):
-        num_bands = lower_bands(strategy)
-        if num_bands is not None and num_bands <= participation.separation:
-            return from_column_norms(squared_norms, participation, num_bands=num_bands)
-    gram = strategy.T @ strategy
+    assert not isinstance(participation, SingleParticipation)
+    num_bands = lower_bands(strategy)
+    if num_bands is None:
+        gram = strategy.T @ strategy
+    elif isinstance(participation, MinSeparation) and num_bands <= participation.separation:
+        return from_column_norms(squared_norms, participation, num_bands=num_bands)
+    else:
+        gram = _gram_of_triangular(strategy, participation.separation)
     # The Gram product may turn an exactly zero product into a rounding error; the
     # diagonal is taken from the same sums as everywhere else.
     np.fill_diagonal(gram, squared_norms)
     return from_gram_matrix(gram, participation)
+
+
+def _gram_of_triangular(strategy: np.ndarray, separation: int) -> np.ndarray:
+    """C^T C of a lower-triangular C, where both participations of a client can be.
+
+    Products with zeros are left out, and so are all entries closer to the diagonal than the
+    separation, which no pattern holds: they stay zero.
+    """
+    num_rounds = len(strategy)
+    gram = np.zeros((num_rounds, num_rounds))
+    for first in range(0, num_rounds, _COLUMNS_AT_A_TIME):
+        end = min(first + _COLUMNS_AT_A_TIME, num_rounds)
+        through = max(end - separation, 0)
+        columns = slice(first, end)
+        gram[columns, :through] = strategy[first:, columns].T @ strategy[first:, :through]
+        gram[:through, columns] = gram[columns, :through].T
+    return gram
 
 
 def from_column_norms(
@@ -455,10 +476,12 @@ def _row_sums_through_diagonal(
     """For each row i, the largest sum of its entries over a pattern that contains i."""
     count, num_rounds = magnitudes.shape
     within = np.arange(count)
-    after = _suffix_tables(magnitudes, separation, most - 1)
-    before = _suffix_tables(magnitudes[:, ::-1], separation, most - 1)
-    following = after[:, np.minimum(rows + separation, num_rounds), within]
-    preceding = before[:, np.minimum(num_rounds - 1 - rows + separation, num_rounds), within]
+    # Nothing between what may follow the first of the rows and precede the last matters.
+    start, stop = min(rows[0] + separation, num_rounds), max(rows[-1] - separation + 1, 0)
+    after = _suffix_tables(magnitudes[:, start:], separation, most - 1)
+    before = _suffix_tables(magnitudes[:, :stop][:, ::-1], separation, most - 1)
+    following = after[:, np.minimum(within, num_rounds - start), within]
+    preceding = before[:, np.minimum(within[::-1], stop), within]
     # A pattern through i has m participations after it and most - 1 - m before it.
     return magnitudes[within, rows] + np.max(following + preceding[::-1], axis=0)
 

@@ -13,6 +13,7 @@ Examples:
 """
 
 import contextlib
+import os
 import pathlib
 import sys
 import time
@@ -125,7 +126,9 @@ def main(values: flags.FlagValues) -> None:
     )
     progress = _Progress(planning.computations(setting, cache_directory=cache))
     with progress.warning():
-        plan = planning.make(setting, cache_directory=cache, progress=progress.begin)
+        plan = planning.make(
+            setting, cache_directory=cache, progress=progress.begin, processes=_processes()
+        )
     progress.finish(cache)
     if values.output is not None:
         checkpoints.save(
@@ -176,6 +179,11 @@ def main(values: flags.FlagValues) -> None:
 def run() -> None:
     """Entry point of the console command."""
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
+
+
+def _processes() -> int:
+    """The processes that compute: one for each core that this one may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _setting(values: flags.FlagValues) -> Setting:

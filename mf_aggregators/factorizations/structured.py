@@ -128,10 +128,9 @@ class StructuredFactorization(Factorization):
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C = B^-1 S as a dense (n, n) array."""
-        strategy = scipy.linalg.solve_triangular(
-            self._prefix_decoder(), np.tri(self.num_rounds), lower=True, check_finite=False
-        )
-        return np.tril(strategy)
+        transposed, _ = scipy.linalg.lapack.dtrtri(self._prefix_decoder().T)
+        # Sums of the columns from j on are the product with S, without its n^3 operations.
+        return np.cumsum(transposed.T[:, ::-1], axis=1)[:, ::-1]
 
     def noise_recursion(self) -> WindowNoise:
         """Returns the recursion over the last h + 1 rows of Z and r accumulators.
@@ -476,7 +475,7 @@ class StructuredMechanism(Mechanism):
     def _of(self, num_rounds: int, base: tuple[str, Variant]) -> list[Variant]:
         # Of fewer rounds, the rank would be that of the base itself.
         return [
-            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=5.0)
+            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=3.0)
             for rank in _RANKS_OF_A_PLAN
             if num_rounds > _DIAGONALS_OF_A_PLAN + rank
         ]

@@ -31,7 +31,7 @@ from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.participation import MinSeparation, Participation
-from mf_aggregators.planning import band_choice, proposals
+from mf_aggregators.planning import band_choice, proposals, side_processes
 from mf_aggregators.planning.proposals import Proposal
 
 _BYTES_OF_ROW = 4
@@ -278,6 +278,7 @@ def make(
     *,
     cache_directory: pathlib.Path | None = None,
     progress: Callable[[str], None] = lambda message: None,
+    processes: int = 1,
 ) -> Plan:
     """Compares the mechanisms that fit a setting.
 
@@ -285,6 +286,9 @@ def make(
       setting: What the run is given.
       cache_directory: Where factorizations are kept between calls; None for nowhere.
       progress: Is told the name of each computation before it begins.
+      processes: How many processes may compute at a time what takes long; with one, or
+        without a cache, this one computes all. Others are spawned, so that a program has to
+        guard its main module as ``multiprocessing`` asks.
 
     Returns:
       The plan.
@@ -292,10 +296,16 @@ def make(
     Raises:
       ValueError: If no mechanism fits, or the privacy target cannot be met.
     """
-    weighed = [
-        _weighed(setting, proposal, cache_directory, progress)
-        for proposal in _proposals(setting, cache_directory)
-    ]
+    proposed = _proposals(setting, cache_directory)
+    compute = functools.partial(_compute, setting, cache_directory)
+    most = 1 if cache_directory is None else processes
+    weighed = []
+    with side_processes.computing(proposed, compute, most) as wait:
+        for number, proposal in enumerate(proposed):
+            if proposal.compute is not None:
+                progress(proposal.name)
+                wait(number)
+            weighed.append(_weighed(setting, proposal, cache_directory))
     candidates = [found for found in weighed if isinstance(found, Candidate)]
     left_out = tuple(found for found in weighed if isinstance(found, LeftOut))
     if not candidates:
@@ -312,6 +322,13 @@ def make(
         recommended = _recommended(candidates)
     reason = _reason(candidates, recommended)
     return Plan(setting, tuple(candidates), left_out, recommended, reason)
+
+
+def _compute(setting: Setting, cache_directory: pathlib.Path | None, number: int) -> None:
+    """Puts what is proposed into the cache."""
+    compute = _proposals(setting, cache_directory)[number].compute
+    assert compute is not None
+    compute()
 
 
 def _error(candidate: Candidate) -> float:
@@ -343,11 +360,9 @@ def _weighed(
     setting: Setting,
     proposal: Proposal,
     cache_directory: pathlib.Path | None,
-    progress: Callable[[str], None],
 ) -> Candidate | LeftOut:
     if proposal.compute is None:
         return LeftOut(proposal.name, proposal.reason)
-    progress(proposal.name)
     try:
         candidate = _candidate(setting, proposal, cache_directory)
     except MechanismError as error:

@@ -111,6 +111,22 @@ def test_a_record_that_is_as_long_as_the_clip_norm_keeps_its_length() -> None:
     )
 
 
+def test_nothing_is_released_of_a_record_that_floats_left_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The integers have the last word, whatever the arithmetic before them does."""
+    exact = grid._clipped
+
+    def longer(*arguments: Any) -> Any:
+        scaled, *others = exact(*arguments)
+        return [1.001 * tensor for tensor in scaled], *others
+
+    record = [np.array([3.0, 4.0]), np.array([12.0])]
+    assert np.all(_clipped(record) != 0)
+    monkeypatch.setattr(grid, "_clipped", longer)
+    np.testing.assert_array_equal(_clipped(record), np.zeros(3))
+
+
 @pytest.mark.parametrize("excess", [1e-15, 1e-12, 1e-9, 1e-6, 5e-5, 1e-3])
 def test_a_record_hardly_above_the_clip_norm_is_hardly_shortened(excess: float) -> None:
     for size in (1, 7, 1000):

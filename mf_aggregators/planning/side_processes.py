@@ -1,0 +1,122 @@
+"""Long computations of a plan in processes of their own, so that every core has some of the work.
+
+Such a process computes one proposal, which goes into the cache, and ends. Whoever weighs the
+proposal waits for it and takes the factorization from the cache; it computes what is not there
+itself. So a process that fails or is killed costs time and nothing else.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from mf_aggregators.planning.proposals import Proposal
+
+# The processes share the cores, and threads of several would be in each other's way.
+_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+@contextlib.contextmanager
+def computing(
+    proposals: Sequence[Proposal], compute: Callable[[int], None], processes: int
+) -> Iterator[Callable[[int], None]]:
+    """Computes what takes long of a plan in other processes, while a block goes on.
+
+    Args:
+      proposals: What is weighed, in this order.
+      compute: Computes the proposal of a number, and keeps it in a cache. It is pickled.
+      processes: The most processes at a time; with fewer than two, none is started.
+
+    Yields:
+      What waits for a proposal of a number, if a process computes it or will do so.
+    """
+    side = _SideProcesses(proposals, compute, processes)
+    try:
+        side.start_first()
+        yield side.wait
+    finally:
+        side.end()
+
+
+class _SideProcesses:
+    def __init__(
+        self, proposals: Sequence[Proposal], compute: Callable[[int], None], processes: int
+    ) -> None:
+        self._compute = compute
+        self._processes = processes
+        self._bases = [proposal.base for proposal in proposals]
+        long = {
+            number: proposal.expected_seconds
+            for number, proposal in enumerate(proposals)
+            if proposal.expected_seconds is not None
+        }
+        few = processes < 2 or len(long) < 2
+        self._waiting = [] if few else sorted(long, key=lambda number: -long[number])
+        self._running: dict[int, multiprocessing.process.BaseProcess] = {}
+
+    def start_first(self) -> None:
+        """Starts what approximates nothing else."""
+        self._start([number for number in self._waiting if self._bases[number] is None])
+
+    def wait(self, number: int) -> None:
+        """Waits for a proposal, and for a place for it among the processes before."""
+        if number in self._waiting:
+            # What approximates another factorization is weighed after that, which is kept now.
+            base = self._bases[number]
+            same = [each for each in self._waiting if self._bases[each] == base]
+            self._start([number, *(each for each in same if each != number)])
+        while number in self._waiting:
+            self._join(next(iter(self._running)))
+            self._start([number])
+        if number in self._running:
+            self._join(number)
+            self._start([each for each in self._waiting if self._bases[each] is None])
+
+    def end(self) -> None:
+        """Ends what still runs."""
+        for process in self._running.values():
+            process.terminate()
+            process.join()
+
+    def _start(self, numbers: Sequence[int]) -> None:
+        for number in numbers[: self._processes - len(self._running)]:
+            self._waiting.remove(number)
+            process = multiprocessing.get_context("spawn").Process(
+                target=_run, args=(self._compute, number), daemon=True
+            )
+            try:
+                with _environment():
+                    process.start()
+            except OSError:
+                # No process can be started here: all is computed where it is asked for.
+                self._waiting.clear()
+                return
+            self._running[number] = process
+
+    def _join(self, number: int) -> None:
+        self._running.pop(number).join()
+
+
+def _run(compute: Callable[[int], None], number: int) -> None:
+    # Ctrl-C goes to all processes, and one of them says so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    warnings.simplefilter("ignore")
+    # Whoever waits finds nothing in the cache and comes upon the same error.
+    with contextlib.suppress(Exception):
+        compute(number)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(_THREADS)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

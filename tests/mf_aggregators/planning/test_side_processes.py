@@ -1,0 +1,100 @@
+"""Processes that compute a part of a plan: what they compute, and when it is waited for."""
+
+import functools
+import os
+import pathlib
+import time
+
+import pytest
+
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.planning import planner, proposals, side_processes
+from mf_aggregators.planning.planner import Setting
+from mf_aggregators.planning.proposals import Proposal
+
+_BASE = ("banded", (("num_bands", 4),))
+
+
+def _note(directory: pathlib.Path, number: int) -> None:
+    """Fails for 1, never ends for 2, and otherwise says who computed it and what was there."""
+    if number == 1:
+        raise ValueError("this one cannot be computed")
+    if number == 2:
+        time.sleep(600.0)
+    there = sorted(path.name for path in directory.iterdir())
+    (directory / f"{number}").write_text(f"{os.getpid()} {' '.join(there)}")
+
+
+def _proposals(**seconds_of_each: float) -> list[Proposal]:
+    """Numbers 0, 1, ... in order; those whose name begins with ``on`` approximate the same."""
+    return [
+        Proposal(
+            "structured" if name.startswith("on") else "banded",
+            (),
+            MinSeparation(4),
+            lambda: pytest.fail("this process computes nothing itself"),
+            base=_BASE if name.startswith("on") else None,
+            expected_seconds=seconds or None,
+        )
+        for name, seconds in seconds_of_each.items()
+    ]
+
+
+def test_what_takes_long_is_computed_elsewhere_and_waited_for(tmp_path: pathlib.Path) -> None:
+    found = _proposals(longest=9.0, fails=3.0, short=0.0, on_it=3.0, also_on_it=3.0)
+    compute = functools.partial(_note, tmp_path)
+    with side_processes.computing(found, compute, processes=2) as wait:
+        wait(0)
+        assert (tmp_path / "0").exists()
+        wait(1)
+        # Nothing that is based on another one has begun, and what is short stays here.
+        wait(2)
+        assert [path.name for path in tmp_path.iterdir()] == ["0"]
+        wait(3)
+        assert (tmp_path / "3").exists()
+        wait(4)
+    whole = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+    assert set(whole) == {"0", "3", "4"}
+    processes = [numbers[0] for numbers in whole.values()]
+    assert len({*processes, str(os.getpid())}) == 4
+    # Both began when what they approximate was there.
+    assert whole["3"][1:2] == whole["4"][1:2] == ["0"]
+
+
+@pytest.mark.timeout(120)
+def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
+    found = _proposals(short=0.0, on_it=3.0, endless=9.0)
+    with (
+        pytest.raises(KeyError, match="the plan cannot be made"),
+        side_processes.computing(found, functools.partial(_note, tmp_path), processes=2),
+    ):
+        raise KeyError("the plan cannot be made")
+
+
+@pytest.mark.parametrize(("processes", "second"), [(1, 3.0), (2, 0.0)])
+def test_no_process_without_use(tmp_path: pathlib.Path, processes: int, second: float) -> None:
+    found = _proposals(longest=9.0, second=second)
+    with side_processes.computing(found, functools.partial(_note, tmp_path), processes) as wait:
+        wait(0)
+        wait(1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_does_not_depend_on_who_computes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proposals, "_SHORT_SECONDS", 1e-9)
+    setting = Setting(64, 800, 100, MinSeparation(8), None, 8.0, 1e-4, 1000)
+    plans = [
+        planner.make(setting, cache_directory=tmp_path / str(processes), processes=processes)
+        for processes in (1, 2)
+    ]
+    alone, together = (
+        {each.name: (each.rmse, each.noise_multiplier) for each in plan.candidates}
+        for plan in plans
+    )
+    assert list(alone) == list(together)
+    for name, numbers in alone.items():
+        assert together[name] == pytest.approx(numbers, rel=1e-6)
+    kept = [{path.name for path in (tmp_path / name).iterdir()} for name in ("1", "2")]
+    assert kept[0] == kept[1]
