@@ -1,6 +1,7 @@
 """Sensitivities against enumeration of all patterns, signs and vector contributions."""
 
 import pickle
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -61,6 +62,35 @@ def test_never_below_and_if_exact_equal_to_enumeration(
     assert computed.value >= truth * (1 - _RELATIVE)
     if computed.is_exact:
         assert computed.value == pytest.approx(truth, rel=_RELATIVE, abs=1e-12)
+
+
+@given(_problems(), st.integers(1, 5), st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_a_bound_is_that_of_the_definition_whatever_is_computed_at_a_time(
+    problem: tuple[np.ndarray, Participation], rows: int, columns: int
+) -> None:
+    """Rows of |X| over the patterns that hold them, or norms of columns: the smaller of both."""
+    matrix, participation = problem
+    with (
+        mock.patch.object(sensitivity, "_ROWS_AT_A_TIME", rows),
+        mock.patch.object(sensitivity, "_COLUMNS_AT_A_TIME", columns),
+    ):
+        computed = sensitivity.compute(matrix, participation)
+    if computed.is_exact:
+        return
+    magnitudes, norms = np.abs(matrix.T @ matrix), np.linalg.norm(matrix, axis=0)
+    allowed = [list(each) for each in brute_force.patterns(participation, matrix.shape[1])]
+    if isinstance(participation, FixedEpochOrder):
+        squared = max(float(np.sum(magnitudes[np.ix_(each, each)])) for each in allowed)
+        assert computed.value**2 == pytest.approx(squared, rel=_RELATIVE)
+        return
+    through = [
+        max(float(np.sum(magnitudes[i, each])) for each in allowed if i in each)
+        for i in range(matrix.shape[1])
+    ]
+    by_rows = max(sum(through[i] for i in each) for each in allowed)
+    by_norms = max(float(np.sum(norms[each])) for each in allowed)
+    assert computed.value == pytest.approx(min(np.sqrt(by_rows), by_norms), rel=_RELATIVE)
 
 
 @given(_problems(largest=7), st.integers(2, 4), st.integers(0, 2**32 - 1))
