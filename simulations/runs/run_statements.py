@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 
 from mf_aggregators import participation
+from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import Ledger
@@ -24,6 +25,9 @@ from simulations.runs.run_directory import RunDirectory
 
 _DRAWN_BATCHES = (
     "The server draws every batch itself and keeps secret who was drawn; there are no timers."
+)
+_OWN_DRAWS = (
+    "The simulation draws for each client as its device would, and keeps secret who took part."
 )
 
 
@@ -155,7 +159,7 @@ def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
             clients_per_round=design.simulated_clients,
             clip_norm=clip.initial_norm if isinstance(clip, AdaptiveClip) else clip,
             noise_seed_is_fixed=options.seed is not None,
-            enforcement=_enforcement(behaviour) if design.sampling is None else _DRAWN_BATCHES,
+            enforcement=_enforcement(behaviour, design.sampling),
             adaptive_clip=_adaptive_clipping(design),
             has_run_directory=True,
         ),
@@ -235,7 +239,9 @@ def _adaptive_clipping(design: RunDesign) -> AdaptiveClipping | None:
     return AdaptiveClipping(whole, shares.update_noise_multiplier, shares.count_stddev)
 
 
-def _enforcement(behaviour: DeviceBehaviour) -> str:
+def _enforcement(behaviour: DeviceBehaviour, sampling: SamplingScheme | None) -> str:
+    if sampling is not None:
+        return _OWN_DRAWS if sampled_runs.needs_matrix(sampling) else _DRAWN_BATCHES
     if behaviour.timer is not None:
         hours = behaviour.timer.seconds / 3600.0
         text = (

@@ -272,10 +272,14 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
         run_flags.options_of(values, command)
 
 
-def test_a_data_centre_states_no_timers() -> None:
-    options = _options("--examples_per_client=1", "--sampling=poisson", "--num_bands=2")
+@pytest.mark.parametrize(
+    ("sampling", "enforcement"),
+    [("poisson", "there are no timers"), ("min_separation", "as its device would")],
+)
+def test_a_sampled_run_says_who_draws(sampling: str, enforcement: str) -> None:
+    options = _options("--examples_per_client=1", f"--sampling={sampling}", "--num_bands=2")
     data_of_run = run_digits.COMMAND.open_data(options)
     plan = run_designs.make(options, data_of_run, 64, None, None)
     statement = run_statements.planned(plan, DeviceBehaviour())
-    assert "there are no timers" in statement.to_dict()["enforcement"]
+    assert enforcement in statement.to_dict()["enforcement"]
     assert "A timer on each client" not in statement.to_markdown()
