@@ -6,6 +6,7 @@ forks a process that runs the module as ``python -m`` would, and prints the proc
 """
 
 import atexit
+import contextlib
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
@@ -25,8 +27,13 @@ class CommandProcess:
     """A command that runs, in a session of its own as a shell would start it."""
 
     def __init__(self, number: int, directory: pathlib.Path) -> None:
+        self.number = number
         self._process = psutil.Process(number)
         self._directory = directory
+
+    def errors(self) -> str:
+        """What is in its standard error by now."""
+        return (self._directory / "errors").read_text()
 
     def is_running(self) -> bool:
         """Whether it has not ended."""
@@ -35,6 +42,15 @@ class CommandProcess:
     def interrupt(self) -> None:
         """Does what Ctrl-C does: the signal goes to the whole group, TFF's worker included."""
         os.killpg(self._process.pid, signal.SIGINT)
+
+    def kill(self) -> list[psutil.Process]:
+        """Kills the process alone, and returns the workers that it leaves behind."""
+        workers: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            workers = self._process.children(recursive=True)
+            self._process.kill()
+        self._process.wait(timeout=180)
+        return workers
 
     def wait(self) -> tuple[int, str, str]:
         """Waits for its end; returns the exit status, standard output and standard error."""
@@ -52,6 +68,7 @@ class CommandServer:
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
         self._count = 0
+        self._lock = threading.Lock()
         self._messages = (directory / "messages").open("w")
         self._process = psutil.Popen(
             [sys.executable, "-m", "tests.simulations.command_processes"],
@@ -66,14 +83,15 @@ class CommandServer:
     def start(
         self, module: str, *arguments: str, directory: pathlib.Path = _ROOT
     ) -> CommandProcess:
-        """Starts a command in a directory."""
-        self._count += 1
-        output = self._directory / str(self._count)
-        output.mkdir()
-        line = json.dumps([str(output), str(directory), module, *arguments])
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        number = self._process.stdout.readline()
+        """Starts a command in a directory. Several threads may do so."""
+        with self._lock:
+            self._count += 1
+            output = self._directory / str(self._count)
+            output.mkdir()
+            line = json.dumps([str(output), str(directory), module, *arguments])
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+            number = self._process.stdout.readline()
         assert number, (self._directory / "messages").read_text()
         return CommandProcess(int(number), output)
 
@@ -119,7 +137,10 @@ def _serve() -> None:
     from simulations.workers import quiet
 
     quiet.prepare_environment()
+    # What most commands import.
     import tensorflow_federated  # noqa: F401
+
+    import simulations.runs.federated_runs  # noqa: F401
 
     # How a forked process ended is in a file.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

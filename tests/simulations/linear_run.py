@@ -1,17 +1,14 @@
 """A small federated run of a linear model, for tests that stop, kill and resume it.
 
-As a program it imports TensorFlow Federated once. For each line on its standard input, a
-noise storage, a number of rounds and a directory, it forks a process that runs the rounds that
-are left in the directory, and prints the process's number. The process leaves in the directory
-what a test needs to kill it at a chosen moment and to compare what it released.
+As a program, which takes a noise storage, a number of rounds and a directory, it runs the rounds
+that are left in the directory. It leaves there what a test needs to kill it at a chosen moment and
+to compare what it released.
 """
 
 import dataclasses
 import os
 import pathlib
-import signal
 import sys
-import traceback
 import warnings
 from typing import Any
 
@@ -186,36 +183,8 @@ def _mark(marks: pathlib.Path, what: str, round_index: int) -> None:
         file.write(f"{what} {round_index}\n")
 
 
-def _run_and_exit(directory: pathlib.Path, noise_storage: str, num_rounds: int) -> None:
-    """The life of a forked process."""
-    status = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # The thread of the context that TFF makes when it is imported is not in a fork.
-        tff.backends.native.set_sync_local_cpp_execution_context()
-        run_program(directory, noise_storage, num_rounds)
-        quiet.end_workers()
-        (directory / "done").touch()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)
-
-
-def _serve() -> None:
-    """Forks a process for each line of the standard input."""
-    # Nobody asks how a forked process ended.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        noise_storage, num_rounds, directory = line.rstrip("\n").split(" ", 2)
-        number = os.fork()
-        if number == 0:
-            _run_and_exit(pathlib.Path(directory), noise_storage, int(num_rounds))
-        print(number, flush=True)
-
-
 if __name__ == "__main__":
     quiet.prepare_environment()
-    _serve()
+    run_program(pathlib.Path(sys.argv[3]), sys.argv[1], int(sys.argv[2]))
+    quiet.end_workers()
+    (pathlib.Path(sys.argv[3]) / "done").touch()

@@ -13,12 +13,9 @@ import os
 import pathlib
 import random
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import psutil
@@ -28,11 +25,11 @@ import tensorflow as tf
 from mf_aggregators.privacy.guarantees import keeps_plan, realised_participation
 from simulations.runs.participation_ledger import ParticipationLedger
 from tests.simulations import linear_run
+from tests.simulations.command_processes import CommandServer
 
 # Some thirty processes, each of which makes its graphs: minutes on a machine that has other work.
 pytestmark = pytest.mark.timeout(1800)
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _SECONDS_TO_GET_THERE = 180.0
 
 
@@ -74,58 +71,27 @@ _MANY = _Kills(
 )
 
 
-class _Server:
-    """A process that has imported TFF, which takes the longest, and forks at once."""
-
-    def __init__(self, output: pathlib.Path) -> None:
-        self._output = output
-        self._lock = threading.Lock()
-        with output.open("ab") as file:
-            self._process = psutil.Popen(
-                [sys.executable, "-m", "tests.simulations.linear_run"],
-                cwd=_ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-            )
-
-    def start(self, directory: pathlib.Path, noise_storage: str, num_rounds: int) -> "_Killable":
-        """Starts a process that runs the rounds that are left in a directory."""
-        with self._lock:
-            self._process.stdin.write(f"{noise_storage} {num_rounds} {directory}\n")
-            self._process.stdin.flush()
-            number = self._process.stdout.readline()
-        assert number, self._output.read_text()[-2000:]
-        return _Killable(int(number), directory, self._output)
-
-    def end(self) -> None:
-        """Ends the server and whatever it started."""
-        _end(self._process.children(recursive=True))
-        self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
-
-
 class _Killable:
-    """A process that does a run, and TFF's workers that it starts."""
+    """A process that does the rounds that are left of a run, and TFF's workers that it starts."""
 
-    def __init__(self, number: int, directory: pathlib.Path, output: pathlib.Path) -> None:
-        self._process = psutil.Process(number)
+    def __init__(
+        self, commands: CommandServer, directory: pathlib.Path, storage: str, num_rounds: int
+    ) -> None:
+        self._process = commands.start(
+            "tests.simulations.linear_run", storage, str(num_rounds), str(directory)
+        )
         self._directory = directory
-        self._output = output
 
     def marks(self) -> list[str]:
         """The lines of its file of marks."""
-        path = self._directory / f"marks-{self._process.pid}"
+        path = self._directory / f"marks-{self._process.number}"
         return path.read_text().splitlines() if path.exists() else []
 
     def wait_until(self, condition: Callable[[], bool], pause: float = 0.002) -> None:
         """Waits for a moment of the run, or its end, looking again after each pause."""
         deadline = time.monotonic() + _SECONDS_TO_GET_THERE
         while not condition() and not (self._directory / "done").exists():
-            assert self._process.is_running(), self._output.read_text()[-2000:]
+            assert self._process.is_running(), self._process.errors()[-2000:]
             assert time.monotonic() < deadline
             time.sleep(pause)
 
@@ -142,12 +108,7 @@ class _Killable:
 
     def kill(self) -> list[psutil.Process]:
         """Kills the process alone, and returns the workers that it leaves behind."""
-        workers: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            workers = self._process.children(recursive=True)
-            self._process.kill()
-        self._process.wait(_SECONDS_TO_GET_THERE)
-        return workers
+        return self._process.kill()
 
 
 def _end(processes: list[psutil.Process]) -> None:
@@ -176,7 +137,7 @@ class _KilledRun:
 
 
 def _kill_until_through(
-    server: _Server,
+    commands: CommandServer,
     directory: pathlib.Path,
     whole: pathlib.Path,
     noise_storage: str,
@@ -192,7 +153,7 @@ def _kill_until_through(
     num_damaged = 0
     orphans: list[psutil.Process] = []
     for number, moment in enumerate(kills.moments[noise_storage]):
-        process = server.start(directory, noise_storage, kills.num_rounds)
+        process = _Killable(commands, directory, noise_storage, kills.num_rounds)
         process.wait_for_marks(kills.rounds_before)
         # Workers of a killed process live on for a while, and may still write noise files.
         _end(orphans)
@@ -205,7 +166,7 @@ def _kill_until_through(
             _end(orphans)
         if number in kills.damaged_after:
             num_damaged += _alter_newest_state(directory, rng)
-    process = server.start(directory, noise_storage, kills.num_rounds)
+    process = _Killable(commands, directory, noise_storage, kills.num_rounds)
     process.wait_for_end()
     _end([*orphans, *process.kill()])
     return _KilledRun(directory, whole, landed, num_damaged)
@@ -290,33 +251,30 @@ def kills(request: pytest.FixtureRequest) -> _Kills:
 
 @pytest.fixture(scope="module")
 def runs(
-    kills: _Kills, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, _KilledRun]]:
+    kills: _Kills, commands: CommandServer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, _KilledRun]:
     """By storage, a run that was killed, beside one without a pause."""
-    server = _Server(tmp_path_factory.mktemp("output") / "output")
-    try:
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            whole = {storage: tmp_path_factory.mktemp("whole") for storage in kills.moments}
-            processes = [
-                server.start(whole[storage], storage, kills.num_rounds) for storage in kills.moments
-            ]
-            futures = {
-                storage: pool.submit(
-                    _kill_until_through,
-                    server,
-                    tmp_path_factory.mktemp("killed"),
-                    whole[storage],
-                    storage,
-                    kills,
-                )
-                for storage in kills.moments
-            }
-            for process in processes:
-                process.wait_for_end()
-                _end(process.kill())
-            yield {storage: futures[storage].result() for storage in kills.moments}
-    finally:
-        server.end()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        whole = {storage: tmp_path_factory.mktemp("whole") for storage in kills.moments}
+        processes = [
+            _Killable(commands, whole[storage], storage, kills.num_rounds)
+            for storage in kills.moments
+        ]
+        futures = {
+            storage: pool.submit(
+                _kill_until_through,
+                commands,
+                tmp_path_factory.mktemp("killed"),
+                whole[storage],
+                storage,
+                kills,
+            )
+            for storage in kills.moments
+        }
+        for process in processes:
+            process.wait_for_end()
+            _end(process.kill())
+        return {storage: futures[storage].result() for storage in kills.moments}
 
 
 def _released(directory: pathlib.Path, num_rounds: int) -> list[list[list[np.ndarray]]]:
