@@ -143,7 +143,7 @@ def test_the_statement_is_that_of_the_whole(runs: dict[str, pathlib.Path]) -> No
         for made in (before, whole)
     )
     assert first == pytest.approx(math.sqrt(3))
-    assert second >= math.sqrt(5)
+    assert second >= math.sqrt(5) * (1.0 - 1e-12)
     planned = stated["planned"]
     assert planned["num_rounds"] == _WHOLE
     assert planned["sensitivity"] == pytest.approx(second, rel=1e-9)
