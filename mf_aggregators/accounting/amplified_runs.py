@@ -191,15 +191,18 @@ def amplified_true_positive_rate(
         separation=separation,
     )
     log_moments: Sequence[tuple[int, float]] = ()
+    divergences: Sequence[tuple[float, float]] = ()
     if isinstance(scheme, MinSeparationSampling | BallsInBins):
         columns = _columns(strategy_matrix, num_bands)
         log_moments = random_participation.log_moments(scheme, noise_multiplier, columns)
+        divergences = random_participation.divergences(scheme, noise_multiplier, columns)
     return trade_offs.sampled_true_positive_rate(
         scheme,
         noise_multiplier,
         false_positive_rate,
         guarantees=guarantees,
         log_moments=log_moments,
+        divergences=divergences,
         num_coordinates=num_coordinates,
     )
 

@@ -20,6 +20,9 @@ shown by betting (``confidence_bounds``).
 logarithm of a sum of exponentials of linear functions. Its lower tail is bounded by extrapolation
 from two counts (``confidence_bounds``).
 
+**What an attacker can do** depends on the divergence of P from Q at small epsilons, where it is not
+small, and averages over outputs from P itself (a = 1), which are between 0 and 1, bound it closely.
+
 What is tried before a claim is made (``claim_search``) has random numbers of its own. The random
 numbers of a test follow from the seed and from all that is claimed, so that none are used twice.
 A seed that was chosen by its result proves nothing.
@@ -31,7 +34,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +130,36 @@ def is_proved(mechanism: Mechanism, claim: Claim, *, show_progress: bool = False
         return _from_without_is_small(mechanism, claim, bar) and _without_is_small(
             mechanism, claim, bar
         )
+
+
+def divergences(
+    mechanism: Mechanism, epsilons: Sequence[float], *, num_samples: int, failure: float, seed: int
+) -> tuple[tuple[float, float], ...]:
+    """Returns upper bounds on the hockey-stick divergence of P from Q, for noise of real numbers.
+
+    Args:
+      mechanism: What clients do, and the columns of C.
+      epsilons: Where the divergence is asked for.
+      num_samples: How many outputs are drawn from P.
+      failure: The probability that any of the bounds does not hold, over what is drawn. It is
+        added to each of them.
+      seed: What random numbers follow from. Choose it before anything is known of the result.
+
+    Returns:
+      Pairs of an epsilon and the bound, at most 1.
+    """
+    outputs = TiltedOutputs(mechanism, 1)
+
+    def sums(losses: np.ndarray) -> list[float]:
+        return [float(np.sum(terms(losses, 0.0, 1, epsilon))) for epsilon in epsilons]
+
+    key = _key(mechanism, None, f"divergences of P from Q, seed {seed}")
+    means = np.sum(in_batches(outputs, key, num_samples, sums), axis=0) / num_samples
+    each = failure / len(epsilons)
+    return tuple(
+        (epsilon, min(confidence_bounds.upper_mean(float(mean), num_samples, each) + failure, 1.0))
+        for epsilon, mean in zip(epsilons, means, strict=True)
+    )
 
 
 def failure_probability(delta: float) -> float:

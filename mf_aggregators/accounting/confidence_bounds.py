@@ -24,6 +24,8 @@ import scipy.stats
 
 # Bets stay this far inside of what keeps wealth positive.
 _MARGIN = 1e-6
+# More than what a root is off by.
+_SMALLEST = 1e-11
 
 
 def best_bet(terms: np.ndarray, mean: float, largest: float) -> tuple[float, float]:
@@ -72,6 +74,29 @@ def upper_probability(count: int, samples: int, failure: float) -> float:
     if count >= samples:
         return 1.0
     return float(scipy.stats.beta.isf(failure, count + 1, samples - count))
+
+
+def upper_mean(mean: float, samples: int, failure: float) -> float:
+    """Returns an upper bound of a mean, by Chernoff and Hoeffding.
+
+    Independent samples between 0 and 1 of the mean m have an average of at most x < m with a
+    probability of at most exp(-N KL(x, m)), KL(x, m) being the divergence of Bernoulli laws
+    (Hoeffding 1963, Thm 1).
+
+    Args:
+      mean: The average of the samples, from 0 to 1.
+      samples: How many, N.
+      failure: The probability that the bound does not hold.
+    """
+    most = -math.log(failure) / samples
+
+    def excess(candidate: float) -> float:
+        divergence = float(scipy.special.rel_entr(mean, candidate))
+        return divergence + float(scipy.special.rel_entr(1.0 - mean, 1.0 - candidate)) - most
+
+    if mean >= 1.0 or excess(1.0 - _SMALLEST) <= 0.0:
+        return 1.0
+    return float(scipy.optimize.brentq(excess, mean, 1.0 - _SMALLEST)) + _SMALLEST
 
 
 def lower_probability(count: int, samples: int, failure: float) -> float:

@@ -7,6 +7,7 @@ columns of these are to one another, the less of it is hidden. An epsilon is a p
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -42,6 +43,9 @@ LEAST_NOISE_MULTIPLIER = 0.1
 # alone, a vector of at most sqrt(d) times so many steps: as if all entries of the bands were
 # larger by that.
 LARGEST_ROUNDING = 4.0
+# For the rates of an attacker: at which epsilons the divergence is bounded, by how many samples.
+_EPSILONS = tuple(0.25 * step for step in range(41))
+_SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
 # The first step from a noise multiplier whose epsilon is above its target.
 _RELATIVE_STEP = 2e-3
 
@@ -145,6 +149,48 @@ def log_moments(
         (order, TiltedOutputs(mechanism, order).log_moment)
         for order in tilted_outputs.possible_orders(mechanism)
         if order >= 2
+    )
+
+
+def divergences(
+    scheme: SeparatedScheme, sigma: float, columns: np.ndarray | None, seed: int = 0
+) -> tuple[tuple[float, float], ...]:
+    """Returns upper bounds on the hockey-stick divergence of P from Q at small epsilons.
+
+    ``certificates.divergences`` has the method; the bounds hold but for a probability of 1e-9,
+    which is added to each.
+
+    Args:
+      scheme: How clients take part.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      columns: As :func:`mechanism_of` takes them.
+      seed: What all random numbers follow from.
+
+    Returns:
+      Pairs of an epsilon and a bound; none for less noise than is amplified.
+
+    Raises:
+      ValueError: As :func:`mechanism_of` does.
+    """
+    if sigma < LEAST_NOISE_MULTIPLIER:
+        return ()
+    shape = None if columns is None else columns.shape
+    values = b"" if columns is None else np.ascontiguousarray(columns, np.float64).tobytes()
+    return _divergences(scheme, sigma, values, shape, seed)
+
+
+# Statements ask for the same bounds again and again.
+@functools.lru_cache(maxsize=8)
+def _divergences(
+    scheme: SeparatedScheme, sigma: float, values: bytes, shape: tuple[int, ...] | None, seed: int
+) -> tuple[tuple[float, float], ...]:
+    columns = None if shape is None else np.frombuffer(values).reshape(shape)
+    return certificates.divergences(
+        mechanism_of(scheme, columns, sigma),
+        _EPSILONS,
+        num_samples=_SAMPLES_OF_DIVERGENCES,
+        failure=_FAILURE_OF_DIVERGENCES,
+        seed=seed,
     )
 
 

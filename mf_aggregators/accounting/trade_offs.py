@@ -137,6 +137,7 @@ def sampled_true_positive_rate(
     *,
     guarantees: Sequence[tuple[float, float]] = (),
     log_moments: Sequence[tuple[int, float]] = (),
+    divergences: Sequence[tuple[float, float]] = (),
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | np.ndarray:
     """Returns the highest true positive rate of an attacker who does not know the batches.
@@ -148,9 +149,11 @@ def sampled_true_positive_rate(
       guarantees: Pairs (epsilon, delta) that are known to hold.
       log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of a pair that
         dominates the run, for noise of real normal numbers, as
-        ``random_participation.log_moments`` returns them. Together with the pairs and the bound
-        without amplification they are all that is used there; for schemes with parts, the curve
-        of all epsilons is computed.
+        ``random_participation.log_moments`` returns them.
+      divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
+        hockey-stick divergence of P from Q, as ``random_participation.divergences`` returns them.
+        Together with the moments, the guarantees and the bound without amplification they are
+        all that is used there; for schemes with parts, the curve of all epsilons is computed.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:
@@ -179,8 +182,10 @@ def sampled_true_positive_rate(
     if refused is not None and not any(math.isfinite(epsilon) for epsilon, _ in pairs):
         raise refused
     found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
-    if log_moments:
+    if log_moments or divergences:
         failure = noise_failure.failure_probability(sigma, num_coordinates)
+        for epsilon, divergence in divergences:
+            found = np.minimum(found, _rounded(math.exp(epsilon) * rates + divergence + failure))
         for order, log_moment in log_moments:
             # Overflows are of no use.
             root = math.exp(min((log_moment + _LOG_ROUNDING) / order, _LARGEST_EXPONENT))

@@ -63,6 +63,8 @@ class Guarantee:
         it again.
       log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of the dominating pair,
         for real normal noise; what an attacker can do follows from them.
+      divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
+        hockey-stick divergence of P from Q, from which it follows as well.
     """
 
     participation: Participation
@@ -76,6 +78,7 @@ class Guarantee:
     sampling: SamplingScheme | None = None
     certificate: Claim | None = None
     log_moments: tuple[tuple[int, float], ...] = ()
+    divergences: tuple[tuple[float, float], ...] = ()
 
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
@@ -110,6 +113,7 @@ class Guarantee:
             false_positive_rate,
             guarantees=[(self.epsilon, self.delta)],
             log_moments=self.log_moments,
+            divergences=self.divergences,
         )
 
     def attacker(self, prefix: str = "") -> dict[str, float | None]:
@@ -338,6 +342,13 @@ def _amplified(
     else:
         participation = FixedEpochOrder(most, scheme.num_bands)
     unamplified = noise_multiplier / math.sqrt(scheme.most_participations)
+    log_moments: tuple[tuple[int, float], ...] = ()
+    divergences: tuple[tuple[float, float], ...] = ()
+    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+        log_moments = random_participation.log_moments(scheme, noise_multiplier, columns)
+        divergences = random_participation.divergences(
+            scheme, noise_multiplier, columns, certification.seed
+        )
     return Guarantee(
         participation=participation,
         num_rounds=scheme.num_rounds,
@@ -349,11 +360,8 @@ def _amplified(
         delta=delta,
         sampling=scheme,
         certificate=found.claim,
-        log_moments=(
-            random_participation.log_moments(scheme, noise_multiplier, columns)
-            if isinstance(scheme, (MinSeparationSampling, BallsInBins))
-            else ()
-        ),
+        log_moments=log_moments,
+        divergences=divergences,
     )
 
 

@@ -59,6 +59,24 @@ _CASES: list[tuple[ParticipationLaw, list[list[float]], float]] = [
 
 
 @pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
+def test_divergences_are_bounded_closely(
+    law: ParticipationLaw, matrix: list[list[float]], sigma: float
+) -> None:
+    """Against the integral of that of P from Q; the other one is another number."""
+    exact = _divergences(law, np.array(matrix), sigma)
+    of = mechanism(law, np.array(matrix), sigma)
+    epsilons = (0.0, 0.4, 1.0, 2.0)
+    found = certificates.divergences(of, epsilons, num_samples=2**15, failure=1e-9, seed=3)
+    assert [epsilon for epsilon, _ in found] == list(epsilons)
+    for epsilon, bound in found:
+        forward, backward = exact(epsilon)
+        assert forward < bound < forward + 8.0 * math.sqrt(forward / 2**15) + 1e-3
+        assert epsilon == 0.0 or backward < 0.9 * forward
+    with_failure = certificates.divergences(of, epsilons, num_samples=64, failure=0.2, seed=3)
+    assert all(bound > 0.2 for _, bound in with_failure)
+
+
+@pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
 def test_what_is_proved_is_true_and_near_the_truth(
     law: ParticipationLaw, matrix: list[list[float]], sigma: float
 ) -> None:
