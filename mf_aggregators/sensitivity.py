@@ -117,10 +117,10 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
             f"the strategy matrix must be two-dimensional, found an array of shape "
             f"{strategy.shape}."
         )
-    if not np.all(np.isfinite(strategy)):
-        raise ValueError("the strategy matrix must be finite, found NaN or infinite entries.")
     # Squares of very large or small entries would over- or underflow.
-    largest = float(np.max(np.abs(strategy)))
+    largest = max(float(np.max(strategy)), -float(np.min(strategy)))
+    if not np.isfinite(largest):
+        raise ValueError("the strategy matrix must be finite, found NaN or infinite entries.")
     if largest == 0.0:
         return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
     return _of_unit_scale(strategy / largest, participation).times(largest)
@@ -478,10 +478,12 @@ def _row_sums_through_diagonal(
     within = np.arange(count)
     # Nothing between what may follow the first of the rows and precede the last matters.
     start, stop = min(rows[0] + separation, num_rounds), max(rows[-1] - separation + 1, 0)
-    after = _suffix_tables(magnitudes[:, start:], separation, most - 1)
-    before = _suffix_tables(magnitudes[:, :stop][:, ::-1], separation, most - 1)
-    following = after[:, np.minimum(within, num_rounds - start), within]
-    preceding = before[:, np.minimum(within[::-1], stop), within]
+    following = _largest_sums(
+        magnitudes[:, start:], np.minimum(within, num_rounds - start), separation, most - 1
+    )
+    preceding = _largest_sums(
+        magnitudes[:, :stop][:, ::-1], np.minimum(within[::-1], stop), separation, most - 1
+    )
     # A pattern through i has m participations after it and most - 1 - m before it.
     return magnitudes[within, rows] + np.max(following + preceding[::-1], axis=0)
 
@@ -517,22 +519,27 @@ def largest_pattern_sum(values: np.ndarray, separation: int, most: int) -> float
     return float(sums[most])
 
 
-def _suffix_tables(vectors: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Returns F[m, i, p]: the largest sum over at most m entries, all at or after i, of problem p.
+def _largest_sums(
+    vectors: np.ndarray, starts: np.ndarray, separation: int, most: int
+) -> np.ndarray:
+    """Returns F[m, p]: the largest sum over at most m entries of vector p, at or after its start.
 
-    "At most" and not "exactly": F[m, i] >= F[m - 1, i] holds by induction, because every
-    level starts from zeros and taking nothing is always allowed.
+    "At most" and not "exactly": F[m] >= F[m - 1] holds by induction, because every level begins
+    from zeros and taking nothing is always allowed.
     """
-    count, num_rounds = vectors.shape
-    tables = np.zeros((most + 1, num_rounds + 1, count))
+    count, length = vectors.shape
+    followed = max(length - separation, 0)
     columns = np.ascontiguousarray(vectors.T)
-    later = np.minimum(np.arange(num_rounds) + separation, num_rounds)
+    # From each position on; the last row is for what begins behind the end.
+    sums, table = np.zeros((most + 1, count)), np.zeros((length + 1, count))
     for participations in range(1, most + 1):
-        table = tables[participations]
-        np.add(columns, tables[participations - 1, later], out=table[:-1])
-        for i in range(num_rounds - 1, -1, -1):
+        table[:followed] = table[length - followed : length]
+        table[followed:] = 0.0
+        table[:length] += columns
+        for i in range(length - 1, -1, -1):
             np.maximum(table[i], table[i + 1], out=table[i])
-    return tables
+        sums[participations] = table[starts, np.arange(count)]
+    return sums
 
 
 def maximal_starts(num_rounds: int, separation: int, most: int) -> range:

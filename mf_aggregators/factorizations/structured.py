@@ -123,14 +123,19 @@ class StructuredFactorization(Factorization):
 
     def _prefix_decoder(self) -> np.ndarray:
         """Returns B, the decoder of the prefix sum, as a dense (n, n) array."""
-        low_rank = np.tril(self._left @ self._right.T, -self.num_diagonals)
-        return low_rank + recursions.matrix_from_bands(self._diagonals)
+        decoder = np.tril(self._left @ self._right.T, -self.num_diagonals)
+        rounds = np.arange(self.num_rounds)
+        for t in range(self.num_diagonals):
+            decoder[rounds[t:], rounds[: self.num_rounds - t]] = self._diagonals[t:, t]
+        return decoder
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C = B^-1 S as a dense (n, n) array."""
-        transposed, _ = scipy.linalg.lapack.dtrtri(self._prefix_decoder().T)
+        transposed, _ = scipy.linalg.lapack.dtrtri(self._prefix_decoder().T, overwrite_c=True)
         # Sums of the columns from j on are the product with S, without its n^3 operations.
-        return np.cumsum(transposed.T[:, ::-1], axis=1)[:, ::-1]
+        strategy = transposed.T
+        np.cumsum(strategy[:, ::-1], axis=1, out=strategy[:, ::-1])
+        return strategy
 
     def noise_recursion(self) -> WindowNoise:
         """Returns the recursion over the last h + 1 rows of Z and r accumulators.
