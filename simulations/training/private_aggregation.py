@@ -29,8 +29,6 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.tff import compatibility
 
 _OF_CLIP = ("clip_norm", "unclipped_fraction", "next_clip_norm")
-# Columns of C^-1 at a time: bounds memory at n times this.
-_COLUMNS_AT_A_TIME = 512
 
 
 def aggregator(
@@ -276,20 +274,8 @@ def expected_noise_norm(
     stddev /= validation.positive_number(clients_per_round, "clients_per_round")
     dimension = validation.integer_at_least(num_parameters, 0, "num_parameters")
     sensitivity = factorization.sensitivity(participation).value
-    return stddev * math.sqrt(dimension) * sensitivity * _row_norms(factorization)
-
-
-def _row_norms(factorization: Factorization) -> np.ndarray:
-    """(n,): the norms of the rows of C^-1, by the recursion that makes the noise."""
-    num_rounds = factorization.num_rounds
-    squares = np.zeros(num_rounds)
-    for start in range(0, num_rounds, _COLUMNS_AT_A_TIME):
-        columns = np.arange(start, min(start + _COLUMNS_AT_A_TIME, num_rounds))
-        unit = np.zeros((num_rounds, len(columns)))
-        unit[columns, columns - start] = 1.0
-        rows = factorization.noise_rows(unit)
-        squares += np.einsum("ij,ij->i", rows, rows)
-    return np.sqrt(squares)
+    norms = factorization.noise_recursion().row_norms()
+    return stddev * math.sqrt(dimension) * sensitivity * norms
 
 
 def scaled_noise_multiplier(

@@ -119,9 +119,9 @@ class DenseNoise(NoiseRecursion):
         history[i] = row_of_z
         return history
 
-    def largest_row_norm(self) -> float:
-        """Returns the largest L2 norm of the rows of the matrix."""
-        return float(np.max(np.linalg.norm(self.inverse, axis=1)))
+    def row_norms(self) -> np.ndarray:
+        """Returns the (n,) L2 norms of the rows of the matrix."""
+        return np.linalg.norm(self.inverse, axis=1)
 
     def block_weights(self, start: int, end: int) -> np.ndarray:
         """Returns rows of the matrix, without its diagonal."""

@@ -204,16 +204,24 @@ class NoiseRecursion(abc.ABC):
         """Returns C^-1 as a dense (n, n) float64 array."""
         return np.tril(self.apply(np.eye(self.num_rounds)))
 
-    def largest_row_norm(self) -> float:
-        """Returns the largest L2 norm of the rows of C^-1."""
-        if self.is_toeplitz and np.all(self.diagonal == self.diagonal[0]):
-            # The last row has what all others have.
-            return float(np.linalg.norm(self.apply(np.arange(self.num_rounds) == 0)))
+    def row_norms(self) -> np.ndarray:
+        """Returns the (n,) L2 norms of the rows of C^-1; infinite where they are beyond floats."""
+        return np.asarray(np.abs(self.diagonal) * self.unit._unit_row_norms())
+
+    def _unit_row_norms(self) -> np.ndarray:
+        """The (n,) norms of the rows of a unit recursion."""
+        if self.is_toeplitz:
+            # Every row has what those before it have, and one number more.
+            return np.sqrt(np.cumsum(np.square(self.apply(np.eye(self.num_rounds, 1)[:, 0]))))
         squares = np.zeros(self.num_rounds)
         for first in range(0, self.num_rounds, _COLUMNS):
             columns = np.eye(self.num_rounds, min(_COLUMNS, self.num_rounds - first), -first)
             squares += np.sum(np.square(self.apply(columns)), axis=1)
-        return float(np.sqrt(np.max(squares)))
+        return np.sqrt(squares)
+
+    def largest_row_norm(self) -> float:
+        """Returns the largest L2 norm of the rows of C^-1."""
+        return float(np.max(self.row_norms()))
 
     def largest_vector_norms(self) -> np.ndarray:
         """Returns the (m,) L2 norms of what state vectors of a unit recursion are of Z, at most."""

@@ -79,32 +79,31 @@ class StateSpaceNoise(NoiseRecursion):
             following += np.multiply.outer(self.feedbacks[phase], row)
         return np.asarray(following)
 
-    def largest_row_norm(self) -> float:
-        """Returns the largest L2 norm of the rows of C^-1."""
-        return float(np.max(np.abs(self.diagonal)) * self._unit_norms()[0])
-
     def largest_vector_norms(self) -> np.ndarray:
         """Returns the (m,) L2 norms of what state vectors of a unit recursion are of Z."""
-        return self._unit_norms()[1:]
+        return self._unit_norms()[1]
 
-    def _unit_norms(self) -> np.ndarray:
-        """The largest norms of a row and of each state vector, (1 + m,), of the unit recursion.
+    def _unit_row_norms(self) -> np.ndarray:
+        return self._unit_norms()[0]
+
+    def _unit_norms(self) -> tuple[np.ndarray, np.ndarray]:
+        """The (n,) norms of rows, and the (m,) largest of each state vector, of a unit recursion.
 
         From the covariance of the state vectors where Z is of independent numbers of variance one,
         which follows from round to round.
         """
         vectors = self.num_state_vectors
-        covariance, largest = np.zeros((vectors, vectors)), np.zeros(1 + vectors)
+        squares, largest = np.empty(self.num_rounds), np.zeros(vectors)
+        covariance = np.zeros((vectors, vectors))
         of_phases = self.following_by_phase()
-        for phase in self.phases:
+        for i, phase in enumerate(self.phases):
             outputs, of_row = self.outputs[phase], of_phases[phase, :, -1]
-            norm = 1.0 + outputs @ covariance @ outputs / self.gains[phase] ** 2
-            largest[0] = max(largest[0], norm)
+            squares[i] = 1.0 + outputs @ covariance @ outputs / self.gains[phase] ** 2
             step = of_phases[phase, :, :-1] + np.multiply.outer(of_row, outputs)
             of_z = of_row * self.gains[phase]
             covariance = step @ covariance @ step.T + np.multiply.outer(of_z, of_z)
-            np.maximum(largest[1:], np.diagonal(covariance), out=largest[1:])
-        return np.sqrt(largest)
+            np.maximum(largest, np.diagonal(covariance), out=largest)
+        return np.sqrt(squares), np.sqrt(largest)
 
     def block_weights(self, start: int, end: int) -> np.ndarray:
         """The recurrence applied to one unit vector for each state vector and each row."""

@@ -5,7 +5,6 @@ From C Y = Z, ``C[i, i] Y[i] = Z[i] - sum_{t=1}^{b-1} C[i, i - t] Y[i - t]``.
 
 import abc
 import dataclasses
-import math
 
 import numpy as np
 import scipy.linalg
@@ -108,13 +107,13 @@ class BandedNoise(SubstitutionNoise):
         """Returns the recursion of C / divisor."""
         return BandedNoise(self.bands / divisor)
 
-    def largest_row_norm(self) -> float:
-        """Returns the largest L2 norm of the rows of C^-1, in O(n b^2) operations."""
+    def row_norms(self) -> np.ndarray:
+        """Returns the (n,) L2 norms of the rows of C^-1, in O(n b^2) operations."""
         identity = WorkloadBlocks.identity(self.num_rounds, self.num_bands)
         with np.errstate(all="ignore"):
-            largest = float(np.max(BandedCovariances(self.bands, identity).squared_rows()))
-        # Beyond floats means beyond everything that is compared with it.
-        return math.sqrt(largest) if largest < math.inf else math.inf
+            squares = BandedCovariances(self.bands, identity).squared_rows()
+            # Beyond floats means beyond everything that is compared with it.
+            return np.where(squares < np.inf, np.sqrt(squares), np.inf)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         columns = np.arange(self.num_rounds)[:, np.newaxis] - np.arange(self.num_bands)

@@ -188,10 +188,11 @@ def test_a_constant_learning_rate_changes_nothing(mechanism: str) -> None:
     plain = _BUILDERS[mechanism](20, _SINGLE, workload=_momentum(20))
     rates = Workload("momentum_sgd", 20, 0.9, (0.3,) * 20)
     scaled = _BUILDERS[mechanism](20, _SINGLE, workload=rates)
-    assert np.array_equal(plain.strategy_matrix(), scaled.strategy_matrix())
+    # Sums of floats depend on where arrays are in memory, and searches pass that on.
+    assert scaled.strategy_matrix() == pytest.approx(plain.strategy_matrix(), rel=1e-5)
     sums = _BUILDERS[mechanism](20, _SINGLE, workload=Workload("prefix_sum", 20))
     default = _BUILDERS[mechanism](20, _SINGLE)
-    assert np.array_equal(sums.strategy_matrix(), default.strategy_matrix())
+    assert default.strategy_matrix() == pytest.approx(sums.strategy_matrix(), rel=1e-5)
 
 
 @_EVERY_BUILDER

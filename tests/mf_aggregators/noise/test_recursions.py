@@ -1,6 +1,7 @@
 """Streams of noise rows against the dense product C^-1 Z and the recursions' definitions."""
 
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
+from mf_aggregators.noise.recursions import recursion as recursion_module
 from tests.mf_aggregators import random_recursions
 
 
@@ -44,6 +46,17 @@ def _factorizations(draw: st.DrawFn) -> Factorization:
     if kind == "dense":
         return DenseFactorization(matrix)
     return BandedFactorization(recursions.bands_of_matrix(matrix, num_bands))
+
+
+@given(random_recursions.recursions(), st.integers(1, 4))
+@settings(deadline=None)
+def test_row_norms_are_those_of_the_matrix(recursion: NoiseRecursion, columns: int) -> None:
+    """Whatever they are computed from, and however many columns are treated at a time."""
+    with mock.patch.object(recursion_module, "_COLUMNS", columns):
+        found = recursion.row_norms()
+    matrix = recursion.noising_matrix()
+    assert found == pytest.approx(np.linalg.norm(matrix, axis=1), rel=1e-9)
+    assert recursion.largest_row_norm() == pytest.approx(np.max(found))
 
 
 @given(_factorizations(), st.sampled_from([(), (3,), (2, 3)]))

@@ -1,6 +1,7 @@
 """Zeroing, clipping, noise and measurements, in TensorFlow Federated's own execution."""
 
 import collections
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -281,13 +282,22 @@ def test_row_norms_of_every_mechanism(index: int) -> None:
     np.testing.assert_allclose(found, 0.5 * 2.0 / 10 * 7 * rows, rtol=1e-9)
 
 
-def test_more_columns_than_are_treated_at_a_time() -> None:
-    num_rounds = 700
-    factorization = mfa.factorizations.blt(num_rounds, 2)
+def test_row_norms_of_a_hundred_thousand_rounds() -> None:
+    """In seconds, where C^-1 has 80 GB: as many as the rows that a short run has at first."""
+    num_rounds, short = 100_000, 400
+    bands = np.column_stack([np.ones(num_rounds), np.full(num_rounds, -0.4)])
+    bands[0, 1] = 0.0
     schema = mfa.participation.SingleParticipation()
-    found = private_aggregation.expected_noise_norm(factorization, schema, 1.0, 1.0, 1, 1)
-    rows = np.linalg.norm(factorization.noising_matrix(), axis=1)
-    np.testing.assert_allclose(found, factorization.sensitivity(schema).value * rows, rtol=1e-9)
+    found, first = (
+        private_aggregation.expected_noise_norm(
+            mfa.factorizations.BandedFactorization(bands[:rounds]), schema, 1.0, 1.0, 1, 1
+        )
+        for rounds in (num_rounds, short)
+    )
+    np.testing.assert_allclose(found[:short], first, rtol=1e-9)
+    # Rows of the powers of 0.4, times the norm of a column.
+    limit = math.sqrt(1.16 / (1.0 - 0.4**2))
+    np.testing.assert_allclose(found[short:], limit, rtol=1e-9)
 
 
 def test_the_aggregators_noise_has_the_expected_norm() -> None:
