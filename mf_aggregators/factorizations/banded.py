@@ -103,6 +103,10 @@ class BandedFactorization(Factorization):
         """Returns C as a dense (n, n) array."""
         return recursions.matrix_from_bands(self._bands)
 
+    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+        """Returns the leading part of C, in no more memory than that."""
+        return recursions.matrix_from_bands(self._bands[:num_rounds, :num_rounds])
+
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
         return BandedNoise(self._bands)

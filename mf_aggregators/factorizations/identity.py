@@ -48,6 +48,10 @@ class IdentityFactorization(Factorization):
         """Returns the (n, n) identity."""
         return np.eye(self._num_rounds)
 
+    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+        """Returns an identity of fewer rounds."""
+        return np.eye(num_rounds)
+
     def noise_recursion(self) -> IndependentNoise:
         """Returns the recursion without memory."""
         return IndependentNoise(self._num_rounds)

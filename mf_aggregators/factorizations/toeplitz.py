@@ -129,6 +129,10 @@ class ToeplitzFactorization(ToeplitzStructure):
         """Returns C as a dense (n, n) array."""
         return super().strategy_matrix() / self._column_norms()
 
+    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+        """Returns the leading part of C, in no more memory than that."""
+        return super().strategy_matrix_of_first(num_rounds) / self._column_norms()[:num_rounds]
+
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 as a dense (n, n) array."""
         return super().noising_matrix() * self._column_norms()[:, np.newaxis]

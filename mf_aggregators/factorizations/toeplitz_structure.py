@@ -75,6 +75,10 @@ class ToeplitzStructure(Factorization):
         """Returns C as a dense (n, n) array."""
         return _dense(self._strategy_column())
 
+    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+        """Returns the leading part of C, in no more memory than that."""
+        return _dense(self._strategy_column()[:num_rounds])
+
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 as a dense (n, n) array."""
         return _dense(self._noising_column())

@@ -101,10 +101,17 @@ class TreeAggregationFactorization(Factorization):
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C_T: (2 n - 1, n) float64 zeros and ones, in the tree's order of nodes."""
-        rounds, tree = np.arange(self._num_rounds), self._tree
-        covered = rounds >= tree.starts[:, np.newaxis]
-        covered &= rounds < tree.stops[:, np.newaxis]
-        return covered * tree.precisions[:, np.newaxis]
+        return self._columns(np.arange(self._num_rounds), slice(None))
+
+    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+        """Returns the first columns of C_T, without the nodes that have none of their rounds."""
+        return self._columns(np.arange(num_rounds), self._tree.starts < num_rounds)
+
+    def _columns(self, rounds: np.ndarray, nodes: slice | np.ndarray) -> np.ndarray:
+        starts, stops = self._tree.starts[nodes], self._tree.stops[nodes]
+        covered = rounds >= starts[:, np.newaxis]
+        covered &= rounds < stops[:, np.newaxis]
+        return covered * self._tree.precisions[nodes, np.newaxis]
 
     def noising_matrix(self) -> np.ndarray:
         """Returns the left inverse N of C_T: (n, 2 n - 1) float64.

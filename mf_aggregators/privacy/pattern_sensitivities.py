@@ -60,7 +60,9 @@ def worst_client(
             patterns.append(np.asarray(rounds, np.int64))
     if not by_count:
         return None
-    magnitudes = np.abs(_gram_of_first(factorization, num_rounds))
+    # Rows of C that only later rounds see are left out.
+    leading = factorization.strategy_matrix_of_first(num_rounds)
+    magnitudes = np.abs(leading.T @ leading)
     best = WorstPattern(-1, (), -1.0)
     for indices, patterns in by_count.values():
         stacked = np.stack(patterns)
@@ -71,15 +73,6 @@ def worst_client(
         if value > best.sensitivity or ahead:
             best = WorstPattern(indices[worst], tuple(int(i) for i in stacked[worst]), value)
     return best
-
-
-def _gram_of_first(factorization: Factorization, num_rounds: int) -> np.ndarray:
-    """X of what the first rounds release: rows of C that only later rounds see are left out."""
-    strategy = factorization.strategy_matrix()
-    if strategy.shape[0] == strategy.shape[1]:
-        strategy = strategy[:num_rounds]
-    leading = strategy[:, :num_rounds]
-    return leading.T @ leading
 
 
 def _squared(magnitudes: np.ndarray, patterns: np.ndarray) -> np.ndarray:

@@ -269,6 +269,21 @@ def test_streamed_rows_are_those_of_the_dense_product(name: str) -> None:
 
 
 @every_mechanism
+def test_first_rounds_follow_from_the_leading_part(name: str) -> None:
+    """The rows that only later rounds see are not in it, nor rows of zeros."""
+    factorization = _made(name)
+    strategy = factorization.strategy_matrix()
+    rounds = factorization.num_rounds
+    for first in range(1, rounds + 1):
+        leading = factorization.strategy_matrix_of_first(first)
+        if len(strategy) == rounds:
+            np.testing.assert_array_equal(leading, strategy[:first, :first])
+        else:
+            columns = strategy[:, :first]
+            assert leading.T @ leading == pytest.approx(columns.T @ columns)
+
+
+@every_mechanism
 def test_encoded_streams_are_those_of_the_dense_product(name: str) -> None:
     factorization = _made(name)
     for shape in ((), (5,), (2, 3)):

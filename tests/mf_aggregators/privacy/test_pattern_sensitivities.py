@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.factorizations import DenseFactorization, Factorization, identity
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    DenseFactorization,
+    Factorization,
+    ToeplitzFactorization,
+    identity,
+    tree_aggregation,
+)
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees, pattern_sensitivities
 from mf_aggregators.privacy.ledgers import Ledger
@@ -93,6 +100,30 @@ def test_many_clients_are_looked_up_in_parts() -> None:
     assert worst is not None
     assert worst.index == 0
     assert worst.sensitivity == pytest.approx(np.sqrt(60))
+
+
+@pytest.mark.parametrize("name", ["banded", "toeplitz", "tree", "identity"])
+def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
+    """A run that ends early: all of C would have 80 GB and more."""
+    planned = 100_000
+    bands = np.column_stack([np.ones(planned), np.full(planned, -0.4)])
+    bands[0, 1] = 0.0
+    factorization = {
+        "banded": lambda: BandedFactorization(bands),
+        "toeplitz": lambda: ToeplitzFactorization(
+            planned, np.array([1.0, 0.5]), equal_column_norms=True
+        ),
+        "tree": lambda: tree_aggregation(planned),
+        "identity": lambda: identity(planned),
+    }[name]()
+    clients = [[0, 5], [1, 2, 6]]
+    found = pattern_sensitivities.worst_client(factorization, clients, 7)
+    assert found is not None
+    assert found.index == 1
+    took_place = guarantees.realised_participation(clients, 7)
+    plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
+    realised = guarantees.realised(plan, factorization, took_place)
+    assert found.sensitivity <= realised.sensitivity * (1.0 + 1e-9)
 
 
 def test_too_many_rounds_have_no_answer() -> None:
