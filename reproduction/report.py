@@ -24,18 +24,24 @@ img { max-width: 100%; }
 """.strip()
 
 
-def write(results: Sequence[Result], missing: Sequence[str], directory: pathlib.Path) -> None:
+def write(
+    results: Sequence[Result],
+    missing: Sequence[str],
+    of_other_code: Sequence[str],
+    directory: pathlib.Path,
+) -> None:
     """Writes the report beside the results.
 
     Args:
       results: In the order of the report.
       missing: Names of experiments that have no result yet.
+      of_other_code: Names of results that other code or versions computed.
       directory: Where the results' figures are.
 
     Raises:
       OSError: If it cannot be written.
     """
-    text = to_markdown(results, missing)
+    text = to_markdown(results, missing, of_other_code)
     atomic_files.write_text(directory / MARKDOWN_FILE, text)
     body = markdown.markdown(text, extensions=["tables", "toc"])
     page = (
@@ -46,12 +52,15 @@ def write(results: Sequence[Result], missing: Sequence[str], directory: pathlib.
     atomic_files.write_text(directory / HTML_FILE, page)
 
 
-def to_markdown(results: Sequence[Result], missing: Sequence[str] = ()) -> str:
+def to_markdown(
+    results: Sequence[Result], missing: Sequence[str] = (), of_other_code: Sequence[str] = ()
+) -> str:
     """Returns the report as Markdown.
 
     Args:
       results: In the order of the report.
       missing: Names of experiments that have no result yet.
+      of_other_code: Names of results that other code or versions computed.
 
     Returns:
       A title, a summary with a line for each experiment, and a section for each.
@@ -59,8 +68,11 @@ def to_markdown(results: Sequence[Result], missing: Sequence[str] = ()) -> str:
     lines = [f"# {_TITLE}", "", *_summary(results), ""]
     if missing:
         lines += [f"Not computed yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
+    if of_other_code:
+        names = ", ".join(f"`{name}`" for name in of_other_code)
+        lines += [f"Computed by other code or versions than those of this report: {names}.", ""]
     for result in results:
-        lines += _section(result)
+        lines += _section(result, result.name in of_other_code)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -118,13 +130,15 @@ def _summary(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _section(result: Result) -> list[str]:
+def _section(result: Result, is_of_other_code: bool) -> list[str]:
+    versions = f", mf-aggregators {result.versions['mf-aggregators']}, other code"
     lines = [
         f"## {result.name}",
         "",
         f"{result.source}. {result.title}.",
         "",
-        f"`{result.command}` ({result.seconds:.0f} s): {verdict(result.rows)}.",
+        f"`{result.command}` ({result.seconds:.0f} s{versions if is_of_other_code else ''}): "
+        f"{verdict(result.rows)}.",
         "",
         f"![{result.title}]({result.figure_file})",
         "",

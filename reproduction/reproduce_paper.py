@@ -211,21 +211,26 @@ def _name(experiment: Experiment, dataset: str) -> str:
 
 def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
-    found, missing = [], []
+    found, of_other_code, missing = [], [], []
     for experiment in catalogue.experiments().values():
         code = source_code.fingerprint(experiment)
-        names = [_name(experiment, dataset) for dataset in experiment.targets or ("",)]
-        there = []
-        for name in names:
+        is_there = False
+        for dataset in experiment.targets or ("",):
+            name = _name(experiment, dataset)
             try:
-                there.append(results.load(name, code, directory))
+                result = results.load(name, code, directory)
+                if result is None:
+                    result = results.load(name, code, directory, of_other_code=True)
+                    of_other_code += [] if result is None else [name]
             except results.DamagedResultError as error:
                 _say(f"{error} It is not in the report: compute it again.")
-        loaded = [result for result in there if result is not None]
-        found += loaded
-        if not loaded:
+                continue
+            if result is not None:
+                found.append(result)
+                is_there = True
+        if not is_there:
             missing.append(experiment.name)
-    report.write(found, missing, directory)
+    report.write(found, missing, of_other_code, directory)
 
 
 def _redraw(values: flags.FlagValues) -> None:

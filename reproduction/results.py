@@ -92,16 +92,19 @@ def save(result: Result, code: str, directory: pathlib.Path) -> None:
     atomic_files.write_text(directory / f"{result.name}.json", text + "\n")
 
 
-def load(name: str, code: str, directory: pathlib.Path) -> Result | None:
+def load(
+    name: str, code: str, directory: pathlib.Path, *, of_other_code: bool = False
+) -> Result | None:
     """Reads a result.
 
     Args:
       name: The result's name.
       code: The fingerprint of the experiment's code.
       directory: Where :func:`save` wrote it.
+      of_other_code: Whether to return a result of other code or other versions instead.
 
     Returns:
-      The result; None if there is none, or if it is of other code or other versions.
+      The result; None if there is none, or if it is of the other kind.
 
     Raises:
       DamagedResultError: If it cannot be read, is not whole, was altered, or its figure is
@@ -119,7 +122,7 @@ def load(name: str, code: str, directory: pathlib.Path) -> Result | None:
             f"{directory / result.figure_file} is not that of {directory / f'{name}.json'}."
         )
     is_of_this = of_code == code and result.versions == versions()
-    return result if is_of_this else None
+    return result if is_of_this != of_other_code else None
 
 
 def redraw(name: str, directory: pathlib.Path) -> bool:

@@ -181,13 +181,14 @@ def test_an_output_directory_that_is_a_file(
     assert str(tmp_path / "out") in err
 
 
-def test_results_of_other_code_are_not_reported(
+def test_results_of_other_code_are_reported_as_such(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, _, err = _call(capfd, *_arguments(tmp_path, "denisov-epsilons"))
     assert status == 0, err
     report_file = tmp_path / "out" / "report.md"
     assert "## denisov-epsilons" in report_file.read_text()
+    assert "other code" not in report_file.read_text()
     of_this = source_code.fingerprint
     monkeypatch.setattr(
         source_code,
@@ -200,8 +201,14 @@ def test_results_of_other_code_are_not_reported(
     assert status == 0, err
     text = report_file.read_text()
     assert "## bandmf-production" in text
-    assert "## denisov-epsilons" not in text
-    assert "`denisov-epsilons`" in text.partition("Not computed yet: ")[2].splitlines()[0]
+    assert (
+        "\nComputed by other code or versions than those of this report: `denisov-epsilons`.\n"
+        in text
+    )
+    assert "`denisov-epsilons`" not in text.partition("Not computed yet: ")[2].splitlines()[0]
+    section = text.partition("## denisov-epsilons")[2]
+    assert ", other code): " in section
+    assert ", other code): " not in text.partition("## bandmf-production")[2]
 
 
 @pytest.mark.long
