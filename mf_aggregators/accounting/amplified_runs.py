@@ -194,8 +194,12 @@ def amplified_true_positive_rate(
     divergences: Sequence[tuple[float, float]] = ()
     if isinstance(scheme, MinSeparationSampling | BallsInBins):
         columns = _columns(strategy_matrix, num_bands)
-        log_moments = random_participation.log_moments(scheme, noise_multiplier, columns)
-        divergences = random_participation.divergences(scheme, noise_multiplier, columns)
+        log_moments = random_participation.log_moments(
+            scheme, noise_multiplier, columns, num_coordinates
+        )
+        divergences = random_participation.divergences(
+            scheme, noise_multiplier, columns, num_coordinates=num_coordinates
+        )
     return trade_offs.sampled_true_positive_rate(
         scheme,
         noise_multiplier,

@@ -37,6 +37,8 @@ from mf_aggregators.noise.rows_of_z import STEP
 
 # With less noise nothing is claimed to be amplified.
 LEAST_NOISE_MULTIPLIER = 0.1
+# With more, an attacker guesses, whatever the sampling.
+_LARGEST_NOISE_MULTIPLIER = 1e8
 # Steps of Z by which the rounding of a row may move one of its numbers: 1 and twice what floats
 # err by, which ``privacy.amplification_conditions`` checks. The theorem of ``participation_laws``
 # has shifts of sum |C_ij| in row i. Rounding adds to those of rows within b of a participation
@@ -127,7 +129,10 @@ def mechanism_of(
 
 
 def log_moments(
-    scheme: SeparatedScheme, sigma: float, columns: np.ndarray | None
+    scheme: SeparatedScheme,
+    sigma: float,
+    columns: np.ndarray | None,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> tuple[tuple[int, float], ...]:
     """Returns log E_Q (P/Q)^a of the dominating pair, exactly, for some orders a.
 
@@ -135,16 +140,18 @@ def log_moments(
       scheme: How clients take part.
       sigma: The noise multiplier, relative to the largest column norm of C.
       columns: As :func:`mechanism_of` takes them.
+      num_coordinates: As in ``gaussian.epsilon``.
 
     Returns:
-      Pairs of an order, at least 2, and its log-moment; none for less noise than is amplified.
+      Pairs of an order, at least 2, and its log-moment; none for less noise than is amplified, or
+      for so much that nothing can be told from it anyway.
 
     Raises:
       ValueError: As :func:`mechanism_of` does.
     """
-    if sigma < LEAST_NOISE_MULTIPLIER:
+    if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
         return ()
-    mechanism = mechanism_of(scheme, columns, sigma)
+    mechanism = mechanism_of(scheme, columns, sigma, num_coordinates)
     return tuple(
         (order, TiltedOutputs(mechanism, order).log_moment)
         for order in tilted_outputs.possible_orders(mechanism)
@@ -153,7 +160,11 @@ def log_moments(
 
 
 def divergences(
-    scheme: SeparatedScheme, sigma: float, columns: np.ndarray | None, seed: int = 0
+    scheme: SeparatedScheme,
+    sigma: float,
+    columns: np.ndarray | None,
+    seed: int = 0,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> tuple[tuple[float, float], ...]:
     """Returns upper bounds on the hockey-stick divergence of P from Q at small epsilons.
 
@@ -165,28 +176,34 @@ def divergences(
       sigma: The noise multiplier, relative to the largest column norm of C.
       columns: As :func:`mechanism_of` takes them.
       seed: What all random numbers follow from.
+      num_coordinates: As in ``gaussian.epsilon``.
 
     Returns:
-      Pairs of an epsilon and a bound; none for less noise than is amplified.
+      Pairs of an epsilon and a bound; none where :func:`log_moments` has none.
 
     Raises:
       ValueError: As :func:`mechanism_of` does.
     """
-    if sigma < LEAST_NOISE_MULTIPLIER:
+    if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
         return ()
     shape = None if columns is None else columns.shape
     values = b"" if columns is None else np.ascontiguousarray(columns, np.float64).tobytes()
-    return _divergences(scheme, sigma, values, shape, seed)
+    return _divergences(scheme, sigma, values, shape, seed, num_coordinates)
 
 
 # Statements ask for the same bounds again and again.
 @functools.lru_cache(maxsize=8)
 def _divergences(
-    scheme: SeparatedScheme, sigma: float, values: bytes, shape: tuple[int, ...] | None, seed: int
+    scheme: SeparatedScheme,
+    sigma: float,
+    values: bytes,
+    shape: tuple[int, ...] | None,
+    seed: int,
+    num_coordinates: int,
 ) -> tuple[tuple[float, float], ...]:
     columns = None if shape is None else np.frombuffer(values).reshape(shape)
     return certificates.divergences(
-        mechanism_of(scheme, columns, sigma),
+        mechanism_of(scheme, columns, sigma, num_coordinates),
         _EPSILONS,
         num_samples=_SAMPLES_OF_DIVERGENCES,
         failure=_FAILURE_OF_DIVERGENCES,

@@ -183,7 +183,9 @@ def run() -> None:
 
 def _processes() -> int:
     """The processes that compute: one for each core that this one may use."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _setting(values: flags.FlagValues) -> Setting:

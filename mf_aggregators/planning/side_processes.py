@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
@@ -52,8 +53,10 @@ class _SideProcesses:
             for number, proposal in enumerate(proposals)
             if proposal.expected_seconds is not None
         }
-        few = processes < 2 or len(long) < 2
-        self._waiting = [] if few else sorted(long, key=lambda number: -long[number])
+        # A process that is to end with another one may have none of its own.
+        may_start = processes >= 2 and not multiprocessing.current_process().daemon
+        longest_first = sorted(long, key=lambda number: -long[number])
+        self._waiting = longest_first if may_start and len(long) >= 2 else []
         self._running: dict[int, multiprocessing.process.BaseProcess] = {}
 
     def start_first(self) -> None:
@@ -102,10 +105,14 @@ class _SideProcesses:
 def _run(compute: Callable[[int], None], number: int) -> None:
     # Ctrl-C goes to all processes, and one of them says so.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    warnings.simplefilter("ignore")
+    warnings.showwarning = _show_warning
     # Whoever waits finds nothing in the cache and comes upon the same error.
     with contextlib.suppress(Exception):
         compute(number)
+
+
+def _show_warning(message: Warning | str, *unused: object, **also_unused: object) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

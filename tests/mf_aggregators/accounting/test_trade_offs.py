@@ -293,6 +293,40 @@ def test_public_names_agree_with_the_schemes() -> None:
     )
 
 
+def test_rounding_of_more_numbers_helps_the_attacker() -> None:
+    """Rows of noise are rounded, and a client may move as many numbers as there are."""
+    rates = [
+        accounting.amplified_true_positive_rate(
+            1.0,
+            0.01,
+            num_rounds=12,
+            num_bands=1,
+            population=100,
+            clients_per_round=5,
+            sampling="min_separation",
+            separation=3,
+            num_coordinates=2**exponent,
+        )
+        for exponent in (20, 40, 56)
+    ]
+    assert rates[0] <= rates[1] < 0.98 * rates[2]
+
+
+@pytest.mark.parametrize("sigma", [1e9, 1e200])
+def test_much_noise_leaves_guessing(sigma: float) -> None:
+    found = accounting.amplified_true_positive_rate(
+        sigma,
+        0.01,
+        num_rounds=12,
+        num_bands=1,
+        population=100,
+        clients_per_round=5,
+        sampling="min_separation",
+        separation=3,
+    )
+    assert 0.01 <= found < 0.01001
+
+
 def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
     assert accounting.true_positive_rate(0.0, 0.0) == 1.0
     assert accounting.true_positive_rate(math.inf, 0.01) == 0.01

@@ -1,8 +1,10 @@
 """Processes that compute a part of a plan: what they compute, and when it is waited for."""
 
 import functools
+import multiprocessing
 import os
 import pathlib
+import signal
 import time
 
 import pytest
@@ -16,11 +18,13 @@ _BASE = ("banded", (("num_bands", 4),))
 
 
 def _note(directory: pathlib.Path, number: int) -> None:
-    """Fails for 1, never ends for 2, and otherwise says who computed it and what was there."""
+    """Fails for 1, never ends for 2, dies for 5; others note who they are and what was there."""
     if number == 1:
         raise ValueError("this one cannot be computed")
     if number == 2:
         time.sleep(600.0)
+    if number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
     there = sorted(path.name for path in directory.iterdir())
     (directory / f"{number}").write_text(f"{os.getpid()} {' '.join(there)}")
 
@@ -41,7 +45,7 @@ def _proposals(**seconds_of_each: float) -> list[Proposal]:
 
 
 def test_what_takes_long_is_computed_elsewhere_and_waited_for(tmp_path: pathlib.Path) -> None:
-    found = _proposals(longest=9.0, fails=3.0, short=0.0, on_it=3.0, also_on_it=3.0)
+    found = _proposals(longest=9.0, fails=3.0, short=0.0, on_it=3.0, also_on_it=3.0, killed=3.0)
     compute = functools.partial(_note, tmp_path)
     with side_processes.computing(found, compute, processes=2) as wait:
         wait(0)
@@ -53,6 +57,7 @@ def test_what_takes_long_is_computed_elsewhere_and_waited_for(tmp_path: pathlib.
         wait(3)
         assert (tmp_path / "3").exists()
         wait(4)
+        wait(5)
     whole = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
     assert set(whole) == {"0", "3", "4"}
     processes = [numbers[0] for numbers in whole.values()]
@@ -77,6 +82,17 @@ def test_no_process_without_use(tmp_path: pathlib.Path, processes: int, second: 
     with side_processes.computing(found, functools.partial(_note, tmp_path), processes) as wait:
         wait(0)
         wait(1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_process_where_none_is_allowed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Daemons of multiprocessing, such as the workers of a pool, have no processes of their own."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    found = _proposals(longest=9.0, second=3.0)
+    with side_processes.computing(found, functools.partial(_note, tmp_path), 2) as wait:
+        wait(0)
     assert not list(tmp_path.iterdir())
 
 
