@@ -529,16 +529,19 @@ def _largest_sums(
     """
     count, length = vectors.shape
     followed = max(length - separation, 0)
+    fitting = min(most, -(-length // separation))
     columns = np.ascontiguousarray(vectors.T)
     # From each position on; the last row is for what begins behind the end.
     sums, table = np.zeros((most + 1, count)), np.zeros((length + 1, count))
-    for participations in range(1, most + 1):
+    for participations in range(1, fitting + 1):
         table[:followed] = table[length - followed : length]
         table[followed:] = 0.0
         table[:length] += columns
         for i in range(length - 1, -1, -1):
             np.maximum(table[i], table[i + 1], out=table[i])
         sums[participations] = table[starts, np.arange(count)]
+    # No more than those fit.
+    sums[fitting + 1 :] = sums[fitting]
     return sums
 
 
