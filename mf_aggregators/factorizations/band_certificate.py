@@ -153,7 +153,10 @@ def lower_bound(bands: np.ndarray, workload: BandedWorkload, constraint: ColumnC
             return 0.0
         raised, rows = np.zeros(len(bands)), np.ones(len(bands), dtype=bool)
         for share in (*_SHARES, None, None):
-            allowed, total = constraint.dual_diagonal(point.dual.diagonal + raised)
+            diagonal = point.dual.diagonal + raised
+            if not np.all(np.isfinite(diagonal)):
+                return 0.0
+            allowed, total = constraint.dual_diagonal(diagonal)
             removed = _removed(point.dual, allowed)
             half = point.root.transposed().times(removed)
             product = half.times(point.root)

@@ -124,6 +124,18 @@ def test_no_bound_is_above_the_error_of_a_feasible_matrix(
     _attack(num_rounds, data)
 
 
+@pytest.mark.parametrize("num_rounds", [369, 391])
+def test_nothing_is_known_of_a_matrix_whose_inverse_is_beyond_floats(num_rounds: int) -> None:
+    generator = np.random.default_rng(0)
+    in_band = np.tri(num_rounds, 8, dtype=bool)
+    bands = np.where(in_band, generator.normal(size=in_band.shape), 0.0)
+    bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
+    constraint = PatternNorms(8, PatternLayout(num_rounds, 8, 1))
+    feasible = _feasible(bands, constraint)
+    prepared = BandedWorkload.of(Workload("momentum_sgd", num_rounds, 0.0), 8)
+    assert band_certificate.lower_bound(feasible, prepared, constraint) == 0.0
+
+
 @pytest.mark.long
 @given(st.one_of(st.integers(1, 60), st.integers(61, 512)), st.data())
 @settings(max_examples=1000, deadline=None)
