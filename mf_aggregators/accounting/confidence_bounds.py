@@ -24,8 +24,8 @@ import scipy.stats
 
 # Bets stay this far inside of what keeps wealth positive.
 _MARGIN = 1e-6
-# More than what a root is off by.
-_SMALLEST = 1e-11
+# More than what the root of a divergence is off by.
+_ERROR_OF_ROOT = 1e-11
 
 
 def best_bet(terms: np.ndarray, mean: float, largest: float) -> tuple[float, float]:
@@ -94,9 +94,9 @@ def upper_mean(mean: float, samples: int, failure: float) -> float:
         divergence = float(scipy.special.rel_entr(mean, candidate))
         return divergence + float(scipy.special.rel_entr(1.0 - mean, 1.0 - candidate)) - most
 
-    if mean >= 1.0 or excess(1.0 - _SMALLEST) <= 0.0:
+    if mean >= 1.0 or excess(1.0 - _ERROR_OF_ROOT) <= 0.0:
         return 1.0
-    return float(scipy.optimize.brentq(excess, mean, 1.0 - _SMALLEST)) + _SMALLEST
+    return float(scipy.optimize.brentq(excess, mean, 1.0 - _ERROR_OF_ROOT)) + _ERROR_OF_ROOT
 
 
 def lower_probability(count: int, samples: int, failure: float) -> float:

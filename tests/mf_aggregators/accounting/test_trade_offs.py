@@ -293,38 +293,28 @@ def test_public_names_agree_with_the_schemes() -> None:
     )
 
 
+def _rate_with_coins(sigma: float, **arguments: Any) -> float:
+    """At a false positive rate of 1 %."""
+    sizes: dict[str, Any] = {"num_rounds": 12, "num_bands": 1, "population": 100}
+    found = accounting.amplified_true_positive_rate(
+        sigma, 0.01, **sizes, clients_per_round=5, sampling="min_separation", **arguments
+    )
+    assert isinstance(found, float)
+    return found
+
+
 def test_rounding_of_more_numbers_helps_the_attacker() -> None:
     """Rows of noise are rounded, and a client may move as many numbers as there are."""
-    rates = [
-        accounting.amplified_true_positive_rate(
-            1.0,
-            0.01,
-            num_rounds=12,
-            num_bands=1,
-            population=100,
-            clients_per_round=5,
-            sampling="min_separation",
-            separation=3,
-            num_coordinates=2**exponent,
-        )
+    few, usual, many = (
+        _rate_with_coins(1.0, separation=3, num_coordinates=2**exponent)
         for exponent in (20, 40, 56)
-    ]
-    assert rates[0] <= rates[1] < 0.98 * rates[2]
+    )
+    assert few <= usual < 0.98 * many
 
 
 @pytest.mark.parametrize("sigma", [1e9, 1e200])
 def test_much_noise_leaves_guessing(sigma: float) -> None:
-    found = accounting.amplified_true_positive_rate(
-        sigma,
-        0.01,
-        num_rounds=12,
-        num_bands=1,
-        population=100,
-        clients_per_round=5,
-        sampling="min_separation",
-        separation=3,
-    )
-    assert 0.01 <= found < 0.01001
+    assert 0.01 <= _rate_with_coins(sigma, separation=3) < 0.01001
 
 
 def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
