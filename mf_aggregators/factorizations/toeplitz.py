@@ -5,11 +5,10 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
-import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
-from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
+from mf_aggregators.factorizations import toeplitz_search
 from mf_aggregators.factorizations.factorization import ExtensionError
 from mf_aggregators.factorizations.mechanism import (
     Mechanism,
@@ -25,9 +24,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     check_measure,
     check_momentum,
     check_rounds,
-    error_weights,
     parameters_of,
-    squared_rows_by_strategy,
 )
 from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
 from mf_aggregators.linear_algebra import power_series
@@ -48,8 +45,6 @@ _MOST_BANDS_KEPT_SHARE = 0.5
 _LARGEST_DENSE_SENSITIVITY = 400_000_000
 # Bands times rounds: the error of a column-normalised matrix takes as many operations.
 _LARGEST_NORMALISED = 10**10
-# Of the search for the coefficients that an extension adds.
-_EVALUATIONS_OF_EXTENSION = 500
 
 
 class ToeplitzFactorization(ToeplitzStructure):
@@ -234,7 +229,7 @@ class ToeplitzFactorization(ToeplitzStructure):
         if not (has_all_bands and _is_redrawn(self.num_bands, (*self.plans, self._num_rounds)[0])):
             return kept
         momentum = check_momentum(workload, num_rounds)
-        series = _continued(
+        series = toeplitz_search.continued(
             self._coefficients,
             PatternOfRounds.of(participation, num_rounds),
             check_measure(parameters.get("error", "mean")),
@@ -345,7 +340,9 @@ def toeplitz(
         )
     series = power_series.square_root_coefficients(num_bands, momentum)
     if coefficients == "optimised" and num_bands > 1:
-        series = _optimised(series, pattern, error, momentum, max_evaluations, show_progress)
+        series = toeplitz_search.optimised(
+            series, pattern, error, momentum, max_evaluations, show_progress
+        )
     return ToeplitzFactorization(
         num_rounds,
         series,
@@ -430,139 +427,6 @@ def check_range(*columns: np.ndarray) -> None:
                 "the strategy matrix or its inverse is too large or too small for float64 "
                 f"arithmetic: a largest entry of {largest:.1e}."
             )
-
-
-def _optimised(
-    start: np.ndarray,
-    pattern: PatternOfRounds,
-    error: ErrorMeasure,
-    momentum: float,
-    max_evaluations: int,
-    show_progress: bool,
-) -> np.ndarray:
-    """The coefficients of least error, from a start with a positive first coefficient."""
-    log_error = _log_error_of(pattern, error, momentum, len(start))
-    with tqdm.tqdm(
-        desc=f"Toeplitz, {len(start)} bands", unit=" evaluations", disable=not show_progress
-    ) as progress:
-        if len(start) <= pattern.separation:
-            return _minimise_free(log_error, start, max_evaluations, progress)
-        return _minimise_non_increasing(log_error, start, max_evaluations, progress)
-
-
-def _continued(
-    released: np.ndarray,
-    pattern: PatternOfRounds,
-    error: ErrorMeasure,
-    momentum: float,
-    is_optimised: bool,
-) -> np.ndarray:
-    """Coefficients of all rounds of a pattern that begin with those that were released.
-
-    They go on as those of the square root do. Where no client comes twice they are optimised from
-    there; otherwise they would have to stay non-increasing, and are left as they are.
-    """
-    num_rounds, head = pattern.num_rounds, len(released)
-    root = power_series.square_root_coefficients(num_rounds, momentum)
-    series = np.concatenate([released, root[head:] * (released[-1] / root[head - 1])])
-    if not is_optimised or num_rounds > pattern.separation:
-        return series
-    log_error = _log_error_of(pattern, error, momentum, num_rounds)
-
-    def of_tail(tail: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = log_error(np.concatenate([released, tail]))
-        return value, gradient[head:]
-
-    found = minimise(
-        of_tail,
-        series[head:],
-        max_evaluations=_EVALUATIONS_OF_EXTENSION,
-        corrections=20,
-        least_change=1e-13,
-    )
-    return np.concatenate([released, found.x])
-
-
-def _log_error_of(
-    pattern: PatternOfRounds, error: ErrorMeasure, momentum: float, num_bands: int
-) -> Objective:
-    """The logarithm of the squared error of coefficients, with its slope."""
-    weights = error_weights(pattern.num_rounds, error)
-    orthogonal = num_bands <= pattern.separation
-
-    def log_error(series: np.ndarray) -> tuple[float, np.ndarray]:
-        if orthogonal:
-            squared_sensitivity, by_sensitivity = pattern.sum_of_squared_norms(series)
-        else:
-            column = power_series.padded(series, pattern.num_rounds)
-            squared_sensitivity, by_sensitivity = pattern.squared_sensitivity(column)
-            by_sensitivity = by_sensitivity[:num_bands]
-        squared_rows, by_rows = squared_rows_by_strategy(series, weights, momentum)
-        gradient = by_sensitivity / squared_sensitivity + by_rows / squared_rows
-        return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
-
-    return log_error
-
-
-def _minimise_free(
-    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
-) -> np.ndarray:
-    """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
-    start = start / start[0]
-    # A step too far makes errors so large that a line search would interpolate from them
-    # to no step at all: it is told a value that is bad enough.
-    with np.errstate(over="ignore", invalid="ignore"):
-        bad = objective(start)[0] + 1.0
-
-    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
-        progress.update()
-        with np.errstate(over="ignore", invalid="ignore"):
-            value, gradient = objective(np.concatenate([[1.0], free]))
-        if not (value < bad and np.all(np.isfinite(gradient))):
-            return bad, np.zeros_like(free)
-        return value, gradient[1:]
-
-    result = _minimise(function, start[1:], max_evaluations, None)
-    return np.concatenate([[1.0], result])
-
-
-def _minimise_non_increasing(
-    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
-) -> np.ndarray:
-    """L-BFGS-B over the decrements of c, which must not be negative."""
-
-    def series(decrements: np.ndarray) -> np.ndarray:
-        return np.cumsum(decrements[::-1])[::-1]
-
-    def function(decrements: np.ndarray) -> tuple[float, np.ndarray]:
-        progress.update()
-        value, gradient = objective(series(decrements))
-        return value, np.cumsum(gradient)
-
-    first = np.append(start[:-1] - start[1:], start[-1])
-    found = series(_minimise(function, first, max_evaluations, (0.0, None)))
-    return found / found[0]
-
-
-def _minimise(
-    function: Objective,
-    start: np.ndarray,
-    max_evaluations: int,
-    bounds: tuple[float, float | None] | None,
-) -> np.ndarray:
-    result = minimise(
-        function,
-        start,
-        bounds=None if bounds is None else [bounds] * len(start),
-        max_evaluations=max_evaluations,
-        corrections=20,
-        least_change=1e-13,
-    )
-    scale = np.full(len(result.x), np.linalg.norm(result.x))
-    if bounds is not None:
-        scale = np.where((result.x > bounds[0]) | (result.jac < 0.0), scale, 0.0)
-    warn_unless_stationary(result, scale)
-    return np.asarray(result.x)
 
 
 class ToeplitzMechanism(Mechanism):

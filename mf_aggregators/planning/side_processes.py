@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mf_aggregators.planning.proposals import Proposal
 
-# The processes share the cores, and threads of several would be in each other's way.
-_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+# How many threads the numerical libraries of a process may have.
+_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @contextlib.contextmanager
@@ -28,7 +28,8 @@ def computing(
     Args:
       proposals: What is weighed, in this order.
       compute: Computes the proposal of a number, and keeps it in a cache. It is pickled.
-      processes: The most processes at a time; with fewer than two, none is started.
+      processes: The most processes at a time, one for each core; with fewer than two, none is
+        started. Cores that are more than the processes go to threads of these.
 
     Yields:
       What waits for a proposal of a number, if a process computes it or will do so.
@@ -57,6 +58,8 @@ class _SideProcesses:
         may_start = processes >= 2 and not multiprocessing.current_process().daemon
         longest_first = sorted(long, key=lambda number: -long[number])
         self._waiting = longest_first if may_start and len(long) >= 2 else []
+        # Threads of several processes on one core would be in each other's way.
+        self._threads = max(1, processes // max(1, len(long)))
         self._running: dict[int, multiprocessing.process.BaseProcess] = {}
 
     def start_first(self) -> None:
@@ -90,7 +93,7 @@ class _SideProcesses:
                 target=_run, args=(self._compute, number), daemon=True
             )
             try:
-                with _environment():
+                with _environment(self._threads):
                     process.start()
             except OSError:
                 # No process can be started here: all is computed where it is asked for.
@@ -116,14 +119,13 @@ def _show_warning(message: Warning | str, *unused: object, **also_unused: object
 
 
 @contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(_THREADS)
+def _environment(threads: int) -> Iterator[None]:
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = str(threads)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before

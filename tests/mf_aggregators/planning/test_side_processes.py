@@ -26,7 +26,8 @@ def _note(directory: pathlib.Path, number: int) -> None:
     if number == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     there = sorted(path.name for path in directory.iterdir())
-    (directory / f"{number}").write_text(f"{os.getpid()} {' '.join(there)}")
+    threads = os.environ["OPENBLAS_NUM_THREADS"]
+    (directory / f"{number}").write_text(f"{os.getpid()} {threads} {' '.join(there)}")
 
 
 def _proposals(**seconds_of_each: float) -> list[Proposal]:
@@ -63,7 +64,21 @@ def test_what_takes_long_is_computed_elsewhere_and_waited_for(tmp_path: pathlib.
     processes = [numbers[0] for numbers in whole.values()]
     assert len({*processes, str(os.getpid())}) == 4
     # Both began when what they approximate was there.
-    assert whole["3"][1:2] == whole["4"][1:2] == ["0"]
+    assert whole["3"][2:3] == whole["4"][2:3] == ["0"]
+
+
+def test_cores_that_are_left_go_to_threads(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    found = _proposals(longest=9.0, short=0.0, none=0.0, also_long=3.0)
+    compute = functools.partial(_note, tmp_path)
+    with side_processes.computing(found, compute, processes=7) as wait:
+        wait(0)
+        wait(3)
+    for name in ("0", "3"):
+        assert (tmp_path / name).read_text().split()[1] == "3"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "5"
 
 
 @pytest.mark.timeout(120)
