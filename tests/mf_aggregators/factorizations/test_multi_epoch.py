@@ -499,6 +499,19 @@ def test_many_participations_converge(
         assert least * (1 - 1e-9) <= squared_error <= least * (1 + best.optimality_gap + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("num_rounds", "epochs", "separation"), [(256, 64, 4), (200, 50, 4), (120, 60, 2)]
+)
+def test_few_evaluations_of_many_participations_are_as_good_as_bands(
+    num_rounds: int, epochs: int, separation: int
+) -> None:
+    workload, participation = workloads.prefix_sum(num_rounds), FixedEpochOrder(epochs, separation)
+    with pytest.warns(NotConvergedWarning):
+        best = optimal(workload, participation, max_evaluations=16)
+    bands = banded(workload, separation, participation=participation, equal_column_norms=False)
+    assert best.rmse(workload, participation) <= 1.005 * bands.rmse(workload, participation)
+
+
 def test_a_start_that_rounding_has_spoiled_leaves_its_matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
