@@ -41,6 +41,7 @@ import scipy.optimize
 import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations import pattern_spectra
 from mf_aggregators.factorizations.convergence import Converged, Objective, minimise
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
@@ -78,9 +79,8 @@ class _Evaluation:
     root_sum: float
     estimated_bound: float
     gram_blocks: np.ndarray
-    inverse_factors: np.ndarray
-    eigenvectors: np.ndarray
-    root_eigenvalues: np.ndarray
+    factors: np.ndarray
+    half_root: np.ndarray | None
     weights: np.ndarray
     ratios: np.ndarray
 
@@ -149,6 +149,7 @@ class MultiEpochSearch:
     def __init__(
         self,
         workload: np.ndarray,
+        inverse_bands: np.ndarray | None,
         participation: FixedEpochOrder,
         *,
         equal_column_norms: bool,
@@ -157,9 +158,20 @@ class MultiEpochSearch:
         max_evaluations: int,
         show_progress: bool,
     ) -> None:
-        """Prepares a search; the arguments are those of ``optimal``."""
+        """Prepares a search.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          inverse_bands: The (n, w) bands of A^-1; None if it has many.
+          participation: As the further arguments, those of ``optimal``.
+          equal_column_norms: See there.
+          pattern_entries: See there.
+          relative_gap: See there.
+          max_evaluations: See there.
+          show_progress: See there.
+        """
         num_rounds = workload.shape[0]
-        self._workload = workload
+        self._workload, self._inverse_bands = workload, inverse_bands
         self._participation = participation
         self._layout = PatternLayout(
             num_rounds, participation.separation, participation.most_participations(num_rounds)
@@ -179,9 +191,7 @@ class MultiEpochSearch:
         self._bounds_of_entries = _BOUNDS_OF_RATIOS[
             "orthogonal" if self._by_correlations else self._pattern_entries
         ]
-        self._real = np.flatnonzero(layout.exists.ravel())
-        self._order = layout.rounds.ravel()[self._real]
-        self._gram = (workload.T @ workload)[np.ix_(self._order, self._order)]
+        self._spectra = pattern_spectra.of(workload, inverse_bands, layout)
         # Pairs of positions that some pattern holds.
         rows, columns = np.tril_indices(layout.positions, -1)
         within = rows - columns < layout.most
@@ -192,6 +202,9 @@ class MultiEpochSearch:
         self._base = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
         self._leaves_if_far = False
         self.evaluations = 0
+        self._next_certificate = _EVALUATIONS_BETWEEN_CERTIFICATES
+        if self._spectra.has_cheap_roots:
+            self._next_certificate *= 2
         self._squared_error = np.inf
         self._best: _Evaluation | None = None
         self.strategy_matrix = np.empty(0)
@@ -319,6 +332,7 @@ class MultiEpochSearch:
         """
         easier = MultiEpochSearch(
             self._workload,
+            self._inverse_bands,
             self._participation,
             equal_column_norms=False,
             pattern_entries="orthogonal",
@@ -353,7 +367,7 @@ class MultiEpochSearch:
         assert best is not None
         self._certify_best()
         factors = np.linalg.cholesky(self._multiplier_blocks(best.weights, best.ratios))
-        product = self._times_blocks(self._workload[:, self._order], factors)
+        product = self._layout.times_blocks(self._workload[:, self._layout.order], factors)
         root_sum = nuclear_norm_from_below(product)
         return max(self._squared_error * self._total(best.weights) / root_sum**2 - 1.0, 0.0)
 
@@ -429,8 +443,12 @@ class MultiEpochSearch:
         self.progress.update()
         if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
             self._best = evaluation
-        if self.evaluations % _EVALUATIONS_BETWEEN_CERTIFICATES == 0:
+        if self.evaluations >= self._next_certificate:
             self._certify(self._best)
+            self._next_certificate = self.evaluations + _EVALUATIONS_BETWEEN_CERTIFICATES
+            if self._spectra.has_cheap_roots:
+                # A certificate costs as much as many evaluations.
+                self._next_certificate += self.evaluations // 2
             self._end_if_near_or_astray()
         return evaluation
 
@@ -446,51 +464,22 @@ class MultiEpochSearch:
     def _dual(self, weights: np.ndarray, ratios: np.ndarray) -> _Evaluation:
         """The bound and its gradient by V, which are the blocks of X with X V X = A^T A."""
         factors = np.linalg.cholesky(self._multiplier_blocks(weights, ratios))
-        # With V = L L^T, the roots of the eigenvalues of L^T A^T A L sum to tr((A V A^T)^1/2).
-        left = self._blocks_times(factors.transpose(0, 2, 1), self._gram)
-        eigenvalues, eigenvectors = scipy.linalg.eigh(
-            self._times_blocks(left, factors), driver="evd", overwrite_a=True, check_finite=False
-        )
-        rounding = np.finfo(np.float64).eps * eigenvalues[-1]
-        roots = np.sqrt(np.maximum(eigenvalues, rounding))
-        root_sum = float(np.sum(roots))
-        # X = L^-T (L^T A^T A L)^1/2 L^-1.
-        vectors = self._by_class(eigenvectors)
-        roots_within = np.matmul(vectors * roots, vectors.transpose(0, 2, 1))
+        # With V = L L^T, the trace of R = (L^T A^T A L)^1/2 is that of (A V A^T)^1/2.
+        root = self._spectra.root(factors)
+        # X = L^-T R L^-1.
         inverse_factors = np.linalg.inv(factors)
         gram_blocks = np.matmul(
-            np.matmul(inverse_factors.transpose(0, 2, 1), roots_within), inverse_factors
+            np.matmul(inverse_factors.transpose(0, 2, 1), root.blocks), inverse_factors
         )
         return _Evaluation(
-            root_sum=root_sum,
-            estimated_bound=root_sum**2 / self._total(weights),
+            root_sum=root.trace,
+            estimated_bound=root.trace**2 / self._total(weights),
             gram_blocks=gram_blocks,
-            inverse_factors=inverse_factors,
-            eigenvectors=eigenvectors,
-            root_eigenvalues=roots,
+            factors=factors,
+            half_root=root.half,
             weights=weights,
             ratios=ratios,
         )
-
-    def _by_class(self, matrix: np.ndarray) -> np.ndarray:
-        """(b, K, m) rows of an (n, m) matrix, which has them by class; zero where no round is."""
-        layout = self._layout
-        padded = np.zeros((layout.exists.size, matrix.shape[1]))
-        padded[self._real] = matrix
-        return padded.reshape(layout.separation, layout.positions, -1)
-
-    def _blocks_times(self, blocks: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        """(n, m): a matrix of (b, K, K) diagonal blocks times an (n, m) one, rows by class."""
-        product = np.matmul(blocks, self._by_class(matrix))
-        return product.reshape(-1, matrix.shape[1])[self._real]
-
-    def _times_blocks(self, matrix: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-        """(m, n): an (m, n) matrix, columns by class, times one of (b, K, K) diagonal blocks."""
-        padded = np.zeros((len(matrix), self._layout.exists.size))
-        padded[:, self._real] = matrix
-        by_class = padded.reshape(len(matrix), *blocks.shape[:2])
-        product = np.einsum("nbk,bkl->nbl", by_class, blocks)
-        return product.reshape(len(matrix), -1)[:, self._real]
 
     def _by_weights(
         self, evaluation: _Evaluation, ratios: np.ndarray, weights: np.ndarray
@@ -542,19 +531,19 @@ class MultiEpochSearch:
     def _gram_matrix(self, evaluation: _Evaluation) -> np.ndarray:
         """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
         layout = self._layout
-        half = self._blocks_times(
-            evaluation.inverse_factors.transpose(0, 2, 1),
-            evaluation.eigenvectors * np.sqrt(evaluation.root_eigenvalues),
-        )
+        half_root = evaluation.half_root
+        if half_root is None:
+            half_root = self._spectra.whole_root(evaluation.factors)
+        half = layout.blocks_times(np.linalg.inv(evaluation.factors).transpose(0, 2, 1), half_root)
         # A round's scale is that of the tightest of its patterns, which makes X feasible.
         sums = layout.pair_sums(
             np.abs(evaluation.gram_blocks)
             * (layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis])
         )
         tightest = layout.tightest(sums)
-        half /= np.sqrt(tightest.ravel()[self._real])[:, np.newaxis]
+        half /= np.sqrt(tightest[layout.exists])[:, np.newaxis]
         gram = np.empty(half.shape)
-        gram[np.ix_(self._order, self._order)] = half @ half.T
+        gram[np.ix_(layout.order, layout.order)] = half @ half.T
         # Complementary slackness: off its bounds, a multiplier's entry of X is zero.
         least, largest = self._bounds_of_entries
         interior = (evaluation.ratios > least + _AT_BOUND) & (

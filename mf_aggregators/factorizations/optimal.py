@@ -166,9 +166,12 @@ def optimal(
     if returns:
         assert isinstance(participation, FixedEpochOrder)
         matrix = workload.matrix() if isinstance(workload, workloads.Workload) else workload
+        # A factor on the workload changes nothing but the range of numbers.
+        largest = np.max(np.abs(matrix))
+        inverse_bands = workloads.inverse_bands(workload)
         search = MultiEpochSearch(
-            # A factor on the workload changes nothing but the range of numbers.
-            matrix / np.max(np.abs(matrix)),
+            matrix / largest,
+            None if inverse_bands is None else inverse_bands * largest,
             participation,
             equal_column_norms=equal_column_norms,
             pattern_entries=pattern_entries,

@@ -39,6 +39,11 @@ class PatternLayout:
         return self.rounds < self.num_rounds
 
     @property
+    def order(self) -> np.ndarray:
+        """(n,) int: the rounds by class."""
+        return self.rounds[self.exists]
+
+    @property
     def windows(self) -> np.ndarray:
         """(b, W) bool: which patterns are maximal patterns of a class."""
         starts = np.arange(self.positions - self.most + 1)
@@ -67,6 +72,24 @@ class PatternLayout:
         exists = self.exists
         values[self.rounds[exists]] = table[exists]
         return values
+
+    def rows_by_class(self, matrix: np.ndarray) -> np.ndarray:
+        """Returns (b, K, m) rows of an (n, m) matrix by class, zero where there is no round."""
+        padded = np.zeros((self.separation, self.positions, matrix.shape[1]))
+        padded[self.exists] = matrix
+        return padded
+
+    def blocks_times(self, blocks: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        """Returns (n, m): (b, K, K) diagonal blocks times an (n, m) matrix, rows by class."""
+        product = np.matmul(blocks, self.rows_by_class(matrix))
+        return np.asarray(product[self.exists])
+
+    def times_blocks(self, matrix: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """Returns (m, n): an (m, n) matrix, columns by class, times (b, K, K) diagonal blocks."""
+        padded = np.zeros((len(matrix), self.separation, self.positions))
+        padded[:, self.exists] = matrix
+        product = np.einsum("nbk,bkl->nbl", padded, blocks)
+        return np.asarray(product[:, self.exists])
 
     def sums(self, table: np.ndarray) -> np.ndarray:
         """Returns (b, W) sums over each pattern of (b, K) values, zero where there is none."""

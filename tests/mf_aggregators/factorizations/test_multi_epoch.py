@@ -393,6 +393,7 @@ def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObj
     equal = data.draw(st.booleans())
     search = MultiEpochSearch(
         _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
+        None,
         FixedEpochOrder(data.draw(st.integers(2, fitting)), separation),
         equal_column_norms=equal,
         pattern_entries="any",
@@ -432,6 +433,7 @@ def test_gradients_by_factors_of_correlations_are_slopes(
     separation = data.draw(st.integers(1, num_rounds - 1))
     search = MultiEpochSearch(
         _random_workload(num_rounds, data.draw(st.integers(0, 1000))),
+        None,
         FixedEpochOrder(-(-num_rounds // separation), separation),
         equal_column_norms=data.draw(st.booleans()),
         pattern_entries="any",

@@ -1,0 +1,123 @@
+"""Diagonal blocks of H^-1/2 for a block tridiagonal H, without a dense matrix.
+
+The integral x^-1/2 = (2 / pi) int_0^inf dt / (x + t^2) by the trapezoidal rule, after a change of
+variables that makes it converge fastest between two bounds on x (Hale, Higham and Trefethen,
+*Computing A^alpha, log(A), and related matrix functions by contour integrals*, 2008, method 3):
+x^-1/2 is sum_j weights[j] / (x + shifts[j]) to within a relative error that falls exponentially
+with the number of shifts, of which 44 suffice for 13 digits and a condition number of 1e10. Each
+(H + shift I)^-1 takes one elimination from the first block to the last one, and one way back.
+"""
+
+import dataclasses
+
+import numpy as np
+import scipy.special
+
+# Numbers of shifts are tried in steps; errors are measured at so many points.
+_MORE_SHIFTS = 4
+_MOST_SHIFTS = 100
+_LARGEST_CONDITION = 1e15
+_POINTS = 400
+_RELATIVE_ERROR = 1e-13
+# Elliptic functions as sums of hyperbolic ones: further images are below rounding.
+_IMAGES = np.arange(-16, 17)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InverseSquareRoot:
+    """x^-1/2 as a sum of weights[j] / (x + shifts[j]).
+
+    Attributes:
+      shifts: (m,) above zero.
+      weights: (m,) above zero.
+    """
+
+    shifts: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def between(cls, least: float, largest: float) -> "InverseSquareRoot":
+        """Returns the sum for x between two bounds.
+
+        Args:
+          least: Above 0.
+          largest: At least ``least``, and at most 1e15 times that.
+
+        Raises:
+          ValueError: If the bounds are not such.
+        """
+        if not (0.0 < least <= largest < np.inf and largest <= _LARGEST_CONDITION * least):
+            raise ValueError(
+                "the bounds must be positive, finite and by at most a factor of "
+                f"{_LARGEST_CONDITION:g} apart, found {least} and {largest}."
+            )
+        # Equal bounds would make the period infinite.
+        ratio = min(least / largest, 0.5)
+        points = np.geomspace(least, largest, _POINTS)
+        for count in range(_MORE_SHIFTS, _MOST_SHIFTS + 1, _MORE_SHIFTS):
+            found = cls._of_count(least, ratio, count)
+            error = np.max(np.abs(found.at(points) * np.sqrt(points) - 1.0))
+            if error <= _RELATIVE_ERROR:
+                break
+        return found
+
+    @classmethod
+    def _of_count(cls, least: float, ratio: float, count: int) -> "InverseSquareRoot":
+        quarter, dual_quarter = scipy.special.ellipkm1(ratio), scipy.special.ellipk(ratio)
+        u = (np.arange(count) + 0.5) * quarter / count
+        scale = np.pi / (2.0 * dual_quarter)
+        terms = scale / np.cosh(scale * (u[:, np.newaxis] - 2.0 * quarter * _IMAGES))
+        # Jacobi's functions of parameter 1 - ratio, which the series by the nome is slow for.
+        dn = np.sum(terms, axis=1)
+        cn = np.sum(terms * (-1.0) ** _IMAGES, axis=1) / np.sqrt(1.0 - ratio)
+        factor = 2.0 * quarter * np.sqrt(least) / (np.pi * count)
+        return cls(least * (1.0 / cn**2 - 1.0), factor * dn / cn**2)
+
+    def at(self, x: np.ndarray) -> np.ndarray:
+        """Returns the (...) values of the sum at (...) numbers."""
+        return np.asarray(np.sum(self.weights / (x[..., np.newaxis] + self.shifts), axis=-1))
+
+
+def diagonal_blocks(diagonal: np.ndarray, above: np.ndarray, least: float) -> np.ndarray:
+    """Returns the diagonal blocks of H^-1/2.
+
+    Args:
+      diagonal: (B, s, s) diagonal blocks of H, symmetric and positive definite.
+      above: (B - 1, s, s) blocks to their right.
+      least: A lower bound, above zero, on the eigenvalues of H.
+
+    Returns:
+      (B, s, s).
+
+    Raises:
+      ValueError: If ``least`` is not positive, or H too ill-conditioned.
+    """
+    root = InverseSquareRoot.between(least, max(largest_row_sum(diagonal, above), least))
+    shifts = root.shifts[:, np.newaxis, np.newaxis] * np.eye(diagonal.shape[1])
+    # Inverses of the Schur complements of H + shift I, for all shifts at once.
+    inverses = np.empty((len(diagonal), *shifts.shape))
+    inverses[0] = np.linalg.inv(diagonal[0] + shifts)
+    for k in range(1, len(diagonal)):
+        carried = above[k - 1].T @ (inverses[k - 1] @ above[k - 1])
+        inverses[k] = np.linalg.inv(diagonal[k] + shifts - carried)
+    blocks = np.empty_like(diagonal)
+    found = inverses[-1]
+    blocks[-1] = np.tensordot(root.weights, found, 1)
+    for k in range(len(diagonal) - 2, -1, -1):
+        back = inverses[k] @ above[k]
+        found = inverses[k] + back @ found @ back.transpose(0, 2, 1)
+        blocks[k] = np.tensordot(root.weights, found, 1)
+    return blocks
+
+
+def largest_row_sum(diagonal: np.ndarray, above: np.ndarray) -> float:
+    """Returns the largest sum of magnitudes of a row of H, which no eigenvalue exceeds.
+
+    Args:
+      diagonal: (B, s, s) diagonal blocks of H.
+      above: (B - 1, s, s) blocks to their right.
+    """
+    sums = np.sum(np.abs(diagonal), axis=2)
+    sums[:-1] += np.sum(np.abs(above), axis=2)
+    sums[1:] += np.sum(np.abs(above), axis=1)
+    return float(np.max(sums))
