@@ -31,6 +31,7 @@ def minimise(
     least_change: float,
     least_slope: float = 0.0,
     bounds: Any = None,
+    callback: Callable[[np.ndarray], None] | None = None,
 ) -> Any:
     """Minimises a function with its gradient by SciPy's L-BFGS-B.
 
@@ -42,6 +43,7 @@ def minimise(
       least_change: The search ends once a step changes the value by less, relative to it.
       least_slope: It ends once no entry of the projected gradient is above this.
       bounds: As SciPy takes them; None for none.
+      callback: Called with the (m,) variables of each iterate, the last ones evaluated.
 
     Returns:
       What ``scipy.optimize.minimize`` returns.
@@ -52,6 +54,7 @@ def minimise(
         jac=True,
         method="L-BFGS-B",
         bounds=bounds,
+        callback=callback,
         options={
             "maxcor": corrections,
             "maxiter": max_evaluations,

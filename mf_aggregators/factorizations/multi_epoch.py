@@ -46,6 +46,7 @@ from mf_aggregators.factorizations.convergence import Converged, Objective, mini
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.factorizations.pattern_spectra import PatternRoot
 from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.participation import FixedEpochOrder
 
@@ -63,6 +64,8 @@ _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 # Multipliers this close to their bound are taken to be at it.
 _AT_BOUND = 1e-6
 _LARGEST_CHANGE_OF_LOG = 12.0
+# Changes of the logarithm of the bound up to this follow from slopes.
+_SMALL_CHANGE = 1e-6
 # From so many participations on, a search from V diagonal may go astray: it is left if it is as
 # far off as this after so many evaluations, or has taken half of those that there are.
 _MANY_PARTICIPATIONS = 12
@@ -80,9 +83,19 @@ class _Evaluation:
     estimated_bound: float
     gram_blocks: np.ndarray
     factors: np.ndarray
-    half_root: np.ndarray | None
+    root: PatternRoot
     weights: np.ndarray
     ratios: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Point:
+    """A point of a search: its variables, its value, the value shown, and the gradient."""
+
+    free: np.ndarray
+    value: float
+    shown: float
+    gradient: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -284,13 +297,15 @@ class MultiEpochSearch:
                 start + _LARGEST_CHANGE_OF_LOG, np.full_like(entries_at_start, largest)
             ),
         )
+        objective = _ObjectiveBySlopes(negative_log_bound)
         minimise(
-            _with_walls(negative_log_bound),
+            _with_walls(objective),
             variables.packed(start, entries_at_start),
             max_evaluations=self._max_evaluations,
             corrections=30,
-            least_change=1e-16,
+            least_change=0.0,
             bounds=scipy.optimize.Bounds(*bounds),
+            callback=objective.accept,
         )
 
     def _negative_log_bound(
@@ -476,7 +491,7 @@ class MultiEpochSearch:
             estimated_bound=root.trace**2 / self._total(weights),
             gram_blocks=gram_blocks,
             factors=factors,
-            half_root=root.half,
+            root=root,
             weights=weights,
             ratios=ratios,
         )
@@ -531,19 +546,17 @@ class MultiEpochSearch:
     def _gram_matrix(self, evaluation: _Evaluation) -> np.ndarray:
         """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
         layout = self._layout
-        half_root = evaluation.half_root
-        if half_root is None:
-            half_root = self._spectra.whole_root(evaluation.factors)
-        half = layout.blocks_times(np.linalg.inv(evaluation.factors).transpose(0, 2, 1), half_root)
         # A round's scale is that of the tightest of its patterns, which makes X feasible.
         sums = layout.pair_sums(
             np.abs(evaluation.gram_blocks)
             * (layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis])
         )
         tightest = layout.tightest(sums)
-        half /= np.sqrt(tightest[layout.exists])[:, np.newaxis]
-        gram = np.empty(half.shape)
-        gram[np.ix_(layout.order, layout.order)] = half @ half.T
+        scaled = np.linalg.inv(evaluation.factors) / np.sqrt(tightest)[:, np.newaxis]
+        root = self._spectra.whole(evaluation.root, evaluation.factors)
+        by_class = layout.times_blocks(layout.blocks_times(scaled.transpose(0, 2, 1), root), scaled)
+        gram = np.empty(by_class.shape)
+        gram[np.ix_(layout.order, layout.order)] = by_class
         # Complementary slackness: off its bounds, a multiplier's entry of X is zero.
         least, largest = self._bounds_of_entries
         interior = (evaluation.ratios > least + _AT_BOUND) & (
@@ -554,6 +567,40 @@ class MultiEpochSearch:
         columns = layout.rounds[classes, self._pairs[1][pairs]]
         gram[rows, columns] = gram[columns, rows] = 0.0
         return gram
+
+
+class _ObjectiveBySlopes:
+    """An objective whose small changes come from slopes, which rounding hides less than values.
+
+    Near the iterate that a line search starts from, the change of the value is the mean of both
+    slopes along the step. For quadratic objectives it is exact, and conditions on such values are
+    the approximate Wolfe conditions of Hager and Zhang (*A new conjugate gradient method with
+    guaranteed descent and an efficient line search*, 2005). A matrix has a gap of the order of
+    the slopes that remain, where the bound itself is off by their squares only.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._iterate: _Point | None = None
+        self._last: _Point | None = None
+
+    def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = self._objective(free)
+        # Shown values begin at zero, where floats are densest.
+        shown, start = 0.0, self._iterate
+        if start is not None and abs(value - start.value) <= _SMALL_CHANGE:
+            mean_slope = 0.5 * (gradient + start.gradient)
+            shown = start.shown + float(mean_slope @ (free - start.free))
+        elif start is not None:
+            shown = start.shown + value - start.value
+        self._last = _Point(free.copy(), value, shown, gradient)
+        if start is None:
+            self._iterate = self._last
+        return shown, gradient
+
+    def accept(self, _: np.ndarray) -> None:
+        """Notes that the last point is an iterate: the start of the next line search."""
+        self._iterate = self._last
 
 
 def _with_walls(objective: Objective) -> Objective:

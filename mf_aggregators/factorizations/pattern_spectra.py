@@ -21,7 +21,7 @@ from mf_aggregators.linear_algebra import inverse_square_roots
 # From so many blocks on they are faster than one large matrix.
 _LEAST_BLOCKS = 24
 # Eigenvalues of H are off by rounding of the largest of them, and roots follow from the least.
-_LARGEST_CONDITION = 1e11
+_LARGEST_CONDITION = 1e13
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,18 +50,19 @@ class PatternSpectra(abc.ABC):
 
     @abc.abstractmethod
     def root(self, factors: np.ndarray) -> PatternRoot:
-        """Returns the root, with its half only where that takes no longer.
+        """Returns what the dual needs of the root.
 
         Args:
           factors: (b, K, K) lower-triangular blocks of L, the identity's where no round is.
         """
 
     @abc.abstractmethod
-    def whole_root(self, factors: np.ndarray) -> np.ndarray:
-        """Returns (n, n) Y with Y Y^T the root.
+    def whole(self, root: PatternRoot, factors: np.ndarray) -> np.ndarray:
+        """Returns (n, n) R, rounds by class.
 
         Args:
-          factors: As for :meth:`root`.
+          root: What is known of it.
+          factors: The L that it belongs to.
         """
 
 
@@ -96,11 +97,10 @@ class DensePatternSpectra(PatternSpectra):
         blocks = np.matmul(vectors, vectors.transpose(0, 2, 1))
         return PatternRoot(float(np.sum(roots)), blocks, eigenvectors)
 
-    def whole_root(self, factors: np.ndarray) -> np.ndarray:
-        """Returns Y."""
-        half = self.root(factors).half
-        assert half is not None
-        return half
+    def whole(self, root: PatternRoot, factors: np.ndarray) -> np.ndarray:
+        """Returns R = Y Y^T."""
+        assert root.half is not None
+        return root.half @ root.half.T
 
 
 class BandedPatternSpectra(PatternSpectra):
@@ -142,27 +142,34 @@ class BandedPatternSpectra(PatternSpectra):
 
     def root(self, factors: np.ndarray) -> PatternRoot:
         """Returns the root without its half, unless H is too ill-conditioned for that."""
-        diagonal, above = self._blocks(np.linalg.inv(factors))
-        products = np.matmul(self._gram_blocks, factors)
-        # The inverse of the largest eigenvalue of L^T A^T A L is above that of the trace.
-        least = 1.0 / float(np.sum(products * factors))
+        diagonal, above, least = self._blocks(factors)
         if inverse_square_roots.largest_row_sum(diagonal, above) > _LARGEST_CONDITION * least:
             return self._dense.root(factors)
         folded = inverse_square_roots.diagonal_blocks(diagonal, above, least)
-        positions = self._layout.positions
-        by_place = folded.reshape(
-            len(folded), -1, positions, folded.shape[1] // positions, positions
-        )
+        count, positions = len(folded), self._layout.positions
+        by_place = folded.reshape(count, -1, positions, folded.shape[1] // positions, positions)
         blocks = by_place[self._block, self._place, :, self._place]
         diagonals = np.diagonal(blocks, axis1=1, axis2=2)
         return PatternRoot(float(np.sum(diagonals[self._layout.exists])), blocks, None)
 
-    def whole_root(self, factors: np.ndarray) -> np.ndarray:
-        """Returns Y, by an eigendecomposition."""
-        return self._dense.whole_root(factors)
+    def whole(self, root: PatternRoot, factors: np.ndarray) -> np.ndarray:
+        """Returns R."""
+        if root.half is not None:
+            return self._dense.whole(root, factors)
+        diagonal, above, least = self._blocks(factors)
+        folded = inverse_square_roots.whole(diagonal, above, least)
+        positions = self._layout.positions
+        of_class = self._block * diagonal.shape[1] + self._place * positions
+        rows = (of_class[:, np.newaxis] + np.arange(positions))[self._layout.exists]
+        return folded[np.ix_(rows, rows)]
 
-    def _blocks(self, inverse_factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The (B, s, s) diagonal blocks of H, and the (B - 1, s, s) blocks to their right."""
+    def _blocks(self, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """H: (B, s, s) diagonal blocks, (B - 1, s, s) to their right, and its least eigenvalue.
+
+        The latter is bounded from below by the inverse of the trace of L^T A^T A L.
+        """
+        least = 1.0 / float(np.sum(np.matmul(self._gram_blocks, factors) * factors))
+        inverse_factors = np.linalg.inv(factors)
         separation, positions = self._layout.separation, self._layout.positions
         num_blocks, places = int(np.max(self._block)) + 1, 2 * (len(self._joints) - 1)
         shape = (num_blocks, places, places, positions, positions)
@@ -187,6 +194,7 @@ class BandedPatternSpectra(PatternSpectra):
         return (
             diagonal.transpose(0, 1, 3, 2, 4).reshape(-1, size, size),
             above.transpose(0, 1, 3, 2, 4).reshape(-1, size, size),
+            least,
         )
 
 

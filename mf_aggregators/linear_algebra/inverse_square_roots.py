@@ -1,4 +1,4 @@
-"""Diagonal blocks of H^-1/2 for a block tridiagonal H, without a dense matrix.
+"""H^-1/2, or its diagonal blocks, for a block tridiagonal H.
 
 The integral x^-1/2 = (2 / pi) int_0^inf dt / (x + t^2) by the trapezoidal rule, after a change of
 variables that makes it converge fastest between two bounds on x (Hale, Higham and Trefethen,
@@ -78,6 +78,36 @@ class InverseSquareRoot:
         return np.asarray(np.sum(self.weights / (x[..., np.newaxis] + self.shifts), axis=-1))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Elimination:
+    """Block elimination of H + shift I, for all shifts at once.
+
+    Attributes:
+      weights: (m,) those of the shifts.
+      inverses: (B, m, s, s) inverses of the Schur complements.
+      above: (B - 1, s, s) blocks of H to the right of those on the diagonal.
+    """
+
+    weights: np.ndarray
+    inverses: np.ndarray
+    above: np.ndarray
+
+    @classmethod
+    def of(cls, diagonal: np.ndarray, above: np.ndarray, least: float) -> "_Elimination":
+        root = InverseSquareRoot.between(least, max(largest_row_sum(diagonal, above), least))
+        shifts = root.shifts[:, np.newaxis, np.newaxis] * np.eye(diagonal.shape[1])
+        inverses = np.empty((len(diagonal), *shifts.shape))
+        inverses[0] = np.linalg.inv(diagonal[0] + shifts)
+        for k in range(1, len(diagonal)):
+            carried = above[k - 1].T @ (inverses[k - 1] @ above[k - 1])
+            inverses[k] = np.linalg.inv(diagonal[k] + shifts - carried)
+        return cls(root.weights, inverses, above)
+
+    def summed(self, by_shift: np.ndarray) -> np.ndarray:
+        """(...) weighted sum over the shifts of (m, ...) parts of inverses."""
+        return np.tensordot(self.weights, by_shift, 1)
+
+
 def diagonal_blocks(diagonal: np.ndarray, above: np.ndarray, least: float) -> np.ndarray:
     """Returns the diagonal blocks of H^-1/2.
 
@@ -92,22 +122,46 @@ def diagonal_blocks(diagonal: np.ndarray, above: np.ndarray, least: float) -> np
     Raises:
       ValueError: If ``least`` is not positive, or H too ill-conditioned.
     """
-    root = InverseSquareRoot.between(least, max(largest_row_sum(diagonal, above), least))
-    shifts = root.shifts[:, np.newaxis, np.newaxis] * np.eye(diagonal.shape[1])
-    # Inverses of the Schur complements of H + shift I, for all shifts at once.
-    inverses = np.empty((len(diagonal), *shifts.shape))
-    inverses[0] = np.linalg.inv(diagonal[0] + shifts)
-    for k in range(1, len(diagonal)):
-        carried = above[k - 1].T @ (inverses[k - 1] @ above[k - 1])
-        inverses[k] = np.linalg.inv(diagonal[k] + shifts - carried)
+    elimination = _Elimination.of(diagonal, above, least)
     blocks = np.empty_like(diagonal)
-    found = inverses[-1]
-    blocks[-1] = np.tensordot(root.weights, found, 1)
+    found = elimination.inverses[-1]
+    blocks[-1] = elimination.summed(found)
     for k in range(len(diagonal) - 2, -1, -1):
-        back = inverses[k] @ above[k]
-        found = inverses[k] + back @ found @ back.transpose(0, 2, 1)
-        blocks[k] = np.tensordot(root.weights, found, 1)
+        back = elimination.inverses[k] @ above[k]
+        found = elimination.inverses[k] + back @ found @ back.transpose(0, 2, 1)
+        blocks[k] = elimination.summed(found)
     return blocks
+
+
+def whole(diagonal: np.ndarray, above: np.ndarray, least: float) -> np.ndarray:
+    """Returns all of H^-1/2, in O(s (B s)^2) operations for each shift.
+
+    Args:
+      diagonal: As :func:`diagonal_blocks` takes it.
+      above: The same.
+      least: The same.
+
+    Returns:
+      (B s, B s), symmetric.
+
+    Raises:
+      ValueError: As there.
+    """
+    elimination = _Elimination.of(diagonal, above, least)
+    size = diagonal.shape[1]
+    root = np.empty((len(diagonal) * size,) * 2)
+    # Rows of the inverses from the diagonal on, of one block after another from the last one up.
+    rows = elimination.inverses[-1]
+    for k in range(len(diagonal) - 1, -1, -1):
+        here = slice(k * size, (k + 1) * size)
+        if k + 1 < len(diagonal):
+            back = elimination.inverses[k] @ above[k]
+            after = -(back @ rows)
+            own = elimination.inverses[k] - after[:, :, :size] @ back.transpose(0, 2, 1)
+            rows = np.concatenate([own, after], axis=2)
+        root[here, k * size :] = elimination.summed(rows)
+        root[k * size :, here] = root[here, k * size :].T
+    return root
 
 
 def largest_row_sum(diagonal: np.ndarray, above: np.ndarray) -> float:

@@ -36,7 +36,9 @@ def test_bounds_that_allow_no_sum_are_refused(least: float, largest: float) -> N
 
 
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_diagonal_blocks_are_those_of_the_whole(num_blocks: int, size: int, seed: int) -> None:
+def test_blocks_and_the_whole_are_those_of_a_dense_matrix(
+    num_blocks: int, size: int, seed: int
+) -> None:
     generator = np.random.default_rng(seed)
     diagonal = generator.uniform(-1.0, 1.0, (num_blocks, size, size))
     diagonal += diagonal.transpose(0, 2, 1) + 5.0 * size * np.eye(size)
@@ -55,3 +57,5 @@ def test_diagonal_blocks_are_those_of_the_whole(num_blocks: int, size: int, seed
     for k, block in enumerate(found):
         here = slice(k * size, (k + 1) * size)
         np.testing.assert_allclose(block, expected[here, here], atol=1e-12)
+    found = inverse_square_roots.whole(diagonal, above, 0.5 * values[0])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
