@@ -1,5 +1,6 @@
-"""How solvers say that they have, or have not, reached their target."""
+"""How solvers minimise, and say that they have, or have not, reached their target."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -12,6 +13,8 @@ Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 # Relative change of the squared error that the remaining slope may stand for.
 _FLAT = 1e-2
+# Changes of an objective, which is a logarithm, up to this follow from slopes.
+_SMALL_CHANGE = 1e-6
 
 
 class NotConvergedWarning(UserWarning):
@@ -43,7 +46,7 @@ def minimise(
       least_change: The search ends once a step changes the value by less, relative to it.
       least_slope: It ends once no entry of the projected gradient is above this.
       bounds: As SciPy takes them; None for none.
-      callback: Called with the (m,) variables of each iterate, the last ones evaluated.
+      callback: Called with the (m,) variables of each iterate, which were evaluated last.
 
     Returns:
       What ``scipy.optimize.minimize`` returns.
@@ -63,6 +66,85 @@ def minimise(
             "gtol": least_slope,
         },
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Point:
+    """A point of a search: (m,) variables, the value, that which is shown, and the gradient."""
+
+    free: np.ndarray
+    value: float
+    shown: float
+    gradient: np.ndarray
+
+
+class ObjectiveBySlopes:
+    """An objective whose small changes come from slopes, which rounding hides less than values.
+
+    Near the iterate that a line search starts from, the change of the value is the mean of both
+    slopes along the step. For quadratic objectives it is exact, and conditions on such values are
+    the approximate Wolfe conditions of Hager and Zhang (*A new conjugate gradient method with
+    guaranteed descent and an efficient line search*, 2005). That matters where what is
+    wanted is off by the slopes that remain, and the value by their squares only.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        """Begins before the first evaluation.
+
+        Args:
+          objective: The logarithm of a bound or an error.
+        """
+        self._objective = objective
+        self._iterate: _Point | None = None
+        self._last: _Point | None = None
+
+    def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns the value less that of the first evaluation, and the (m,) gradient.
+
+        Args:
+          free: (m,) variables.
+        """
+        value, gradient = self._objective(free)
+        # Shown values begin at zero, where floats are densest.
+        shown, start = 0.0, self._iterate
+        if start is not None and abs(value - start.value) <= _SMALL_CHANGE:
+            mean_slope = 0.5 * (gradient + start.gradient)
+            shown = start.shown + float(mean_slope @ (free - start.free))
+        elif start is not None:
+            shown = start.shown + value - start.value
+        self._last = _Point(free.copy(), value, shown, gradient)
+        if start is None:
+            self._iterate = self._last
+        return shown, gradient
+
+    def accept(self, _: np.ndarray) -> None:
+        """Notes that the last point is an iterate: the start of the next line search."""
+        self._iterate = self._last
+
+
+def with_walls(objective: Objective) -> Objective:
+    """Returns the objective with a value where it raises LinAlgError.
+
+    The line search has to come back, and interpolates from this value: as high above the last
+    point as that was steep.
+
+    Args:
+      objective: It must not raise at the first point.
+    """
+    accepted: list[tuple[np.ndarray, float, np.ndarray]] = []
+
+    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+        try:
+            value, gradient = objective(free)
+        except np.linalg.LinAlgError:
+            if not accepted:
+                raise
+            last, value, gradient = accepted[-1]
+            return value + abs(float(gradient @ (free - last))), -gradient
+        accepted[:] = [(free.copy(), value, gradient)]
+        return value, gradient
+
+    return function
 
 
 def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:

@@ -42,7 +42,12 @@ import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import pattern_spectra
-from mf_aggregators.factorizations.convergence import Converged, Objective, minimise
+from mf_aggregators.factorizations.convergence import (
+    Converged,
+    ObjectiveBySlopes,
+    minimise,
+    with_walls,
+)
 from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
@@ -64,8 +69,6 @@ _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 # Multipliers this close to their bound are taken to be at it.
 _AT_BOUND = 1e-6
 _LARGEST_CHANGE_OF_LOG = 12.0
-# Changes of the logarithm of the bound up to this follow from slopes.
-_SMALL_CHANGE = 1e-6
 # From so many participations on, a search from V diagonal may go astray: it is left if it is as
 # far off as this after so many evaluations, or has taken half of those that there are.
 _MANY_PARTICIPATIONS = 12
@@ -86,16 +89,6 @@ class _Evaluation:
     root: PatternRoot
     weights: np.ndarray
     ratios: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Point:
-    """A point of a search: its variables, its value, the value shown, and the gradient."""
-
-    free: np.ndarray
-    value: float
-    shown: float
-    gradient: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -297,9 +290,9 @@ class MultiEpochSearch:
                 start + _LARGEST_CHANGE_OF_LOG, np.full_like(entries_at_start, largest)
             ),
         )
-        objective = _ObjectiveBySlopes(negative_log_bound)
+        objective = ObjectiveBySlopes(negative_log_bound)
         minimise(
-            _with_walls(objective),
+            with_walls(objective),
             variables.packed(start, entries_at_start),
             max_evaluations=self._max_evaluations,
             corrections=30,
@@ -567,62 +560,6 @@ class MultiEpochSearch:
         columns = layout.rounds[classes, self._pairs[1][pairs]]
         gram[rows, columns] = gram[columns, rows] = 0.0
         return gram
-
-
-class _ObjectiveBySlopes:
-    """An objective whose small changes come from slopes, which rounding hides less than values.
-
-    Near the iterate that a line search starts from, the change of the value is the mean of both
-    slopes along the step. For quadratic objectives it is exact, and conditions on such values are
-    the approximate Wolfe conditions of Hager and Zhang (*A new conjugate gradient method with
-    guaranteed descent and an efficient line search*, 2005). A matrix has a gap of the order of
-    the slopes that remain, where the bound itself is off by their squares only.
-    """
-
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-        self._iterate: _Point | None = None
-        self._last: _Point | None = None
-
-    def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = self._objective(free)
-        # Shown values begin at zero, where floats are densest.
-        shown, start = 0.0, self._iterate
-        if start is not None and abs(value - start.value) <= _SMALL_CHANGE:
-            mean_slope = 0.5 * (gradient + start.gradient)
-            shown = start.shown + float(mean_slope @ (free - start.free))
-        elif start is not None:
-            shown = start.shown + value - start.value
-        self._last = _Point(free.copy(), value, shown, gradient)
-        if start is None:
-            self._iterate = self._last
-        return shown, gradient
-
-    def accept(self, _: np.ndarray) -> None:
-        """Notes that the last point is an iterate: the start of the next line search."""
-        self._iterate = self._last
-
-
-def _with_walls(objective: Objective) -> Objective:
-    """The objective with a value where it has none, because V is not positive definite there.
-
-    The line search has to come back, and interpolates from this value: as high above the last
-    point as that was steep.
-    """
-    accepted: list[tuple[np.ndarray, float, np.ndarray]] = []
-
-    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
-        try:
-            value, gradient = objective(free)
-        except np.linalg.LinAlgError:
-            if not accepted:
-                raise
-            last, value, gradient = accepted[-1]
-            return value + abs(float(gradient @ (free - last))), -gradient
-        accepted[:] = [(free.copy(), value, gradient)]
-        return value, gradient
-
-    return function
 
 
 def _is_positive_definite(blocks: np.ndarray) -> bool:

@@ -64,7 +64,7 @@ _GAP_OF_START = 1e-4
 
 # In a plan: dense optimisation takes minutes above so many rounds, and seconds for 2,052.
 _MOST_ROUNDS_OF_A_PLAN = 4096
-_SECONDS_OF_A_PLAN, _SECONDS_OF_A_PLAN_FOR_EPOCHS = 4.0, 40.0
+_SECONDS_OF_A_PLAN, _SECONDS_OF_A_PLAN_FOR_EPOCHS = 4.0, 10.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
