@@ -40,7 +40,7 @@ def test_slopes_lead_on_where_values_are_rounded(seed: int) -> None:
         callback=objective.accept,
     )
     # By values the minimum is known to about the root of their rounding, 3e-5.
-    assert np.max(np.abs(result.x)) < 1e-7
+    assert np.max(np.abs(result.x)) < 1e-6
 
 
 @given(st.lists(st.floats(-5.0, 5.0), min_size=2, max_size=12))
