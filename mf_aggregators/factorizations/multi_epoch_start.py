@@ -12,7 +12,6 @@ import warnings
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import workloads
 from mf_aggregators.factorizations.banded import banded
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
@@ -20,9 +19,6 @@ from mf_aggregators.participation import FixedEpochOrder
 
 # The relative gap of the banded matrix: a start need not be near its own optimum.
 _RELATIVE_GAP = 1e-2
-# The evaluations that its search may always have where A^-1 has few bands: they take O(n b^2)
-# operations, beside the n^3 of an evaluation in the search that starts from it.
-_CHEAP_EVALUATIONS = 1000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,12 +54,9 @@ def banded_start(
       participation: The schema.
       layout: Its classes of rounds, each of which is one pattern.
       equal_column_norms: Whether columns of C must have equal norms.
-      max_evaluations: The most evaluations of the search for the banded matrix, where A^-1 has
-        many bands.
+      max_evaluations: The most evaluations of the search for the banded matrix.
       show_progress: Whether to show a progress bar on standard error.
     """
-    if workloads.inverse_bands(workload) is not None:
-        max_evaluations = max(max_evaluations, _CHEAP_EVALUATIONS)
     with warnings.catch_warnings():
         # However near it has come.
         warnings.simplefilter("ignore", NotConvergedWarning)

@@ -36,11 +36,8 @@ from mf_aggregators.factorizations.mechanism import (
     Variant,
     too_many_rounds,
 )
-from mf_aggregators.factorizations.multi_epoch import (
-    MultiEpochSearch,
-    PatternEntries,
-    bounded_entries,
-)
+from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch
+from mf_aggregators.factorizations.multi_epoch_dual import PatternEntries, bounded_entries
 from mf_aggregators.factorizations.workload_spectra import WorkloadSpectra
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -120,7 +117,7 @@ def optimal(
       relative_gap: Stop when the squared total error is certified to be within this
         fraction of the smallest possible one; default 1e-6, and 5e-6 for clients that
         return.
-      max_evaluations: Give up after this many eigendecompositions.
+      max_evaluations: Give up after this many evaluations of the lower bound.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:

@@ -1,11 +1,11 @@
 """Square roots of L^T A^T A L, for L of one block for each class of rounds modulo b.
 
-The dual of :mod:`mf_aggregators.factorizations.multi_epoch` needs the trace of such a root and its
-blocks for the classes. Where D = A^-1 has w bands, as for prefix sums and momentum, the matrix is
-the inverse of H = L^-1 D D^T L^-T. D D^T joins rounds that are fewer than w apart, which are in
-neighbouring classes, or in the last and the first ones. Two classes at a time, one from each end,
-make H block tridiagonal, with blocks of 2 (w - 1) K rounds if classes have K rounds. The blocks of
-H^-1/2 then take O(n w^2 K^2) operations in place of the n^3 of an eigendecomposition.
+The dual of :mod:`mf_aggregators.factorizations.multi_epoch_dual` needs the trace of such a root
+and its blocks for the classes. Where D = A^-1 has w bands, as for prefix sums and momentum, the
+matrix is the inverse of H = L^-1 D D^T L^-T. D D^T joins rounds that are fewer than w apart, which
+are in neighbouring classes, or in the last and the first ones. Two classes at a time, one from each
+end, make H block tridiagonal, with blocks of 2 (w - 1) K rounds if classes have K rounds. The
+blocks of H^-1/2 then take O(n w^2 K^2) operations in place of the n^3 of an eigendecomposition.
 """
 
 import abc
@@ -143,7 +143,8 @@ class BandedPatternSpectra(PatternSpectra):
     def root(self, factors: np.ndarray) -> PatternRoot:
         """Returns the root without its half, unless H is too ill-conditioned for that."""
         diagonal, above, least = self._blocks(factors)
-        if inverse_square_roots.largest_row_sum(diagonal, above) > _LARGEST_CONDITION * least:
+        # Written so that NaN is ill-conditioned.
+        if not inverse_square_roots.largest_row_sum(diagonal, above) <= _LARGEST_CONDITION * least:
             return self._dense.root(factors)
         folded = inverse_square_roots.diagonal_blocks(diagonal, above, least)
         count, positions = len(folded), self._layout.positions

@@ -21,7 +21,8 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch, PatternEntries
+from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch
+from mf_aggregators.factorizations.multi_epoch_dual import PatternEntries
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.participation import (
@@ -125,7 +126,7 @@ def _let_searches_start_from_bands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _one_evaluation(search: MultiEpochSearch, weights_mask: np.ndarray) -> None:
-    search._evaluate(weights_mask.astype(np.float64), np.zeros(search._pair_exists.shape))
+    search._evaluate(weights_mask.astype(np.float64), np.zeros(search._dual.pair_exists.shape))
 
 
 @pytest.fixture(params=[True, False], ids=["from bands", "from the diagonal"])
@@ -407,13 +408,13 @@ def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObj
     mask = layout.exists if equal else layout.windows
     weights = np.where(mask, generator.uniform(0.5, 2.0, mask.shape), 0.0)
     # Diagonally dominant whatever the weights are.
-    exists = search._pair_exists
+    exists = search._dual.pair_exists
     ratios = np.where(exists, generator.uniform(-1.0, 1.0, exists.shape) / (8 * num_rounds), 0.0)
     if data.draw(st.booleans()):
         ratios[:] = 0.0
     evaluation = search._evaluate(weights, ratios)
-    by_weights = search._by_weights(evaluation, ratios, weights)
-    by_ratios = search._by_ratios(evaluation, weights)
+    by_weights = search._dual.by_weights(evaluation, ratios, weights)
+    by_ratios = search._dual.by_ratios(evaluation, weights)
     step = 1e-6
     along_weights = np.where(mask, generator.normal(size=mask.shape), 0.0)
     along_ratios = np.where(exists, generator.normal(size=exists.shape), 0.0)
@@ -442,21 +443,21 @@ def test_gradients_by_factors_of_correlations_are_slopes(
         show_progress=False,
     )
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    layout, exists = search._layout, search._pair_exists
+    layout, exists = search._layout, search._dual.pair_exists
     base = np.tril(generator.uniform(-0.5, 0.5, search._base.shape), -1)
     # Rounds that do not exist are correlated with none.
     base *= layout.exists[:, :, np.newaxis] & layout.exists[:, np.newaxis]
     base += np.eye(layout.positions)
     search._base = base / np.linalg.norm(base, axis=2, keepdims=True)
-    weights = np.ones((layout.exists if search._equal_column_norms else layout.windows).shape)
+    weights = np.ones(search._dual.weights_mask.shape)
 
     def evaluated(entries: np.ndarray) -> tuple[float, np.ndarray]:
-        factors = search._factors(entries)
+        factors = search._dual.factors(search._base, entries)
         norms = np.linalg.norm(factors, axis=2, keepdims=True)
         rows = factors / norms
-        evaluation = search._evaluate(weights, search._correlations(rows))
-        return evaluation.root_sum, search._by_entries(
-            search._by_ratios(evaluation, weights), rows, norms
+        evaluation = search._evaluate(weights, search._dual.correlations(rows))
+        return evaluation.root_sum, search._dual.by_entries(
+            search._base, search._dual.by_ratios(evaluation, weights), rows, norms
         )
 
     entries = np.where(exists, generator.uniform(-0.3, 0.3, exists.shape), 0.0)

@@ -1,0 +1,252 @@
+"""The dual of the least total squared error under (k, b)-participation.
+
+The problem (BandMF Problem 1; Choquette-Choo et al., multi-epoch MF): minimise
+tr(A^T A X^-1) over positive definite X = C^T C with sum_{i, j in p} |X[i, j]| <= 1 for
+every pattern p (the squared sensitivity of BandMF Eq. 5).
+
+Its dual: for weights v_p >= 0 and a positive semi-definite V with V[i, i] = s[i, i] and
+|V[i, j]| <= s[i, j], where s[i, j] is the sum of v_p over the patterns that hold both i
+and j (so V is zero where there is none), tr(V X) <= sum_p v_p for every feasible X, and
+
+  tr(A^T A X^-1) >= tr(A^T A X^-1) + tr(V X) - sum_p v_p >= 2 tr((A V A^T)^1/2) - sum_p v_p.
+
+The best multiple of V gives tr((A V A^T)^1/2)^2 / sum_p v_p. The bound is concave in V,
+with equality for X V X = A^T A: one square root gives the bound, its gradient and a nearly
+feasible X. V is block diagonal over the classes of rounds modulo b, so that the dual has about
+n k / 2 variables instead of the n^2 / 2 of X.
+
+The variants that the literature uses only change the range of V[i, j], i != j: X[i, j] >= 0
+within patterns allows any V[i, j] <= s[i, j], and X[i, j] = 0 any V[i, j] at all. Equal
+column norms are taken together with X[i, j] = 0 within patterns, as in the papers: then
+X[i, i] = 1 / k, and V[i, i] is free as well.
+
+Where every class is one pattern (n <= k b), the bound on |V[i, j]| follows from V being
+positive semi-definite, so that the three variants have one optimum: X[i, j] = 0 there,
+because V = X^-1 A^T A X^-1 is not singular. There, and wherever V[i, j] is free, V is
+s[i, i]^1/2 R[i, j] s[j, j]^1/2 with R = L L^T of a lower-triangular L with rows of norm one:
+no V on the way is infeasible.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+
+from mf_aggregators.factorizations import pattern_spectra
+from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.factorizations.pattern_spectra import PatternRoot
+
+PatternEntries = Literal["any", "non_negative", "orthogonal"]
+
+# The least and the largest V[i, j] / s[i, j], i != j, for each range of X[i, j].
+_BOUNDS_OF_RATIOS: dict[PatternEntries, tuple[float, float]] = {
+    "any": (-1.0, 1.0),
+    "non_negative": (-np.inf, 1.0),
+    "orthogonal": (-np.inf, np.inf),
+}
+# Multipliers this close to their bound are taken to be at it.
+_AT_BOUND = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The dual at one V = L L^T.
+
+    Attributes:
+      root_sum: tr((A V A^T)^1/2).
+      estimated_bound: The lower bound on the squared error, up to rounding.
+      gram_blocks: (b, K, K) blocks of X for the classes; entries of no round are not defined.
+      factors: (b, K, K) blocks of L.
+      root: (L^T A^T A L)^1/2, as far as it is known.
+      weights: (b, W) for patterns, or (b, K) for positions.
+      ratios: (b, pairs) ratios V[i, j] / s[i, j].
+    """
+
+    root_sum: float
+    estimated_bound: float
+    gram_blocks: np.ndarray
+    factors: np.ndarray
+    root: PatternRoot
+    weights: np.ndarray
+    ratios: np.ndarray
+
+
+class MultiEpochDual:
+    """The dual bound on the squared error of one workload, for one class of matrices.
+
+    Attributes:
+      weights_mask: Which weights there are, (b, W) for patterns or, with equal column norms,
+        (b, K) for positions.
+      by_correlations: Whether V is given by correlations R and scales, or entry by entry.
+      bounds_of_entries: The least and the largest ratio V[i, j] / s[i, j].
+      pairs: Rows and columns, each (pairs,) of positions that some pattern holds both of.
+      pair_exists: (b, pairs): whether both are rounds.
+      has_cheap_roots: Whether an evaluation takes much less time than a whole matrix X.
+    """
+
+    def __init__(
+        self,
+        workload: np.ndarray,
+        inverse_bands: np.ndarray | None,
+        layout: PatternLayout,
+        *,
+        equal_column_norms: bool,
+        pattern_entries: PatternEntries,
+    ) -> None:
+        """Prepares the roots.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+          inverse_bands: The (n, w) bands of A^-1; None if it has many.
+          layout: The classes of rounds and their patterns.
+          equal_column_norms: Whether columns of C have equal norms, and X[i, j] = 0 in patterns.
+          pattern_entries: The range of X[i, j] in patterns otherwise.
+        """
+        self._layout = layout
+        self._equal_column_norms = equal_column_norms
+        entries = "orthogonal" if equal_column_norms else pattern_entries
+        self.by_correlations = entries == "orthogonal" or layout.positions == layout.most
+        self.bounds_of_entries = _BOUNDS_OF_RATIOS[
+            "orthogonal" if self.by_correlations else entries
+        ]
+        self.weights_mask = layout.exists if equal_column_norms else layout.windows
+        rows, columns = np.tril_indices(layout.positions, -1)
+        within = rows - columns < layout.most
+        self.pairs = rows[within], columns[within]
+        exists = layout.exists
+        self.pair_exists = exists[:, self.pairs[0]] & exists[:, self.pairs[1]]
+        self._spectra = pattern_spectra.of(workload, inverse_bands, layout)
+        self.has_cheap_roots = self._spectra.has_cheap_roots
+
+    def total(self, weights: np.ndarray) -> float:
+        """What tr(V X) is at most: with equal norms, X[i, i] = 1 / k."""
+        share = 1.0 / self._layout.most if self._equal_column_norms else 1.0
+        return share * float(np.sum(weights))
+
+    def multiplier_blocks(self, weights: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+        """(b, K, K) blocks of V; ones on the diagonal of rounds that do not exist."""
+        blocks = self.scales(weights)
+        rows, columns = self.pairs
+        off = blocks[:, rows, columns] * ratios
+        diagonal = np.where(self._layout.exists, np.diagonal(blocks, axis1=1, axis2=2), 1.0)
+        blocks = np.zeros_like(blocks)
+        positions = np.arange(self._layout.positions)
+        blocks[:, positions, positions] = diagonal
+        blocks[:, rows, columns] = off
+        blocks[:, columns, rows] = off
+        return blocks
+
+    def scales(self, weights: np.ndarray) -> np.ndarray:
+        """(b, K, K): what V[i, j] is a ratio of, and V[i, i] itself on the diagonal."""
+        if self.by_correlations:
+            roots = np.sqrt(self._diagonal(weights))
+            return roots[:, :, np.newaxis] * roots[:, np.newaxis]
+        return self._layout.cover_pairs(weights)
+
+    def _diagonal(self, weights: np.ndarray) -> np.ndarray:
+        """(b, K) diagonal of V."""
+        return weights if self._equal_column_norms else self._layout.cover(weights)
+
+    def correlations(self, rows: np.ndarray) -> np.ndarray:
+        """(b, pairs) entries of R = L L^T."""
+        correlations = np.matmul(rows, rows.transpose(0, 2, 1))
+        return correlations[:, self.pairs[0], self.pairs[1]]
+
+    def factors(self, base: np.ndarray, entries: np.ndarray) -> np.ndarray:
+        """(b, K, K) L_0 (I + E), before its rows are scaled, from (b, pairs) entries of E."""
+        factors = np.tile(np.eye(self._layout.positions), (len(entries), 1, 1))
+        factors[:, self.pairs[0], self.pairs[1]] = entries
+        return np.matmul(base, factors)
+
+    def by_entries(
+        self, base: np.ndarray, by_ratios: np.ndarray, rows: np.ndarray, norms: np.ndarray
+    ) -> np.ndarray:
+        """The derivative by E's entries, from that by R's, L's rows and their norms before."""
+        symmetric = np.zeros_like(rows)
+        symmetric[:, self.pairs[0], self.pairs[1]] = by_ratios
+        symmetric += symmetric.transpose(0, 2, 1)
+        slope = np.matmul(symmetric, rows)
+        slope -= rows * np.sum(slope * rows, axis=2, keepdims=True)
+        slope = np.matmul(base.transpose(0, 2, 1), slope / norms)
+        return np.where(self.pair_exists, slope[:, self.pairs[0], self.pairs[1]], 0.0)
+
+    def at(self, weights: np.ndarray, ratios: np.ndarray) -> Evaluation:
+        """The bound and its gradient by V, which are the blocks of X with X V X = A^T A."""
+        factors = np.linalg.cholesky(self.multiplier_blocks(weights, ratios))
+        # With V = L L^T, the trace of R = (L^T A^T A L)^1/2 is that of (A V A^T)^1/2.
+        root = self._spectra.root(factors)
+        # X = L^-T R L^-1.
+        inverse_factors = np.linalg.inv(factors)
+        gram_blocks = np.matmul(
+            np.matmul(inverse_factors.transpose(0, 2, 1), root.blocks), inverse_factors
+        )
+        return Evaluation(
+            root_sum=root.trace,
+            estimated_bound=root.trace**2 / self.total(weights),
+            gram_blocks=gram_blocks,
+            factors=factors,
+            root=root,
+            weights=weights,
+            ratios=ratios,
+        )
+
+    def by_weights(
+        self, evaluation: Evaluation, ratios: np.ndarray, weights: np.ndarray
+    ) -> np.ndarray:
+        """The derivative of 2 root_sum by the weights: X summed with the slopes of V."""
+        rows, columns = self.pairs
+        slopes = np.zeros_like(evaluation.gram_blocks)
+        diagonal = np.diagonal(evaluation.gram_blocks, axis1=1, axis2=2)
+        off = evaluation.gram_blocks[:, rows, columns] * ratios
+        positions = np.arange(self._layout.positions)
+        slopes[:, positions, positions] = np.where(self._layout.exists, diagonal, 0.0)
+        slopes[:, rows, columns] = slopes[:, columns, rows] = off
+        if not self.by_correlations:
+            return self._layout.pair_sums(slopes)
+        # V[i, j] = ratio sqrt(s_i s_j): half of each pair for each of its ends.
+        roots = np.sqrt(self._diagonal(weights))
+        spread = slopes * roots[:, np.newaxis]
+        by_diagonal = np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
+        return by_diagonal if self._equal_column_norms else self._layout.sums(by_diagonal)
+
+    def by_ratios(self, evaluation: Evaluation, weights: np.ndarray) -> np.ndarray:
+        """The derivative of 2 root_sum by the ratios V[i, j] / s[i, j], (b, pairs)."""
+        rows, columns = self.pairs
+        entries = evaluation.gram_blocks[:, rows, columns]
+        return 2.0 * entries * self.scales(weights)[:, rows, columns]
+
+    def gram_matrix(self, evaluation: Evaluation) -> np.ndarray:
+        """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
+        layout = self._layout
+        # A round's scale is that of the tightest of its patterns, which makes X feasible.
+        sums = layout.pair_sums(
+            np.abs(evaluation.gram_blocks)
+            * (layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis])
+        )
+        tightest = layout.tightest(sums)
+        scaled = np.linalg.inv(evaluation.factors) / np.sqrt(tightest)[:, np.newaxis]
+        root = self._spectra.whole(evaluation.root, evaluation.factors)
+        by_class = layout.times_blocks(layout.blocks_times(scaled.transpose(0, 2, 1), root), scaled)
+        gram = np.empty(by_class.shape)
+        gram[np.ix_(layout.order, layout.order)] = by_class
+        # Complementary slackness: off its bounds, a multiplier's entry of X is zero.
+        least, largest = self.bounds_of_entries
+        interior = (evaluation.ratios > least + _AT_BOUND) & (
+            evaluation.ratios < largest - _AT_BOUND
+        )
+        classes, pairs = np.nonzero(interior & self.pair_exists)
+        rows = layout.rounds[classes, self.pairs[0][pairs]]
+        columns = layout.rounds[classes, self.pairs[1][pairs]]
+        gram[rows, columns] = gram[columns, rows] = 0.0
+        return gram
+
+
+def bounded_entries(pattern_entries: Any) -> PatternEntries:
+    """Returns ``pattern_entries``, or raises ValueError unless it is one of the variants."""
+    if pattern_entries not in ("any", "non_negative", "orthogonal"):
+        raise ValueError(
+            "pattern_entries must be 'any', 'non_negative' or 'orthogonal', found "
+            f"{pattern_entries!r}."
+        )
+    checked: PatternEntries = pattern_entries
+    return checked
