@@ -31,7 +31,6 @@ _MATHEMATICS = [
 # pins a jaxlib that the registry has dropped, so a plain pip resolve of this
 # list fails; uv.lock and requirements-tff.txt install it.
 _TFF = [
-    "cryptography>=42",
     "dp-accounting==0.4.3",
     "psutil>=5.9",
     "scikit-learn>=1.0",

@@ -107,7 +107,13 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_bool("tff", False, "Whole rounds in TFF, not noise alone.", flag_values=values)
-    flags.DEFINE_enum("source", "philox", ["philox", "aes"], "Of random bits.", flag_values=values)
+    flags.DEFINE_enum(
+        "source",
+        "chacha20",
+        ["chacha20", "philox"],
+        "Of random bits; checkouts of version 1.0.0 take philox.",
+        flag_values=values,
+    )
     string("noise_directory", None, "Where files go; default temporary.", flag_values=values)
     string("plot", None, "A PNG file to write.", flag_values=values)
     string("against", None, "A checkout to time beside this one.", flag_values=values)

@@ -22,6 +22,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization, Request, registry
+from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
 
@@ -76,9 +77,9 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.choice(
         "noise_source",
-        ["philox", "aes"],
+        [source.value for source in NoiseSource],
         "Where the aggregator's random bits come from.",
-        "philox",
+        DEFAULT_SOURCE.value,
     )
     mechanism_flags.define_options(values)
 

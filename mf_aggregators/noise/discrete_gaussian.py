@@ -1,13 +1,15 @@
-r"""Wide discrete Gaussian noise from 64-bit random integers, by integer operations alone.
+r"""Wide discrete Gaussian noise from 32-bit random words, by integer operations alone.
 
 D(s) is the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) on the integers. Here
 
     Z = X1 + 2^10 X2 + 2^20 X3,    sigma^2 = s1^2 (1 + 2^20 + 2^40),    s1 = 2^11,
 
 with X1, X2 and X3 from one table of D(s1), drawn by the alias method (Walker 1977; Vose 1991):
-the lower 16 bits of a word choose a column, and the other 48 are compared with the column's
-threshold. Equality, of probability 2^-48, is decided by the next 48 bits of the threshold and of
-a further word. So weights have as many bits as the far tail needs.
+the lower 16 bits of a word choose a column, and the other 16 are compared with the first bits of
+the column's threshold. Equality, of probability 2^-16, is a tie, and nine further words decide it,
+which are compared with the other bits of the threshold. So weights have as many bits as the far
+tail needs. Further words are those of a stream of their own, in the order of the ties: which draws
+tie depends on the first words alone, so that further words are uniform whatever these are.
 
 Below, Q is the law of a real normal number of variance s^2 = sigma^2 - 1/12, rounded to an
 integer. **Claim:** P(Z = z) >= (1 - eta) Q(z) for all |z| <= COVERED, about 16 s.
@@ -61,14 +63,14 @@ import numpy as np
 from mf_aggregators import validation
 
 COLUMN_BITS = 16
-FRACTION_BITS = 64 - COLUMN_BITS
+FRACTION_BITS = 32 - COLUMN_BITS
 # Each of X1, X2, X3 counts in steps of 2^10 of the one before. A standard deviation of two such
 # steps makes the sums of step 2 smooth, and the table ends at 16 standard deviations.
 STEP_BITS = 10
 SIGMA_OF_TABLE = Fraction(2 * 2**STEP_BITS)
-# Words of a threshold: enough that even the last column's probability, 2^-197, has a relative
-# error below 2^-100.
-WORDS = 6
+# Further words of a threshold: enough that even the last column's probability, 2^-197, has a
+# relative error below 2^-100.
+TIE_WORDS = 9
 # How far a contribution may move one coordinate, in standard deviations.
 LARGEST_SHIFT = 5.0
 
@@ -89,14 +91,15 @@ _GUARD_BITS = 64
 
 @dataclasses.dataclass(frozen=True)
 class AliasTable:
-    """The law of an integer, for drawing it from random words.
+    """The distribution of an integer, for drawing it from random words.
 
     Attributes:
       column_bits: The table has 2^column_bits columns, for values from -2^(column_bits - 1).
-      fraction_bits: How many bits of each word are compared with thresholds.
-      packed: (columns,) uint64: ``threshold << column_bits | alias``; a column that is its own
-        alias is always chosen.
-      further: (words - 1, columns) uint64: the further words of thresholds.
+      fraction_bits: How many bits of a first word are compared with thresholds. All words have
+        column_bits + fraction_bits bits.
+      packed: (columns,) uint32: ``threshold << column_bits | alias`` with the first bits of the
+        threshold; a column that is its own alias is always chosen.
+      further: (columns, tie_words) uint32: the further words of thresholds.
     """
 
     column_bits: int
@@ -105,22 +108,35 @@ class AliasTable:
     further: np.ndarray
 
     def draw(self, words: np.ndarray, tie_words: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Returns (count,) int64 values of the (count,) uint64 words; see :func:`from_words`."""
-        shift = np.uint64(self.column_bits)
-        mask = np.uint64(2**self.column_bits - 1)
+        """Returns integers as a function of words.
+
+        Args:
+          words: An array of uint32.
+          tie_words: Takes the number of ties and returns (ties, tie_words) uint32, for ties in
+            the order of the array.
+
+        Returns:
+          int64 values, an array of the same shape.
+        """
+        shift, mask = np.uint32(self.column_bits), np.uint32(2**self.column_bits - 1)
         columns = words & mask
-        entries = self.packed[columns.view(np.int64)]
+        entries = self.packed[columns]
         fractions, thresholds = words >> shift, entries >> shift
         kept = fractions < thresholds
-        tied = fractions == thresholds
-        for level, further in enumerate(self.further):
-            if not tied.any():
-                break
-            fractions, thresholds = tie_words(level) >> shift, further[columns.view(np.int64)]
-            kept |= tied & (fractions < thresholds)
-            tied &= fractions == thresholds
+        tied = np.nonzero(fractions == thresholds)
+        if len(tied[0]):
+            further = self.further[columns[tied]]
+            kept[tied] = _is_less(tie_words(len(further)), further)
         chosen = np.where(kept, columns, entries & mask)
-        return chosen.view(np.int64) - 2 ** (self.column_bits - 1)
+        return chosen.astype(np.int64) - 2 ** (self.column_bits - 1)
+
+
+def _is_less(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Whether rows of words are less than others, as numbers whose first word counts most."""
+    differs = left != right
+    places = np.argmax(differs, axis=1)[:, np.newaxis]
+    smaller = np.take_along_axis(left, places, 1) < np.take_along_axis(right, places, 1)
+    return smaller[:, 0]
 
 
 def integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[int]:
@@ -159,18 +175,19 @@ def integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[
 
 
 def alias_table(
-    sigma: Fraction, column_bits: int, fraction_bits: int, num_words: int
+    sigma: Fraction, column_bits: int, fraction_bits: int, tie_words: int
 ) -> AliasTable:
-    """Returns the table of D(sigma), whose law is that of its integer weights exactly.
+    """Returns the table of D(sigma), whose distribution is that of its integer weights exactly.
 
     Args:
       sigma: The standard deviation.
       column_bits: The table has 2^column_bits columns.
-      fraction_bits: How many bits of a word are compared with thresholds.
-      num_words: Of a threshold. Weights are multiples of
-        2^-(column_bits + num_words fraction_bits).
+      fraction_bits: How many bits of a first word are compared with thresholds.
+      tie_words: How many further words a threshold has, of column_bits + fraction_bits bits each.
+        Weights are multiples of 2^-((1 + tie_words) (column_bits + fraction_bits)).
     """
-    threshold_bits = num_words * fraction_bits
+    word_bits = column_bits + fraction_bits
+    threshold_bits = fraction_bits + tie_words * word_bits
     # A column holds 2^threshold_bits units: its own below the threshold, its alias's above.
     room = 2**threshold_bits
     thresholds = integer_weights(sigma, column_bits, column_bits + threshold_bits)
@@ -185,15 +202,16 @@ def alias_table(
             rich.pop()
             if thresholds[donor] < room:
                 poor.append(donor)
-    words = np.array(
-        [
-            [threshold >> shift & (2**fraction_bits - 1) for threshold in thresholds]
-            for shift in range(threshold_bits - fraction_bits, -1, -fraction_bits)
-        ],
-        np.uint64,
+    # Of a full column, which is its own alias, the threshold does not matter.
+    firsts = [
+        threshold >> tie_words * word_bits & (2**fraction_bits - 1) for threshold in thresholds
+    ]
+    packed = np.array(firsts, np.uint32) << np.uint32(column_bits) | np.array(aliases, np.uint32)
+    shifts = range((tie_words - 1) * word_bits, -1, -word_bits)
+    further = np.array(
+        [[threshold >> shift & (2**word_bits - 1) for shift in shifts] for threshold in thresholds],
+        np.uint32,
     )
-    packed = words[0] << np.uint64(column_bits) | np.array(aliases, np.uint64)
-    further = words[1:]
     packed.setflags(write=False)
     further.setflags(write=False)
     return AliasTable(column_bits, fraction_bits, packed, further)
@@ -202,45 +220,37 @@ def alias_table(
 @functools.cache
 def table() -> AliasTable:
     """Returns the table of X1, X2 and X3: 3 MB that take about a quarter of a second."""
-    return alias_table(SIGMA_OF_TABLE, COLUMN_BITS, FRACTION_BITS, WORDS)
+    return alias_table(SIGMA_OF_TABLE, COLUMN_BITS, FRACTION_BITS, TIE_WORDS)
 
 
 def from_words(words: np.ndarray, tie_words: Callable[[int], np.ndarray]) -> np.ndarray:
     """Returns Z as a function of random words.
 
     Args:
-      words: (3, count) uint64: for X1, X2 and X3.
-      tie_words: Returns (3, count) uint64 words of level 0, 1, ..., 4, independent of ``words``
-        and of each other. It is called only for ties, more than once if X1, X2 and X3 tie in
-        the same level: a function of the level alone.
+      words: (count, 3) uint32: for X1, X2 and X3 of each coordinate.
+      tie_words: Takes the number of ties and returns (ties, TIE_WORDS) uint32, independent of
+        ``words`` and of each other, for ties in the order of coordinates, and of X1, X2 and X3 in
+        a coordinate. It is called at most once.
 
     Returns:
       (count,) int64, at most LARGEST in absolute value.
 
     Raises:
-      ValueError: If ``words`` is not (3, count) uint64.
+      ValueError: If ``words`` is not (count, 3) uint32.
     """
-    if words.dtype != np.uint64 or words.ndim != 2 or len(words) != 3:
+    if words.dtype != np.uint32 or words.ndim != 2 or words.shape[1] != 3:
         raise ValueError(
-            f"words must be a uint64 array of shape (3, count), found {words.dtype} of shape "
+            f"words must be a uint32 array of shape (count, 3), found {words.dtype} of shape "
             f"{words.shape}."
         )
-    drawn = table()
-    x1, x2, x3 = (
-        drawn.draw(row, functools.partial(_row_of_words, tie_words, index))
-        for index, row in enumerate(words)
-    )
-    return x1 + (x2 << STEP_BITS) + (x3 << 2 * STEP_BITS)
-
-
-def _row_of_words(tie_words: Callable[[int], np.ndarray], index: int, level: int) -> np.ndarray:
-    return tie_words(level)[index]
+    drawn = table().draw(words, tie_words)
+    return drawn[:, 0] + (drawn[:, 1] << STEP_BITS) + (drawn[:, 2] << 2 * STEP_BITS)
 
 
 @functools.cache
 def _relative_deficit() -> float:
     """The eta of the module's docstring."""
-    rounding = 3.0 * _unit_share(SIGMA_OF_TABLE, WORDS)
+    rounding = 3.0 * _unit_share(SIGMA_OF_TABLE, TIE_WORDS)
     end_w, variance_of_x = Fraction(COVERED + _END, _STEP), SIGMA_OF_TABLE**2
     ripple_w, outside_w = _convolution(variance_of_x, variance_of_x, _STEP, _END, end_w)
     ripple_z, outside_z = _convolution(variance_of_x, _VARIANCE_W, _STEP, _END, Fraction(COVERED))
@@ -252,11 +262,12 @@ def _relative_deficit() -> float:
     return _SLACK * (rounding + outside + 2.0 * (ripple_w + ripple_z) + rounded)
 
 
-def _unit_share(sigma: Fraction, num_words: int) -> float:
+def _unit_share(sigma: Fraction, tie_words: int) -> float:
     """A table's unit over the probability of its last column: the g of step 1."""
     # The sum of exp(-k^2 / (2 s^2)) is below s sqrt(2 pi) + 1.
     log_last = -float(_END**2 / (2 * sigma**2)) - math.log(sigma * math.sqrt(2.0 * math.pi) + 1.0)
-    return math.exp(-(COLUMN_BITS + num_words * FRACTION_BITS) * math.log(2.0) - log_last)
+    unit_bits = (1 + tie_words) * (COLUMN_BITS + FRACTION_BITS)
+    return math.exp(-unit_bits * math.log(2.0) - log_last)
 
 
 def _convolution(

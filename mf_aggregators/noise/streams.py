@@ -21,7 +21,7 @@ import numpy as np
 
 from mf_aggregators.noise import random_bits, row_layout, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 
 # The floating-point dtypes of models, and what noise for them is computed in.
@@ -60,7 +60,7 @@ def initial_state(
     recursion: NoiseRecursion,
     template: Any,
     seed: np.ndarray,
-    source: NoiseSource = NoiseSource.PHILOX,
+    source: NoiseSource = DEFAULT_SOURCE,
 ) -> NoiseStreamState:
     """Returns the state before the first round.
 
@@ -103,7 +103,6 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
 
     Raises:
       ValueError: If the mechanism has no more rounds.
-      ImportError: If the source needs a package that is not installed.
     """
     # Not left to the segments: a template without entries has none.
     recursion.check_has_round(state.round_index)
@@ -124,7 +123,7 @@ def rows(
     recursion: NoiseRecursion,
     template: Any,
     seed: np.ndarray,
-    source: NoiseSource = NoiseSource.PHILOX,
+    source: NoiseSource = DEFAULT_SOURCE,
 ) -> Iterator[Any]:
     """Returns all noise rows in order: those of :func:`next_row`, without a copy of the history.
 

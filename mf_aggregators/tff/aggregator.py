@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.privacy import extensions
@@ -223,7 +224,7 @@ def mf_dp_aggregator(
     seed: int | None = None,
     noise_storage: str = "auto",
     noise_directory: str | os.PathLike[str] | None = None,
-    noise_source: str = "philox",
+    noise_source: str = DEFAULT_SOURCE.value,
     secure_aggregation_bits: int | None = None,
     largest_cohort: int | None = None,
     continues: FirstPlan | None = None,
@@ -281,9 +282,8 @@ def mf_dp_aggregator(
         it are a cache; a record in it makes a round fail whose noise was added to other
         data before. None takes a temporary one where one is needed, which is deleted when
         Python ends: a run that is resumed makes its rows again.
-      noise_source: What random bits come from: "philox", TensorFlow's counter-based
-        generator, or "aes", AES-256 in counter mode by OpenSSL, which is slower and needs
-        this process on the machine of TFF's worker.
+      noise_source: What random bits come from: "chacha20", a cipher, or "philox", a faster
+        generator of TensorFlow's that is statistically good and no cipher.
       secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62, where the
         server may see nothing but sums (``tff.aggregators.SecureModularSumFactory``). Updates
         are rounded to the finest step that ``largest_cohort`` of them cannot overflow. None

@@ -1,28 +1,23 @@
 """From the options of a run's noise to the streams that its graphs make."""
 
-import atexit
 import dataclasses
 import enum
-import functools
 import os
 from typing import TypeVar
 
 import tensorflow as tf
 
-from mf_aggregators.noise import costs, random_bits, row_layout
+from mf_aggregators.noise import costs, row_layout
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import noise_directory, rows_on_disk, tensor_noise
-from mf_aggregators.tff.aes.bit_exchange import ExchangedBits
-from mf_aggregators.tff.aes.bit_service import BitService
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.tensor_noise import TensorNoise
-from mf_aggregators.tff.tensor_rows_of_z import BitSource, PhiloxBits
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -39,7 +34,7 @@ class NoiseOptions:
 
     storage: NoiseStorage = NoiseStorage.AUTO
     directory: str | os.PathLike[str] | None = None
-    source: NoiseSource = NoiseSource.PHILOX
+    source: NoiseSource = DEFAULT_SOURCE
 
     @classmethod
     def of(
@@ -89,7 +84,7 @@ def make(
     options: NoiseOptions,
     continued: Continued | None = None,
 ) -> NoiseParts:
-    """Returns what a run's graphs need for its noise, with all files and threads in place.
+    """Returns what a run's graphs need for its noise, with all files in place.
 
     Args:
       recursion: The mechanism's recursion.
@@ -115,24 +110,15 @@ def make(
         return NoiseParts(TensorNoise(RowsInState(rows), specs))
     cost = _cost(recursion, segments, _storage(segments, options.storage, continued))
     is_on_disk = cost.storage is NoiseStorage.DISK
-    if options.directory is None and not is_on_disk and options.source is NoiseSource.PHILOX:
-        return NoiseParts(TensorNoise(RowsInState(rows), specs))
+    if options.directory is None and not is_on_disk:
+        return NoiseParts(TensorNoise(RowsInState(rows, options.source), specs))
     directory = noise_directory.open_directory(options.directory)
     record = ReleaseRecord.in_directory(directory)
-    source: BitSource = PhiloxBits()
-    if options.source is NoiseSource.AES:
-        # The name that version 0.5.0 gave as well: what its killed processes left is deleted.
-        requests = noise_directory.temporary_directory("words-", directory)
-        source = ExchangedBits(os.fspath(requests))
-        service = BitService(requests, functools.partial(random_bits.integers, NoiseSource.AES))
-        service.start()
-        # The service has to stop before the directory goes: it would make the directory again.
-        atexit.register(service.stop)
     if not is_on_disk:
-        return NoiseParts(TensorNoise(RowsInState(rows, source), specs), record)
+        return NoiseParts(TensorNoise(RowsInState(rows, options.source), specs), record)
     noise_directory.check_room(directory, cost.disk_bytes)
     blocks = Blocks.of(recursion, () if continued is None else continued.plans)
-    files = rows_on_disk.prepare(rows, blocks, segments, source, options.source.value, directory)
+    files = rows_on_disk.prepare(rows, blocks, segments, options.source, directory)
     return NoiseParts(TensorNoise(files, specs), record)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
@@ -25,7 +26,7 @@ from mf_aggregators.noise.recursions.substitution import SubstitutionNoise
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import tensor_discrete_gaussian
-from mf_aggregators.tff.tensor_rows_of_z import BitSource, PhiloxBits, chunk_rows
+from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
 
 _PARALLEL_CHUNKS = 4
 
@@ -43,7 +44,7 @@ class RowsInState:
     """
 
     rows: IntegerRows
-    source: BitSource = dataclasses.field(default_factory=PhiloxBits)
+    source: NoiseSource = DEFAULT_SOURCE
 
     @functools.cached_property
     def rounding(self) -> Rounding:

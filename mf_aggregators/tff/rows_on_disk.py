@@ -27,12 +27,13 @@ from mf_aggregators import atomic_files
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import tensor_discrete_gaussian, tensor_files
 from mf_aggregators.tff.rows_in_state import integer_row
 from mf_aggregators.tff.tensor_discrete_gaussian import GraphTable
-from mf_aggregators.tff.tensor_rows_of_z import BitSource, chunk_rows
+from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
 
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
@@ -64,7 +65,7 @@ class RowsOnDisk:
 
     rows: IntegerRows
     blocks: Blocks
-    source: BitSource
+    source: NoiseSource
     directory: str
     weights: tuple[str, ...]
     checksums: tuple[int, ...]
@@ -129,8 +130,7 @@ def prepare(
     rows: IntegerRows,
     blocks: Blocks,
     segments: tuple[Segment, ...],
-    source: BitSource,
-    source_name: str,
+    source: NoiseSource,
     directory: pathlib.Path,
 ) -> RowsOnDisk:
     """Writes what the graphs need of a recursion, and returns where its rows go.
@@ -140,7 +140,6 @@ def prepare(
       blocks: The blocks that they are made in.
       segments: The layout of a row.
       source: Where random bits come from.
-      source_name: Its name: other sources make other rows.
       directory: A directory from ``noise_directory``; everything goes below it.
 
     Returns:
@@ -152,7 +151,7 @@ def prepare(
     root = pathlib.Path(directory)
     distinct = blocks.distinct_weights()
     contents = {int(block): blocks.weights(int(block)).tobytes() for block in np.unique(distinct)}
-    description = (_FORMAT, NOISE_FORMAT, rows.shift, source_name, segments)
+    description = (_FORMAT, NOISE_FORMAT, rows.shift, source.value, segments)
     identity = hashlib.sha256(repr(description).encode())
     for part in (blocks.starts, distinct):
         identity.update(part.tobytes())

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from mf_aggregators.noise import NOISE_FORMAT, row_layout
 from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff.tensor_rows_of_z import BitSource
 
 
 class NoiseState(NamedTuple):
@@ -52,7 +52,7 @@ class RowStore(Protocol):
         """What bounds the roundings of the rows."""
 
     @property
-    def source(self) -> BitSource:
+    def source(self) -> NoiseSource:
         """Where random bits come from."""
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:

@@ -12,6 +12,7 @@ from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import registry
 from mf_aggregators.noise import NoiseSource, NoiseStorage
+from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
 from simulations.runs import run_directory, sampled_runs
 
 # The clip norm that is no number.
@@ -284,9 +285,9 @@ class RunOptions(Mapping[str, Any]):
     )
     noise_source: str = _flag(
         "Noise",
-        "What the noise's random bits come from: TensorFlow's generator, or AES-256 by OpenSSL, "
-        "which is slower.",
-        default="philox",
+        "What the noise's random bits come from: the cipher ChaCha20, or TensorFlow's Philox, "
+        "which is faster and no cipher.",
+        default=DEFAULT_SOURCE.value,
         choices=lambda: [source.value for source in NoiseSource],
     )
     stop_at_epsilon: float | None = _flag(

@@ -6,30 +6,27 @@ from mf_aggregators.noise import discrete_gaussian
 
 
 def words_that_tie(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns words whose fractions equal the thresholds in up to all of their words.
+    """Returns words of which two in three tie, in up to all of their words.
 
     Args:
       seed: Of the columns and of what follows a tie.
       count: How many draws.
 
     Returns:
-      (3, count) uint64 words and (levels, 3, count) uint64 further words.
+      (count, 3) uint32 words, and (ties, TIE_WORDS) uint32 further words.
     """
     random = np.random.default_rng(seed)
     table = discrete_gaussian.table()
-    levels = len(table.further)
-    mask, shift = np.uint64(2**table.column_bits - 1), np.uint64(table.column_bits)
-    drawn = random.integers(0, 2**64, (levels + 1, 3, count), dtype=np.uint64)
-    for index in range(3):
-        columns = drawn[0, index] & mask
-        first = table.packed[columns.astype(int)] >> shift
-        thresholds = np.concatenate([first[np.newaxis], table.further[:, columns.astype(int)]])
-        # The word after the equal ones is the threshold's, one more, one less, or a random one.
-        words = drawn[:, index] >> shift
-        equal = np.arange(levels + 1)[:, np.newaxis] < random.integers(0, levels + 2, count)
-        near = thresholds + random.integers(-1, 2, thresholds.shape).astype(np.uint64)
-        near &= np.uint64(2**table.fraction_bits - 1)
-        words = np.where(random.random(words.shape) < 0.5, near, words)
-        words = np.where(equal, thresholds, words)
-        drawn[:, index] = words << shift | (drawn[:, index] & mask)
-    return drawn[0], drawn[1:]
+    mask, shift = np.uint32(2**table.column_bits - 1), np.uint32(table.column_bits)
+    words = random.integers(0, 2**32, (count, 3), dtype=np.uint32)
+    columns = words & mask
+    thresholds = table.packed[columns] >> shift
+    words = np.where(random.random((count, 3)) < 2 / 3, thresholds << shift | columns, words)
+    further = table.further[columns[words >> shift == thresholds]]
+    # The word after the equal ones is the threshold's, one more, one less, or a random one.
+    near = further + random.integers(0, 3, further.shape, dtype=np.uint32) - np.uint32(1)
+    other = random.integers(0, 2**32, further.shape, dtype=np.uint32)
+    drawn = np.where(random.random(further.shape) < 0.5, near, other)
+    num_equal = random.integers(0, table.further.shape[1] + 1, len(further))
+    equal = np.arange(further.shape[1]) < num_equal[:, np.newaxis]
+    return words, np.where(equal, further, drawn)

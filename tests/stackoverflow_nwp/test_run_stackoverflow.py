@@ -477,7 +477,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(
         (["--noise_storage=disk"], "run/noise"),
         (
             [
-                *("--noise_storage=disk", "--noise_source=aes", "--noise_directory={}/other"),
+                *("--noise_storage=disk", "--noise_source=philox", "--noise_directory={}/other"),
                 *("--mechanism=blt", "--num_buffers=2"),
             ],
             "other",

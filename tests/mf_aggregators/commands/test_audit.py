@@ -95,7 +95,7 @@ def test_a_violated_claim_fails_a_script(
 
 @pytest.mark.parametrize(
     ("storage", "source"),
-    [("state", "philox"), pytest.param("disk", "aes", marks=pytest.mark.long)],
+    [("state", "chacha20"), pytest.param("disk", "philox", marks=pytest.mark.long)],
 )
 @pytest.mark.usefixtures("_as_in_a_test")
 def test_a_checkpoint_is_audited_under_its_schema_and_storage(

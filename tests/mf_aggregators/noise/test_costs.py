@@ -25,6 +25,7 @@ from mf_aggregators.noise import costs
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
@@ -37,7 +38,6 @@ from mf_aggregators.noise.row_layout import CHUNK
 from mf_aggregators.tff import rows_on_disk, tensor_discrete_gaussian, tensor_noise
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.tensor_noise import TensorNoise
-from mf_aggregators.tff.tensor_rows_of_z import PhiloxBits
 
 # So many that all files of a ring are there.
 _NUM_ROUNDS = 300
@@ -88,7 +88,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
     blocks = Blocks.of(recursion)
     (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), tf.float32),))
     files = rows_on_disk.prepare(
-        IntegerRows.of(recursion), blocks, (segment,), PhiloxBits(), "philox", directory
+        IntegerRows.of(recursion), blocks, (segment,), NoiseSource.PHILOX, directory
     )
 
     @tf.function(autograph=False)

@@ -23,28 +23,30 @@ _STEP = 2**10
 # seeds are fixed, so that it fails always or never.
 _FALSE_ALARM = 1e-6
 _SMALL = [
-    (Fraction(1), 3, 4, 2),
+    (Fraction(1), 3, 1, 2),
     (Fraction(5, 2), 3, 5, 1),
-    (Fraction(1, 3), 2, 3, 3),
-    (Fraction(7, 3), 4, 2, 3),
+    (Fraction(1, 3), 2, 3, 2),
+    (Fraction(7, 3), 4, 2, 2),
     # Equal weights, as nearly as they can be: many columns are full.
-    (Fraction(10**6), 3, 4, 2),
+    (Fraction(10**6), 3, 4, 1),
 ]
 
 
 def _thresholds(table: AliasTable) -> list[int]:
     """All words of each threshold as one number."""
+    word_bits = table.column_bits + table.fraction_bits
     thresholds = [int(entry) >> table.column_bits for entry in table.packed]
-    for further in table.further:
+    for further in table.further.T:
         pairs = zip(thresholds, further.tolist(), strict=True)
-        thresholds = [threshold << table.fraction_bits | word for threshold, word in pairs]
+        thresholds = [threshold << word_bits | word for threshold, word in pairs]
     return thresholds
 
 
 def _law(table: AliasTable) -> list[int]:
     """What is drawn with which probability, in the table's units."""
-    room = 2 ** (table.fraction_bits * (1 + len(table.further)))
-    aliases = (table.packed & np.uint64(2**table.column_bits - 1)).tolist()
+    word_bits = table.column_bits + table.fraction_bits
+    room = 2 ** (table.fraction_bits + word_bits * table.further.shape[1])
+    aliases = (table.packed & np.uint32(2**table.column_bits - 1)).tolist()
     law = [0] * len(aliases)
     for column, (threshold, alias) in enumerate(zip(_thresholds(table), aliases, strict=True)):
         law[column] += threshold
@@ -78,22 +80,28 @@ def _check_within_one_unit(law: list[int], units: list[Decimal], total_bits: int
         assert max(abs(found - exact) for found, exact in zip(law, units, strict=True)) <= 1
 
 
-@pytest.mark.parametrize(("sigma", "column_bits", "fraction_bits", "num_words"), _SMALL)
+@pytest.mark.parametrize(("sigma", "column_bits", "fraction_bits", "tie_words"), _SMALL)
 def test_all_words_of_small_tables_draw_the_weights(
-    sigma: Fraction, column_bits: int, fraction_bits: int, num_words: int
+    sigma: Fraction, column_bits: int, fraction_bits: int, tie_words: int
 ) -> None:
-    table = discrete_gaussian.alias_table(sigma, column_bits, fraction_bits, num_words)
-    total_bits = column_bits + num_words * fraction_bits
-    # All numbers of these many bits: a column, and the fractions of all words.
+    table = discrete_gaussian.alias_table(sigma, column_bits, fraction_bits, tie_words)
+    word_bits = column_bits + fraction_bits
+    total_bits = (1 + tie_words) * word_bits
+    # All numbers of these many bits: a first word, and all words of a tie.
     numbers = np.arange(2**total_bits, dtype=np.uint64)
-    fraction_mask = np.uint64(2**fraction_bits - 1)
+    words = np.stack(
+        [numbers >> np.uint64(place * word_bits) for place in range(1 + tie_words)], axis=1
+    )
+    words = (words & np.uint64(2**word_bits - 1)).astype(np.uint32)
+    # Of which first words something ties, by their thresholds.
+    shift, mask = np.uint32(column_bits), np.uint32(2**column_bits - 1)
+    tied = words[:, 0] >> shift == table.packed[words[:, 0] & mask] >> shift
 
-    def fractions(word: int) -> np.ndarray:
-        shift = np.uint64(column_bits + word * fraction_bits)
-        return (numbers >> shift & fraction_mask) << np.uint64(column_bits)
+    def further(ties: int) -> np.ndarray:
+        assert ties == tied.sum()
+        return words[tied, 1:]
 
-    column_mask = np.uint64(2**column_bits - 1)
-    drawn = table.draw(fractions(0) | (numbers & column_mask), lambda level: fractions(level + 1))
+    drawn = table.draw(words[:, 0], further)
     counts = np.bincount(drawn + 2 ** (column_bits - 1), minlength=2**column_bits).tolist()
     assert counts == discrete_gaussian.integer_weights(sigma, column_bits, total_bits)
     assert counts == _law(table)
@@ -103,12 +111,12 @@ def test_all_words_of_small_tables_draw_the_weights(
 def test_the_table_that_is_used_has_the_exact_law() -> None:
     table, law = _real()
     sigma = discrete_gaussian.SIGMA_OF_TABLE
-    total_bits = 16 + 48 * (1 + len(table.further))
+    total_bits = 32 * (1 + table.further.shape[1])
     units = _units(sigma, 16, total_bits)
     assert law == discrete_gaussian.integer_weights(sigma, 16, total_bits)
     _check_within_one_unit(law, units, total_bits)
     # Relative errors matter where the law is smallest.
-    claimed = discrete_gaussian._unit_share(sigma, 1 + len(table.further))
+    claimed = discrete_gaussian._unit_share(sigma, table.further.shape[1])
     assert claimed < 2.0**-100
     with decimal.localcontext() as context:
         context.prec = 60
@@ -123,11 +131,11 @@ def test_one_wrong_entry_changes_the_law() -> None:
     for name, index, change in (
         ("packed", column, 1),
         ("packed", column, 2**16),
-        ("further", (0, column), 1),
-        ("further", (1, column), 1),
+        ("further", (column, 0), 1),
+        ("further", (column, 8), 1),
     ):
         array = getattr(table, name).copy()
-        array[index] ^= np.uint64(change)
+        array[index] ^= np.uint32(change)
         assert _law(dataclasses.replace(table, **{name: array})) != law
 
 
@@ -256,15 +264,15 @@ def test_failure_probability_is_small_and_grows_with_coordinates() -> None:
             discrete_gaussian.failure_probability(wrong)  # type: ignore[arg-type]
 
 
-def _no_words(level: int) -> np.ndarray:
-    raise AssertionError("no tie was expected")
+def _random_ties(ties: int) -> np.ndarray:
+    return np.random.default_rng(ties).integers(0, 2**32, (ties, 9), dtype=np.uint32)
 
 
 def test_drawn_integers_have_the_exact_frequencies() -> None:
     table, law = _real()
     count = 2**20
-    words = np.random.default_rng(3).integers(0, 2**64, count, dtype=np.uint64)
-    found = np.bincount(table.draw(words, _no_words) + _END, minlength=2 * _END)
+    words = np.random.default_rng(3).integers(0, 2**32, count, dtype=np.uint32)
+    found = np.bincount(table.draw(words, _random_ties) + _END, minlength=2 * _END)
     total = sum(law)
     expected = np.array([weight * count / total for weight in law])
     # Neighbouring values together, until twenty or more are expected.
@@ -279,8 +287,8 @@ def test_drawn_integers_have_the_exact_frequencies() -> None:
 
 def test_noise_has_the_moments_and_tails_of_normal_numbers() -> None:
     count = 2**18
-    words = np.random.default_rng(4).integers(0, 2**64, (3, count), dtype=np.uint64)
-    drawn = discrete_gaussian.from_words(words, _no_words)
+    words = np.random.default_rng(4).integers(0, 2**32, (count, 3), dtype=np.uint32)
+    drawn = discrete_gaussian.from_words(words, _random_ties)
     assert drawn.dtype == np.int64
     assert drawn.shape == (count,)
     normals = drawn / discrete_gaussian.STANDARD_DEVIATION
@@ -300,36 +308,36 @@ def test_noise_has_the_moments_and_tails_of_normal_numbers() -> None:
 def test_ties_are_decided_by_further_words() -> None:
     count = 3000
     words, further = words_that_tie(7, count)
-    found = discrete_gaussian.from_words(words, lambda level: further[level])
+    found = discrete_gaussian.from_words(words, lambda ties: further)
     table = discrete_gaussian.table()
     thresholds = _thresholds(table)
     chosen = np.zeros(count, np.int64)
-    kept = 0
-    for index in range(3):
-        for draw, word in enumerate(words[index].tolist()):
+    kept = ties = 0
+    # Coordinate by coordinate: the order of the further words.
+    for draw, triple in enumerate(words.tolist()):
+        for index, word in enumerate(triple):
             column, fraction = word & 0xFFFF, word >> 16
-            for level in range(len(table.further)):
-                fraction = fraction << 48 | int(further[level, index, draw]) >> 16
-            keeps = fraction < thresholds[column]
+            keeps = fraction < int(table.packed[column]) >> 16
+            if fraction == int(table.packed[column]) >> 16:
+                for place in range(9):
+                    fraction = fraction << 32 | int(further[ties, place])
+                keeps = fraction < thresholds[column]
+                ties += 1
             kept += keeps
             choice = column if keeps else int(table.packed[column]) & 0xFFFF
             chosen[draw] += (choice - _END) * _STEP**index
+    assert ties == len(further)
     np.testing.assert_array_equal(found, chosen)
     assert 0.1 < kept / (3 * count) < 0.9
 
 
 def test_largest_noise_is_drawn_from_zeros() -> None:
     """The last columns' thresholds begin with many zeros: ties, up to the last words."""
-    zeros = np.zeros((3, 2), np.uint64)
-    levels = []
-
-    def tie_words(level: int) -> np.ndarray:
-        levels.append(level)
-        return zeros
-
-    found = discrete_gaussian.from_words(zeros, tie_words)
+    found = discrete_gaussian.from_words(
+        np.zeros((2, 3), np.uint32), lambda ties: np.zeros((ties, 9), np.uint32)
+    )
     assert found.tolist() == [-discrete_gaussian.LARGEST] * 2
-    assert max(levels) >= 2
+    assert np.all(discrete_gaussian.table().further[0, :3] == 0)
 
 
 def test_large_noise_fits() -> None:
@@ -339,8 +347,8 @@ def test_large_noise_fits() -> None:
 
 def test_bad_words_are_refused() -> None:
     for words in itertools.chain(
-        (np.zeros(shape, np.uint64) for shape in ((3,), (2, 5), (3, 5, 1))),
-        [np.zeros((3, 5), np.int64)],
+        (np.zeros(shape, np.uint32) for shape in ((3,), (3, 5), (5, 3, 1))),
+        [np.zeros((5, 3), np.uint64)],
     ):
-        with pytest.raises(ValueError, match="uint64 array of shape"):
-            discrete_gaussian.from_words(words, _no_words)
+        with pytest.raises(ValueError, match="uint32 array of shape"):
+            discrete_gaussian.from_words(words, _random_ties)

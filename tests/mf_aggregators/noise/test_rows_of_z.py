@@ -22,7 +22,7 @@ _LONG = {
 
 
 @given(st.sampled_from(NoiseSource), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=30)
 def test_any_range_is_a_part_of_the_row(source: NoiseSource, data: st.DataObject) -> None:
     long = _LONG[source]
     edges = [chunk * CHUNK + half * _HALF for chunk in range(4) for half in range(2)]
@@ -34,67 +34,92 @@ def test_any_range_is_a_part_of_the_row(source: NoiseSource, data: st.DataObject
     np.testing.assert_array_equal(part, long[first:stop])
 
 
-@given(st.sampled_from(NoiseSource), st.integers(0, 3 * CHUNK + 1000))
-@example(NoiseSource.PHILOX, 0)
-@example(NoiseSource.AES, 2 * CHUNK - 1)
-@settings(deadline=None)
-def test_single_coordinates_follow_the_definition(source: NoiseSource, coordinate: int) -> None:
-    def word(index: int) -> int:
-        integers = random_bits.integers(source, _SEED, 7, index - index % 2, 2)
-        return int(integers[index % 2])
+@pytest.mark.parametrize("source", NoiseSource)
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_coordinates_follow_the_definition(source: NoiseSource, chunk: int) -> None:
+    """Coordinate by coordinate with Python's integers, through the chunk's ties."""
+    count = CHUNK - 16
+    table = discrete_gaussian.table()
+    packed, further = table.packed.tolist(), table.further.tolist()
+    first_words = random_bits.blocks(source, _SEED, 7, 3 * chunk * CHUNK // 16, 3 * count // 16)
+    first_words = first_words.tolist()
+    tie_words = random_bits.blocks(source, _SEED, 7, 2**60 + chunk * 2**17, 20).ravel().tolist()
+    num_ties, expected = 0, []
+    for place in range(count):
+        total = 0
+        for number in range(3):
+            word = first_words[3 * (place // 16) + number][place % 16]
+            column, fraction = word & 0xFFFF, word >> 16
+            threshold = packed[column] >> 16
+            if fraction == threshold:
+                words = tie_words[9 * num_ties : 9 * num_ties + 9]
+                is_below = words < further[column]
+                num_ties += 1
+            else:
+                is_below = fraction < threshold
+            chosen = column if is_below else packed[column] & 0xFFFF
+            total += (chosen - 2**15) << 10 * number
+        expected.append(total)
+    found = rows_of_z.integers(source, _SEED, 7, chunk * CHUNK, count)
+    np.testing.assert_array_equal(found, expected)
 
-    words = np.array([[word(3 * coordinate + number)] for number in range(3)], np.uint64)
-    drawn = discrete_gaussian.from_words(words, lambda level: words)
-    found = rows_of_z.integers(source, _SEED, 7, coordinate, 1)
-    assert found[0] == drawn[0]
 
-
-@pytest.mark.parametrize("first", [0, 1, 77, CHUNK - 1])
+@pytest.mark.parametrize("source", NoiseSource)
+@pytest.mark.parametrize("chunk", [0, 5])
 def test_words_for_ties_come_from_ranges_of_their_own(
-    first: int, monkeypatch: pytest.MonkeyPatch
+    source: NoiseSource, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With words that all tie: level by level, from the same places further on."""
-    drawn = []
+    """With first words that all tie, over several tiles: the words of ties follow one another."""
+    used = []
+    original = random_bits.blocks
 
-    def zeros(source: NoiseSource, seed: np.ndarray, row: int, index: int, size: int) -> Any:
-        drawn.append((index, size))
-        return np.zeros(size, np.uint64)
+    def tying(source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int) -> Any:
+        if block < rows_of_z.FIRST_TIE_BLOCK:
+            packed = discrete_gaussian.table().packed
+            return np.full((count, 16), packed[0] & np.uint32(0xFFFF0000), np.uint32)
+        used.append((block - 2**60 - chunk * 2**17, count))
+        return original(source, seed, row, block, count)
 
-    monkeypatch.setattr(random_bits, "integers", zeros)
-    found = rows_of_z.integers(NoiseSource.PHILOX, _SEED, 0, first, 2)
-    assert np.all(found * rows_of_z.STEP < -15.9)
-    start, size = 3 * (first - first % 2), 3 * (2 + first % 2)
-    assert drawn[0] == (start, size)
-    later = {(start + level * 2**58, size) for level in range(1, 6)}
-    assert set(drawn[1:]) <= later
-    assert len(set(drawn)) >= 4
+    monkeypatch.setattr(random_bits, "blocks", tying)
+    count = 20_000
+    rows_of_z.integers(source, _SEED, 0, chunk * CHUNK, count)
+    # Nine words for each of three ties a coordinate: ranges meet, and share a block where a tie's
+    # words are in two of them.
+    assert used[0][0] == 0
+    ends = [first + number for first, number in used]
+    assert all(later[0] in (end - 1, end) for later, end in zip(used[1:], ends[:-1], strict=True))
+    assert ends[-1] == -(-27 * count // 16)
+    # All that a chunk may need is its own.
+    assert 27 * CHUNK // 16 <= rows_of_z.TIE_BLOCKS_PER_CHUNK
 
 
 @given(st.integers(0, 2 * CHUNK), st.integers(0, 3 * CHUNK))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=10)
 @example(0, 100)
-def test_no_more_integers_are_drawn_than_needed(first: int, count: int) -> None:
-    """Three for each coordinate, and up to an even number where a range begins."""
-    drawn = []
-    original = random_bits.integers
+@example(CHUNK, 100)
+def test_no_more_blocks_are_drawn_than_needed(first: int, count: int) -> None:
+    """Three for sixteen coordinates, from the chunk's first one on, and those of some ties."""
+    drawn = 0
+    original = random_bits.blocks
 
-    def counted(source: NoiseSource, seed: np.ndarray, row: int, index: int, size: int) -> Any:
-        drawn.append(size)
-        return original(source, seed, row, index, size)
+    def counted(source: NoiseSource, seed: np.ndarray, row: int, block: int, size: int) -> Any:
+        nonlocal drawn
+        drawn += size if block < rows_of_z.FIRST_TIE_BLOCK else 0
+        return original(source, seed, row, block, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_bits, "integers", counted)
+        patch.setattr(random_bits, "blocks", counted)
         rows_of_z.integers(NoiseSource.PHILOX, _SEED, 0, first, count)
-    assert 3 * count <= sum(drawn) <= 3 * count + 3 * len(drawn)
+    assert 3 * count / 16 <= drawn <= 3 * ((count + first % CHUNK) / 16 + 1)
 
 
 @pytest.mark.parametrize("source", NoiseSource)
 def test_rows_are_independent_standard_normals_across_seeds(source: NoiseSource) -> None:
     """Over coordinates, chunks and rows; false alarm once in ten million runs."""
-    # On both sides of every edge.
-    ranges = [(0, 3), (_HALF - 1, 4), (CHUNK - 1, 3)]
+    # On both sides of the edges of groups of sixteen, and in two chunks.
+    ranges = [(0, 3), (15, 4), (CHUNK, 3)]
     samples = []
-    for _ in range(1000):
+    for _ in range(400):
         seed = np.frombuffer(os.urandom(16), np.int64)
         samples.append(
             np.concatenate(
@@ -111,10 +136,10 @@ def test_rows_are_independent_standard_normals_across_seeds(source: NoiseSource)
 @pytest.mark.parametrize("source", NoiseSource)
 def test_coordinates_of_one_row_are_independent_standard_normals(source: NoiseSource) -> None:
     seed = np.frombuffer(os.urandom(16), np.int64)
-    row = rows_of_z.integers(source, seed, 3, 0, 8 * CHUNK) * rows_of_z.STEP
+    row = rows_of_z.integers(source, seed, 3, 0, 4 * CHUNK) * rows_of_z.STEP
     check_standard_normal(row.reshape(-1, 64))
     # Halves of chunks against each other.
-    check_standard_normal(row.reshape(16, _HALF).T)
+    check_standard_normal(row.reshape(8, _HALF).T)
 
 
 @pytest.mark.parametrize("source", NoiseSource)
@@ -125,7 +150,7 @@ def test_no_two_entries_of_z_occur_twice(source: NoiseSource) -> None:
         rows_of_z.integers(source, seed, row, first, 1000)
         for seed in seeds
         for row in (0, 1, 2, 2**62)
-        for first in (0, _HALF, CHUNK, CHUNK + _HALF, 2**40)
+        for first in (0, 1000, CHUNK, 2**40)
     ]
     pairs = np.concatenate([np.stack([part[:-1], part[1:]], axis=1) for part in parts])
     assert len(np.unique(pairs, axis=0)) == len(pairs)
@@ -134,10 +159,11 @@ def test_no_two_entries_of_z_occur_twice(source: NoiseSource) -> None:
 def test_segments_are_ranges_of_a_row() -> None:
     layout = row_layout.RowLayout(((5,), (3,)), ("float64", "float32"))
     singles, doubles = (
-        rows_of_z.segment_of_row(NoiseSource.AES, _SEED, 7, segment) for segment in layout.segments
+        rows_of_z.segment_of_row(NoiseSource.CHACHA20, _SEED, 7, segment)
+        for segment in layout.segments
     )
-    np.testing.assert_array_equal(singles, _LONG[NoiseSource.AES][:3])
-    np.testing.assert_array_equal(doubles, _LONG[NoiseSource.AES][CHUNK : CHUNK + 5])
+    np.testing.assert_array_equal(singles, _LONG[NoiseSource.CHACHA20][:3])
+    np.testing.assert_array_equal(doubles, _LONG[NoiseSource.CHACHA20][CHUNK : CHUNK + 5])
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -39,7 +39,7 @@ from mf_aggregators.tff import rows_on_disk, tensor_discrete_gaussian, tensor_no
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
-from mf_aggregators.tff.tensor_rows_of_z import PhiloxBits, chunk_rows
+from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 
@@ -85,7 +85,7 @@ class _Stream:
         if blocks is not None:
             segments = tensor_noise.segments_of(specs)
             self.files = rows_on_disk.prepare(
-                self.rows, blocks, segments, PhiloxBits(), "philox", _directories.new()
+                self.rows, blocks, segments, NoiseSource.CHACHA20, _directories.new()
             )
         self.noise = TensorNoise(self.files or RowsInState(self.rows), specs)
         self._step = tf.function(lambda state: self.noise.next_row(state))
@@ -174,7 +174,7 @@ def _inverse(factorization: Factorization) -> np.ndarray:
 def _z(seed: np.ndarray, num_rounds: int, first: int, size: int) -> np.ndarray:
     """Rows of Z by NumPy's definition, in steps."""
     return np.array(
-        [rows_of_z.integers(NoiseSource.PHILOX, seed, i, first, size) for i in range(num_rounds)]
+        [rows_of_z.integers(NoiseSource.CHACHA20, seed, i, first, size) for i in range(num_rounds)]
     )
 
 
@@ -183,7 +183,7 @@ def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
     for segment in stream.noise.segments:
         state = stream.rows.initial_state(segment.size)
         for i, row in enumerate(rows):
-            z = rows_of_z.segment_of_row(NoiseSource.PHILOX, seed, i, segment)
+            z = rows_of_z.segment_of_row(NoiseSource.CHACHA20, seed, i, segment)
             expected, state = stream.rows.next_row(state, z)
             found = np.concatenate([row[position].ravel() for position in segment.positions])
             np.testing.assert_array_equal(found, expected)
@@ -472,19 +472,19 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     other = recursions.ToeplitzNoise(_NUM_ROUNDS, toeplitz_noise.coefficients * [1.0, 1.0, 1.1])
     of_specs = tensor_noise.segments_of(_SPECS)
     cases = [
-        (Blocks.of(recursion), of_specs, "philox"),
-        (_small_blocks(recursion), of_specs, "philox"),
-        (Blocks.of(recursion), of_specs, "aes"),
-        (Blocks.of(recursion), tensor_noise.segments_of(_MIXED_SPECS), "philox"),
-        (Blocks.of(recursion), tensor_noise.segments_of(_SPECS[:2]), "philox"),
-        (Blocks.of(toeplitz_noise), of_specs, "philox"),
-        (Blocks.of(other), of_specs, "philox"),
+        (Blocks.of(recursion), of_specs, NoiseSource.CHACHA20),
+        (_small_blocks(recursion), of_specs, NoiseSource.CHACHA20),
+        (Blocks.of(recursion), of_specs, NoiseSource.PHILOX),
+        (Blocks.of(recursion), tensor_noise.segments_of(_MIXED_SPECS), NoiseSource.CHACHA20),
+        (Blocks.of(recursion), tensor_noise.segments_of(_SPECS[:2]), NoiseSource.CHACHA20),
+        (Blocks.of(toeplitz_noise), of_specs, NoiseSource.CHACHA20),
+        (Blocks.of(other), of_specs, NoiseSource.CHACHA20),
     ]
 
     def directories() -> list[str]:
         return [
             rows_on_disk.prepare(
-                IntegerRows.of(blocks.recursion), blocks, segments, PhiloxBits(), source, tmp_path
+                IntegerRows.of(blocks.recursion), blocks, segments, source, tmp_path
             ).directory
             for blocks, segments, source in cases
         ]
@@ -509,8 +509,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
             files.rows,
             files.blocks,
             stream.noise.segments,
-            PhiloxBits(),
-            "philox",
+            NoiseSource.CHACHA20,
             pathlib.Path(files.directory).parent,
         )
         assert again.weights == files.weights
@@ -651,7 +650,7 @@ def _drift_recursion(name: str, num_rounds: int) -> NoiseRecursion:
 def _drift_z(num_rounds: int) -> np.ndarray:
     rows = tf.function(
         lambda seed: chunk_rows(
-            PhiloxBits(),
+            NoiseSource.CHACHA20,
             seed,
             tf.zeros([], tf.int64),
             tf.constant(num_rounds),
