@@ -291,10 +291,10 @@ def mf_dp_aggregator(
       largest_cohort: The most clients that a round may have; a round with more releases
         nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else.
       continues: For a run that goes on after its last round: what it began with
-        (``mf_aggregators.FirstPlan``). The factorization is then an extension
-        (``Factorization.extended``), participation and noise multiplier are those of the whole
-        (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was. Rows of noise
-        stay bit for bit, so that a saved state goes on; before that,
+        (``mf_aggregators.FirstPlan``), with the schemas of all horizons since. The factorization is
+        then an extension (``Factorization.extended``), participation and noise multiplier are those
+        of the whole (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was.
+        Rows of noise stay bit for bit, so that a saved state goes on; before that,
         ``mf_aggregators.declared_participation.in_extended`` puts the schema of the whole into it.
 
     Returns:

@@ -233,9 +233,7 @@ def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
         sampler=setting.sampler,
         behaviour=setting.behaviour,
         stopping_rule=design.stopping_rule,
-        earlier_participations=(
-            () if design.begun is None else tuple(plan.participation for plan in design.begun.plans)
-        ),
+        earlier_participations={} if design.begun is None else design.begun.horizons,
     )
 
 

@@ -76,8 +76,8 @@ class FederatedRun:
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
-      earlier_participations: The schemas of the plans that were extended to this run, whose saved
-        states it goes on from; empty for a run that was not extended.
+      earlier_participations: The schema of each horizon that was extended to this run, by its
+        number of rounds: it goes on from their saved states. Empty for a run that was not extended.
 
     Raises:
       UnnoisedSumError: If the process releases a second update without noise: a ValueError.
@@ -97,7 +97,7 @@ class FederatedRun:
     sampler: DataSampler | None = None
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
     stopping_rule: StoppingRule | None = None
-    earlier_participations: tuple[Participation, ...] = ()
+    earlier_participations: Mapping[int, Participation] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # NumPy's texts, and so the ledger's, end at the first of the zeros that end a name.
