@@ -38,17 +38,14 @@ _CHAINS = {
 @st.composite
 def _schemas(draw: st.DrawFn) -> Participation:
     separation, most = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    return draw(
-        st.sampled_from(
-            [
-                SingleParticipation(),
-                MinSeparation(separation),
-                MinSeparation(separation, most),
-                MinSeparation(separation, most),
-                FixedEpochOrder(most, separation),
-            ]
-        )
-    )
+    schemas: list[Participation] = [
+        SingleParticipation(),
+        MinSeparation(separation),
+        MinSeparation(separation, most),
+        MinSeparation(separation, most),
+        FixedEpochOrder(most, separation),
+    ]
+    return draw(st.sampled_from(schemas))
 
 
 def _timer_allows(schema: Participation, before: tuple[int, ...], now: int) -> bool:
