@@ -2,8 +2,9 @@
 
 Rows of Z are drawn from tables of integers (``noise.discrete_gaussian``, which has the proof):
 a guarantee (epsilon, delta) of real normal numbers is one of (epsilon, delta + p) of what is
-drawn. The failure probability p grows with the numbers that are drawn, and does not depend on
-epsilon. Where it is not small beside delta, nothing is stated.
+drawn, and p is the delta0 of approximate zCDP as well. The failure probability p grows with the
+numbers that are drawn, and does not depend on epsilon. Where it is not small beside delta, nothing
+is stated.
 """
 
 from mf_aggregators import validation

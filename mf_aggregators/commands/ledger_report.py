@@ -97,6 +97,7 @@ class LedgerReport:
             "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
             "realised_noise_multiplier": guarantee.noise_multiplier,
             "realised_zcdp_rho": guarantee.zcdp_rho,
+            "realised_zcdp_delta": guarantee.zcdp_delta,
             "realised_epsilon": guarantee.epsilon,
             **guarantee.attacker("realised_"),
         }
@@ -225,7 +226,7 @@ def _text_of_sampling(
         f"about one client at most what {pair(found['amplified_epsilon'], delta)}-DP allows "
         "(zero-out adjacency)"
     )
-    attacker = attackers.sentence(found, "amplified_")
+    attacker = attackers.sentence(found, "amplified_", knows_rounds=False)
     if found["keeps_plan"]:
         absent = found["absent_participations"]
         batches = (

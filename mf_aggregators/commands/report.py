@@ -232,7 +232,7 @@ def _guarantee(
 ) -> dict[str, Any]:
     """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
     if multiplier is None:
-        names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "epsilon", "delta")
+        names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "zcdp_delta", "epsilon", "delta")
         return dict.fromkeys((*names, *map(attackers.name, attackers.FALSE_POSITIVE_RATES)))
     return {
         "noise_multiplier": multiplier,
@@ -242,6 +242,8 @@ def _guarantee(
             else multiplier * subject.errors.rmse / clients_per_round
         ),
         "zcdp_rho": accounting.zcdp_rho(multiplier),
+        # Zero without noise: nothing is stated then.
+        "zcdp_delta": accounting.zcdp_delta(multiplier),
         "epsilon": accounting.epsilon(multiplier, delta),
         "delta": delta,
         **_planned(subject, multiplier, delta).attacker(),

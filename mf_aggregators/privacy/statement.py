@@ -11,6 +11,7 @@ from typing import Any
 
 from mf_aggregators import version
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.participation import check_extended
 from mf_aggregators.privacy import printed_guarantees, sampling_texts, statement_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
@@ -115,8 +116,9 @@ class PrivacyStatement:
         one first; empty for a run that was not extended.
 
     Raises:
-      ValueError: If a run that broke its plan has no worst-case guarantee, a client is named for
-        one whose batches were to be drawn, or a rule that is not there ended the run.
+      ValueError: If a run that broke its plan has no worst-case guarantee, a plan of a run that was
+        extended forbids what the one before it allowed, a client is named for a run whose batches
+        were to be drawn, or a rule that is not there ended the run.
     """
 
     facts: RunFacts
@@ -138,6 +140,10 @@ class PrivacyStatement:
                 "a run that broke its plan needs its worst-case guarantee, because the planned one "
                 "does not hold: worst_case=guarantees.worst_case(plan, factorization, took_place)."
             )
+        check_extended(
+            {plan.num_rounds: plan.participation for plan in self.earlier_plans},
+            self.plan.participation,
+        )
         if self.plan.sampling is not None and self.worst_client is not None:
             raise ValueError(
                 "the statement of a sampled run must not name a client or its rounds: who was "
@@ -265,6 +271,7 @@ class PrivacyStatement:
             "status": self.status,
             "is_private": math.isfinite(self.plan.epsilon) and not self.facts.noise_seed_is_fixed,
             "unit": "client",
+            "part_of_client": self.stated.part_of_client().to_dict(),
             "adjacency": "zero-out",
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
@@ -355,7 +362,10 @@ class PrivacyStatement:
                 if self.plan.sampling
                 else statement_texts.TOGETHER
             ),
-            unit=sampling_texts.UNIT if self.plan.sampling else statement_texts.UNIT_OF_TIMERS,
+            unit=(
+                f"{sampling_texts.UNIT if self.plan.sampling else statement_texts.UNIT_OF_TIMERS}"
+                f"\n     {statement_texts.part_of_client(self.stated)}"
+            ),
             accounting=statement_texts.accounting(self.plan),
             assumption=statement_texts.assumption(self.plan, self.facts.enforcement),
             verification=self._verification(),
@@ -432,15 +442,16 @@ class PrivacyStatement:
         if not self.earlier_plans:
             return ""
         plans = "; ".join(
-            f"{statement_texts.count(plan.num_rounds, 'round')}, with noise multiplier "
-            f"{plan.noise_multiplier!r}, for {statement_texts.pair(plan)}"
+            f"{statement_texts.count(plan.num_rounds, 'round')}, {plan.participation}, with noise "
+            f"multiplier {plan.noise_multiplier!r}, for {statement_texts.pair(plan)}"
             for plan in self.earlier_plans
         )
         return (
             "\n   - *Extended.* The run was planned for fewer rounds before:\n"
             f"     {plans}.\n"
             "     The standard deviation of the noise stayed what it was, and the first rounds\n"
-            "     are those of the matrix of the whole. All that is stated here holds for the\n"
+            "     are those of the matrix of the whole, which allows all participations that\n"
+            "     these plans allowed. All that is stated here holds for the\n"
             "     whole, also if what was released had a part in the decision to go on."
         )
 

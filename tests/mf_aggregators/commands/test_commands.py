@@ -48,6 +48,7 @@ _REPORT_FIELDS = {
     "sensitivity_is_exact",
     "noise_multiplier",
     "zcdp_rho",
+    "zcdp_delta",
     "epsilon",
     "delta",
     "noise_state_floats_per_parameter",

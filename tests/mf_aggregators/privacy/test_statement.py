@@ -308,3 +308,37 @@ def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
     assert interrupted.stated.epsilon <= rule.epsilon
     assert "follows from the plan alone" in " ".join(interrupted.to_markdown().split())
     assert dataclasses.replace(left, stopping_rule=rule).stated == left.stated
+
+
+def test_a_statement_says_what_protects_a_part_of_a_client() -> None:
+    statement = _statement([0, 3, 6])
+    part = statement.stated.part_of_client()
+    text = " ".join(statement.to_markdown().split())
+    assert "stronger" not in text
+    assert (
+        "may be two clip norms apart: that is half the noise multiplier, "
+        f"0.5, which is ({rounded_up(part.epsilon)}, 0.0001)-DP."
+    ) in text
+    assert statement.to_dict()["part_of_client"] == part.to_dict()
+
+
+def test_an_attacker_of_drawn_batches_does_not_know_them() -> None:
+    assert "secrets (its noise and who was drawn)" in _sampled(True).to_markdown()
+    text = _statement([0, 3, 6]).to_markdown()
+    assert "secrets (its noise)" in text
+    assert "who was drawn)" not in text
+
+
+def test_plans_of_an_extended_run_allow_what_was_allowed_before() -> None:
+    statement = _statement(None)
+    earlier = [
+        guarantees.planned(identity(rounds), MinSeparation(separation, most), 1.0, 1e-4)
+        for rounds, separation, most in ((4, 3, 2), (7, 3, 3))
+    ]
+    extended = dataclasses.replace(statement, earlier_plans=tuple(earlier))
+    text = " ".join(extended.to_markdown().split())
+    assert "4 rounds, at most 2 participations at least 3 rounds apart, with noise" in text
+    assert [plan["num_rounds"] for plan in extended.to_dict()["earlier_plans"]] == [4, 7]
+    between = guarantees.planned(identity(7), MinSeparation(1), 1.0, 1e-4)
+    with pytest.raises(ValueError, match="horizon of 7 rounds allows"):
+        dataclasses.replace(statement, earlier_plans=(earlier[0], between))
