@@ -293,7 +293,7 @@ def test_a_process_that_releases_its_updates_a_second_time_is_refused(process: A
 @pytest.mark.parametrize("name", ["client_0", "client_0\0"])
 def test_clients_of_one_name_are_refused(process: Any, name: str) -> None:
     clients = (*linear_run.CLIENTS[:-1], name)
-    with pytest.raises(ValueError, match="two of client_ids are the same"):
+    with pytest.raises(ValueError, match="two clients have the same name"):
         _run(process, client_ids=clients)
 
 
