@@ -198,6 +198,7 @@ def load(
     else:
         path = pathlib.Path(dataset).expanduser().absolute()
     federated_text.check_format(path)
+    federated_text.check_names(path)
     splits = federated_text.count_splits(path)
     for split in federated_text.SPLITS:
         if split not in splits or not splits[split].examples:

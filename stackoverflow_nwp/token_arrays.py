@@ -6,7 +6,6 @@ tokenized and cached when it is first asked for (`LazyClientTokens`). Both give 
 """
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -264,15 +263,9 @@ class LazyClientTokens:
         return rows
 
     def _tokenized(self, client_id: str) -> np.ndarray:
-        with contextlib.closing(federated_text.read_only(self._path)) as connection:
-            rows = connection.execute(
-                "SELECT serialized_example_proto FROM examples"
-                " WHERE client_id = ? AND split_name = ? ORDER BY rowid",
-                (client_id, self._split),
-            )
-            return self._tokenizer.rows(
-                [federated_text.tokens_of_proto(serialized) for (serialized,) in rows]
-            )
+        return self._tokenizer.rows(
+            federated_text.read_tokens_of_client(self._path, self._split, client_id)
+        )
 
 
 def tokenize_split(

@@ -7,7 +7,13 @@ from typing import Any
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import amplification_conditions, attackers, guarantees, sampled_cohorts
+from mf_aggregators.privacy import (
+    amplification_conditions,
+    attackers,
+    client_names,
+    guarantees,
+    sampled_cohorts,
+)
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
@@ -31,6 +37,8 @@ class LedgerReport:
       worst_client: The client that is protected least. None for batches of a data sampler: who
         was drawn is a secret.
       worst_case: What holds for a plan that was broken; None for others.
+      num_alike_names: How many clients have a name that looks like another client's
+        (``client_names.num_alike``).
     """
 
     plan: Guarantee
@@ -41,6 +49,7 @@ class LedgerReport:
     num_absent: int | None
     worst_client: WorstClient | None
     worst_case: Guarantee | None
+    num_alike_names: int
 
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by what they are called in a figure."""
@@ -56,6 +65,7 @@ class LedgerReport:
         widened = _no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")
         return {
             "keeps_plan": self.keeps_plan,
+            "alike_client_names": self.num_alike_names,
             **self._of_sampling(),
             **self._of_what_took_place(),
             "widened_epsilon": None if worst_case is None else worst_case.epsilon,
@@ -166,6 +176,7 @@ def read(
         worst_case=(
             guarantees.worst_case(plan, factorization, took_place) if keeps_plan is False else None
         ),
+        num_alike_names=client_names.num_alike(ledger.client_ids),
     )
 
 
@@ -180,6 +191,16 @@ def is_sampled(found: Mapping[str, Any]) -> bool:
       found: What :meth:`LedgerReport.fields` returned, or an empty mapping.
     """
     return "sampling" in found
+
+
+def warning_of_names(found: Mapping[str, Any]) -> str | None:
+    """Returns what to know before all else of names that look alike; None if there are none.
+
+    Args:
+      found: What :meth:`LedgerReport.fields` returned, or an empty mapping.
+    """
+    number = found.get("alike_client_names", 0)
+    return f"WARNING: {client_names.warning(number)}" if number else None
 
 
 def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:

@@ -309,7 +309,7 @@ def _learning_rates(file_name: str) -> list[float]:
         with warnings.catch_warnings():
             # NumPy warns of a file without numbers; their count is checked later.
             warnings.simplefilter("ignore", UserWarning)
-            rates = np.loadtxt(path, dtype=np.float64, ndmin=1)
+            rates = np.loadtxt(path, dtype=np.float64, ndmin=1, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise CommandError(
             f"--learning_rates={file_name} cannot be read as numbers, one a line: {error}"

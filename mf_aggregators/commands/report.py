@@ -267,7 +267,8 @@ def _sentences(
         )
     if realised:
         found.append(ledger_report.text(realised, num_rounds, delta))
-    return found
+    warning = ledger_report.warning_of_names(realised)
+    return found if warning is None else [warning, *found]
 
 
 def run() -> None:

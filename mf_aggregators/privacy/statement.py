@@ -12,7 +12,12 @@ from typing import Any
 from mf_aggregators import version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
-from mf_aggregators.privacy import printed_guarantees, sampling_texts, statement_texts
+from mf_aggregators.privacy import (
+    client_names,
+    printed_guarantees,
+    sampling_texts,
+    statement_texts,
+)
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     RealisedParticipation,
@@ -61,6 +66,8 @@ class RunFacts:
       adaptive_clip: How the clip norm adapts; None for a constant one.
       has_run_directory: Whether the run wrote the files of a run directory, as the commands that
         train do: the statement then names them.
+      num_alike_names: How many clients have a name that looks like another client's
+        (``client_names.num_alike``).
     """
 
     mechanism: str
@@ -72,6 +79,7 @@ class RunFacts:
     enforcement: str = TIMERS_BY_ROUNDS
     adaptive_clip: AdaptiveClipping | None = None
     has_run_directory: bool = False
+    num_alike_names: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +232,8 @@ class PrivacyStatement:
                 "The noise came from a fixed seed. Whoever knows the seed can remove the noise, so "
                 "the guarantee below is void outside tests."
             )
+        if self.facts.num_alike_names:
+            found.append(client_names.warning(self.facts.num_alike_names))
         if self.plan.delta * self.facts.num_clients >= 1.0:
             found.append(
                 f"Delta, {self.plan.delta:g}, is not below 1 / {self.facts.num_clients} clients: a "

@@ -6,7 +6,7 @@ import dataclasses
 from mf_aggregators import participation
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
@@ -72,6 +72,9 @@ class RunStatements:
           ledger: The ledger of the rounds that were released already.
         """
         self._has_begun = True
+        number = client_names.num_alike(ledger.client_ids)
+        facts = dataclasses.replace(self._planned.facts, num_alike_names=number)
+        self._planned = dataclasses.replace(self._planned, facts=facts)
         if ledger.num_rounds:
             self.after(ledger)
         else:

@@ -30,7 +30,7 @@ import tensorflow_federated as tff
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.participation import Participation
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
@@ -81,7 +81,8 @@ class FederatedRun:
 
     Raises:
       UnnoisedSumError: If the process releases a second update without noise: a ValueError.
-      ValueError: If two clients have the same name; if the timers allow participations that the
+      ValueError: If a client's id is none that a ledger keeps (``client_names.check``), or two
+        clients have the same; if the timers allow participations that the
         noise of the process is not scaled to; or if the sampler is for another population or
         other rounds, or is asked for together with a behaviour of devices.
     """
@@ -100,12 +101,7 @@ class FederatedRun:
     earlier_participations: Mapping[int, Participation] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # NumPy's texts, and so the ledger's, end at the first of the zeros that end a name.
-        if len({name.rstrip("\0") for name in self.client_ids}) != len(self.client_ids):
-            raise ValueError(
-                "two of client_ids are the same, and participations are counted by name: give "
-                "each client one of its own."
-            )
+        client_names.check(self.client_ids)
         self._check_client_sums()
         if self.sampler is None:
             self._check_participation()

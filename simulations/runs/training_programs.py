@@ -65,7 +65,8 @@ class CohortDataSource(compatibility.FederatedDataSource):
           process: The process that will be trained.
           initial_state: A first state of it, to check that its noise is scaled to what the timers
             allow: what the program gets as its ``initial_train_state``.
-          client_ids: The population, in the same order whenever the run is resumed.
+          client_ids: The population: texts, each another one, in the same order whenever the run
+            is resumed.
           client_dataset: From a client's id and a round, from 0, to its data set in that round; a
             function of the two alone.
           participation: The schema that the timers enforce.
@@ -76,7 +77,8 @@ class CohortDataSource(compatibility.FederatedDataSource):
             first round. The number of its run is in a file of the same name with ``.run`` behind.
 
         Raises:
-          LedgerError: If the ledger is broken, or of another population.
+          LedgerError: If the ledger is broken, or of another population, or a client's id is none
+            that a ledger keeps (``client_names.check``).
           UnnoisedSumError: If the process releases a second update without noise.
           ValueError: If a number is out of its range, or the timers allow participations that
             the noise of the process is not scaled to.

@@ -112,7 +112,8 @@ def test_report_of_momentum_with_learning_rates(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = np.linspace(1.0, 0.1, 12)
-    np.savetxt(tmp_path / "rates.txt", rates)
+    # As a spreadsheet saves it, with a byte order mark in front.
+    np.savetxt(tmp_path / "rates.txt", rates, encoding="utf-8-sig")
     checkpoint = _made(
         tmp_path,
         capsys,

@@ -112,6 +112,26 @@ def test_a_run_that_broke_its_plan(
     )
 
 
+def test_names_that_look_alike_are_the_first_thing_said(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three participations of one person under three names give the epsilon of one each."""
+    lines = "\u00e9va,0\ne\u0301va,4\n\u00c9VA,8\nbo,3\n"
+    ledger = _ledger(tmp_path, lines)
+    status, out, _ = _call(capsys, checkpoint, ledger)
+    assert status == 0
+    sentences = out.split("\n\n")[1:]
+    assert sentences[0].startswith("WARNING: 3 clients have names that look like")
+    assert "WARNING" not in "".join(sentences[1:])
+    fields = json.loads(_call(capsys, checkpoint, ledger, "--format=json")[1])
+    assert fields["alike_client_names"] == 3
+    assert fields["realised_max_participations"] == 1
+    other = json.loads(
+        _call(capsys, checkpoint, _ledger(tmp_path, "ada,0\nbo,3\n"), "--format=json")[1]
+    )
+    assert other["alike_client_names"] == 0
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

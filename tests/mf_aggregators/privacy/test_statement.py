@@ -70,6 +70,14 @@ def test_a_delta_that_one_client_in_all_may_satisfy_is_warned_of() -> None:
         assert ("is not below 1 / 20 clients" in text) == is_warned_of
 
 
+def test_names_that_look_alike_are_warned_of() -> None:
+    statement = _statement([0, 3, 6])
+    facts = dataclasses.replace(statement.facts, num_alike_names=2)
+    text = dataclasses.replace(statement, facts=facts).to_markdown()
+    assert text.index("2 clients have names that look like") < text.index("1. **DP setting.**")
+    assert "names that look like" not in statement.to_markdown()
+
+
 def test_a_finished_run() -> None:
     statement = _statement([0, 3, 6])
     contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))

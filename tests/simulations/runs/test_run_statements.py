@@ -369,3 +369,18 @@ def test_momentum_and_schedule_inside_the_mechanism_change_its_matrix_alone() ->
     error = inside.factorization.total_error(workload, inside.participation)
     assert error < 0.99 * after.factorization.total_error(workload, after.participation)
     assert inside.noise_multiplier == after.noise_multiplier
+
+
+def test_a_statement_begins_with_names_that_look_alike(tmp_path: pathlib.Path) -> None:
+    """From the first round on, and whatever ends the run."""
+    values = _values("--clients_per_round=20", "--target_epsilon=4")
+    behaviour, directory = device_flags.behaviour(values), RunDirectory(tmp_path)
+    statements = run_statements.RunStatements(_plan(values), behaviour, directory, None)
+    ledger = ParticipationLedger(("ada", "ADA", "\u00e9", "e\u0301", "bo"))
+    statements.before(ledger)
+    for cohort in (None, np.array([0, 2])):
+        if cohort is not None:
+            statements.after(ledger.with_round(cohort))
+        contents = json.loads((tmp_path / "privacy.json").read_text())
+        assert contents["num_alike_names"] == 4
+        assert contents["warnings"][0].startswith("4 clients have names that look like")
