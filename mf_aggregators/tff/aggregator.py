@@ -19,7 +19,7 @@ from mf_aggregators.tff import adaptive_query, compatibility, dp_query, grid, no
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSums
-from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory
+from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory, SecureIntegerSumFactory
 from mf_aggregators.tff.noise_making import Continued, NoiseOptions, NoiseParts
 
 
@@ -148,13 +148,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
 
 
 def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
-    """How the integers of clients are added up: in 64 bits, or modulo a power of two less one.
-
-    A true sum is within the modulus, so that what wraps around on the way wraps back.
-    """
-    if not sums.is_secure:
-        return IntegerSumFactory()
-    return tff.aggregators.SecureModularSumFactory(1 << (sums.bits - 1), symmetric_range=True)
+    """How the integers of clients are added up: in 64 bits, or modulo a power of two."""
+    return SecureIntegerSumFactory(sums.bits) if sums.is_secure else IntegerSumFactory()
 
 
 def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> Any:
