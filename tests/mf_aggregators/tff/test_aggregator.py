@@ -287,7 +287,9 @@ def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: in
     )
     updates = [np.array(each) for each in ([-0.9, 0.1, 0.0], [-0.7, -0.3, 0.2], [-0.51, 0.22, 0.8])]
     output = process.next(process.initialize(), updates)
-    total = [sum(round(entry * steps) for entry in entries) for entries in zip(*updates, strict=True)]
+    total = [
+        sum(round(entry * steps) for entry in entries) for entries in zip(*updates, strict=True)
+    ]
     np.testing.assert_allclose(output.result, np.array(total) / steps / clients, rtol=1e-14)
 
 

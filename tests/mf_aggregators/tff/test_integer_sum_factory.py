@@ -68,7 +68,9 @@ def _check(bits: int) -> None:
         [],
     ):
         found = process.next(process.initialize(), [np.array(each, np.int64) for each in clients])
-        assert found.result.tolist() == [sum(entries) for entries in zip([0] * 3, *clients, strict=True)]
+        assert found.result.tolist() == [
+            sum(entries) for entries in zip([0] * 3, *clients, strict=True)
+        ]
 
 
 @pytest.mark.usefixtures("_simulated_secure_sums")
