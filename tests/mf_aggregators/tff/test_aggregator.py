@@ -49,6 +49,7 @@ def _aggregator(seed: int | None = None, **changes: Any) -> Any:
         "clip_norm": 1.0,
         "clients_per_round": 4,
         "seed": seed,
+        "allow_no_noise": True,
     }
     arguments.update(changes)
     return mfa.mf_dp_aggregator(arguments.pop("factorization"), **arguments)
@@ -611,6 +612,14 @@ def test_other_types_than_floats_are_refused(dtype: Any) -> None:
     [
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
         ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier"),
+        ({"allow_no_noise": False}, ValueError, "noise_multiplier is 0.*allow_no_noise=True"),
+        ({"allow_no_noise": "no"}, ValueError, "noise_multiplier is 0.*allow_no_noise=True"),
+        ({"noise_multiplier": "1"}, ValueError, "noise_multiplier must be a number, found '1'"),
+        ({"noise_multiplier": True}, ValueError, "noise_multiplier must be a number, found True"),
+        ({"clip_norm": "1"}, ValueError, "clip_norm must be a number, found '1'"),
+        ({"clients_per_round": "4"}, ValueError, "clients_per_round must be a number"),
+        ({"largest_cohort": "4"}, ValueError, "largest_cohort must be an integer, found '4'"),
+        ({"secure_aggregation_bits": "32"}, ValueError, "secure_aggregation_bits must be an"),
         ({"clip_norm": 0.0}, ValueError, "clip_norm"),
         ({"clients_per_round": 0}, ValueError, "clients_per_round"),
         ({"participation": "min_sep"}, TypeError, "participation"),
