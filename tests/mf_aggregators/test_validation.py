@@ -37,6 +37,15 @@ _NO_NUMBERS: list[Any] = [
     np.timedelta64(1),
     {},
 ]
+# What makes other kinds of numbers of Python's.
+_KINDS: list[Callable[[Any], Any]] = [
+    np.float32,
+    np.float64,
+    np.array,
+    fractions.Fraction,
+    decimal.Decimal,
+]
+_INTEGER_KINDS: list[Callable[[Any], Any]] = [np.int32, np.uint8, np.array]
 _NO_INTEGERS = [1.0, np.float64(1.0), math.nan, math.inf, fractions.Fraction(1)]
 _ONE = mfa.factorizations.identity(4)
 _SINGLE = mfa.participation.SingleParticipation()
@@ -192,10 +201,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (_with(mfa.AdaptiveClip, "count_stddev"), 4.0),
     ):
         plain = function(value)
-        for kind in (np.float32, np.float64, np.array, fractions.Fraction, decimal.Decimal):
+        for kind in _KINDS:
             assert function(kind(value)) == plain
-    for integers in (np.int32, np.uint8, np.array):
-        separation: Any = integers(3)
+    for integers in _INTEGER_KINDS:
+        separation = integers(3)
         schema = MinSeparation(separation, max_participations=separation)
         assert schema == MinSeparation(3, 3)
         assert hash(schema) == hash(MinSeparation(3, 3))
