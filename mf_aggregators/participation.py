@@ -54,8 +54,7 @@ class FixedEpochOrder:
     separation: int
 
     def __post_init__(self) -> None:
-        validation.positive_integer(self.epochs, "epochs")
-        validation.positive_integer(self.separation, "separation")
+        validation.set_positive_integers(self, "epochs", "separation")
 
     def most_participations(self, num_rounds: int) -> int:
         """Returns the most rounds of ``num_rounds`` that one client can take part in.
@@ -92,9 +91,9 @@ class MinSeparation:
     max_participations: int | None = None
 
     def __post_init__(self) -> None:
-        validation.positive_integer(self.separation, "separation")
+        validation.set_positive_integers(self, "separation")
         if self.max_participations is not None:
-            validation.positive_integer(self.max_participations, "max_participations")
+            validation.set_positive_integers(self, "max_participations")
 
     def most_participations(self, num_rounds: int) -> int:
         """Returns the most rounds of ``num_rounds`` that one client can take part in.

@@ -109,7 +109,7 @@ class Workload:
     learning_rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        validation.positive_integer(self.num_rounds, "num_rounds")
+        validation.set_positive_integers(self, "num_rounds")
         if self.name not in _NAMES:
             raise ValueError(f"a workload must be one of {', '.join(_NAMES)}, found {self.name!r}.")
         if self.name == "prefix_sum":
@@ -353,7 +353,7 @@ def _check_momentum(momentum: Any) -> float:
 
 
 def _checked_rates(learning_rates: Any, num_rounds: int) -> np.ndarray:
-    rates = np.asarray(learning_rates, dtype=np.float64)
+    rates = validation.real_array(learning_rates, "learning_rates")
     if rates.shape != (num_rounds,):
         raise ValueError(
             f"learning_rates must hold one rate for each of the {num_rounds} rounds, "

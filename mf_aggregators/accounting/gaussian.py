@@ -68,7 +68,12 @@ def epsilon(
     """
     noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = validation.delta(delta)
-    return _epsilon(noise_multiplier, delta, num_coordinates, disjoint_participations)
+    return _epsilon(
+        noise_multiplier,
+        delta,
+        validation.positive_integer(num_coordinates, "num_coordinates"),
+        validation.positive_integer(disjoint_participations, "disjoint_participations"),
+    )
 
 
 def exact_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -167,8 +172,8 @@ def noise_multiplier(
     return _noise_multiplier(
         validation.positive_number(epsilon, "epsilon"),
         validation.delta(delta),
-        num_coordinates,
-        disjoint_participations,
+        validation.positive_integer(num_coordinates, "num_coordinates"),
+        validation.positive_integer(disjoint_participations, "disjoint_participations"),
     )
 
 

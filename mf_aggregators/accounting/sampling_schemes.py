@@ -43,8 +43,9 @@ class _Scheme:
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for field in ("num_rounds", "num_bands", "population", "clients_per_round"):
-            validation.positive_integer(getattr(self, field), field)
+        validation.set_positive_integers(
+            self, "num_rounds", "num_bands", "population", "clients_per_round"
+        )
         if self.num_bands > self.num_rounds:
             raise ValueError(
                 f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
@@ -89,7 +90,7 @@ class _SeparatedScheme(_Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.positive_integer(self.separation, "separation")
+        validation.set_positive_integers(self, "separation")
         if self.separation < self.num_bands:
             raise ValueError(
                 f"a separation of {self.separation} is below the {self.num_bands} bands: the rows "
@@ -363,7 +364,8 @@ def create(
         separation = num_bands
         if name == BallsInBins.name:
             positive = validation.positive_integer(clients_per_round, "clients_per_round")
-            separation = max(population // positive, 1)
+            members = validation.positive_integer(population, "population")
+            separation = max(members // positive, 1)
     return _SEPARATED_SCHEMES[name](
         num_rounds, num_bands, population, clients_per_round, separation
     )

@@ -20,6 +20,7 @@ from absl import flags
 from mf_aggregators.commands import command_help
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.privacy.printed_guarantees import rounded_down, rounded_up
+from mf_aggregators.tff import installation
 
 # The exit status of a command that is done.
 DONE = 0
@@ -30,11 +31,8 @@ INTERNAL_ERROR = 70
 # That of a command that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
 
-# What only the extra `tff` of setup.py installs, and no command that runs TensorFlow does without.
-_PACKAGES_OF_EXTRA = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
 # TensorFlow Federated's main branch has the second one, and has this package beside it.
 _OF_MAIN_BRANCH, _WITHIN_MAIN_BRANCH = "federated_language", "tensorflow_privacy"
-_INSTALL_EXTRA = "install the extra mf-aggregators[tff], as docs/installing.md describes."
 
 # What a message about too little memory ends with.
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
@@ -89,7 +87,7 @@ def run(
     except flags.Error as error:
         return _refuse(program, f"{error} (--help lists the flags)")
     except ImportError as error:
-        return _refuse(program, f"{error}: {_INSTALL_EXTRA}")
+        return _refuse(program, _missing(error))
     except MemoryError as error:
         return _refuse(program, f"there is too little memory. {_memory_message(error)}")
     except (OSError, ValueError, TypeError) as error:
@@ -136,7 +134,7 @@ def check_choice(condition: bool, message: str) -> None:
         raise CommandError(message)
 
 
-def check_extra(what: str, packages: Sequence[str] = _PACKAGES_OF_EXTRA) -> None:
+def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> None:
     """Checks that packages of the extra ``tff`` are installed, without importing them.
 
     Args:
@@ -150,7 +148,15 @@ def check_extra(what: str, packages: Sequence[str] = _PACKAGES_OF_EXTRA) -> None
         is_there = _is_installed(package) or (
             package == _WITHIN_MAIN_BRANCH and _is_installed(_OF_MAIN_BRANCH)
         )
-        check_choice(is_there, f"{what} needs {package}, which is not installed: {_INSTALL_EXTRA}")
+        check_choice(
+            is_there, f"{what} needs {package}, which is not installed. {installation.advice()}"
+        )
+
+
+def _missing(error: ImportError) -> str:
+    """What a message says of a package that is not there."""
+    advice, said = installation.advice(), str(error)
+    return said if advice in said else f"{said}. {advice}"
 
 
 def _is_installed(package: str) -> bool:

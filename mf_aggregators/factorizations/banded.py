@@ -70,7 +70,7 @@ class BandedFactorization(Factorization):
           ValueError: If the array is not as said.
         """
         super().__init__(**attributes)
-        bands = np.array(bands, dtype=np.float64)
+        bands = validation.real_array(bands, "bands").copy()
         if bands.ndim != 2 or not 1 <= bands.shape[1] <= bands.shape[0]:
             raise ValueError(
                 "bands must have a row for each round and 1 to num_rounds columns, found an "

@@ -84,8 +84,8 @@ class BltFactorization(ToeplitzStructure):
             non-increasing: its sensitivity would not be known.
         """
         super().__init__(num_rounds, "the BLT matrix", **attributes)
-        decays = np.array(buffer_decays, dtype=np.float64)
-        inverse = np.array(inverse_decays, dtype=np.float64)
+        decays = validation.real_array(buffer_decays, "buffer_decays").copy()
+        inverse = validation.real_array(inverse_decays, "inverse_decays").copy()
         if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
             raise ValueError(
                 "buffer_decays and inverse_decays must be vectors of one length, found shapes "
@@ -127,8 +127,8 @@ class BltFactorization(ToeplitzStructure):
         Raises:
           ValueError: If the coefficients of C would not be non-negative and non-increasing.
         """
-        decays = np.array(buffer_decays, dtype=np.float64)
-        scales = np.array(output_scales, dtype=np.float64)
+        decays = validation.real_array(buffer_decays, "buffer_decays")
+        scales = validation.real_array(output_scales, "output_scales")
         if decays.ndim != 1 or decays.shape != scales.shape:
             raise ValueError(
                 "buffer_decays and output_scales must be vectors of one length, found shapes "

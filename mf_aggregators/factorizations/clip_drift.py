@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import validation
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
 
@@ -55,8 +56,8 @@ def squared_rows(
     Raises:
       ValueError: If there are no norms, or more than rounds.
     """
-    norms = np.asarray(norms, np.float64)
-    num_rounds, rounds = factorization.num_rounds, len(norms)
+    norms = validation.real_array(norms, "norms")
+    num_rounds, rounds = factorization.num_rounds, norms.size
     if norms.ndim != 1 or not 1 <= rounds <= num_rounds:
         raise ValueError(
             f"there must be a norm for each of 1 to {num_rounds} rounds, found shape {norms.shape}."
@@ -85,7 +86,7 @@ def measure(
     Raises:
       ValueError: As there.
     """
-    norms = np.asarray(norms, np.float64)
+    norms = validation.real_array(norms, "norms")
     return ClipDrift(
         _equivalent(factorization, norms, workload),
         _equivalent(identity(factorization.num_rounds), norms, workload),

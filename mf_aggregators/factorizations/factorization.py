@@ -289,7 +289,7 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If the number of rows is not n.
         """
-        x = np.asarray(x, dtype=np.float64)
+        x = validation.real_array(x, "x")
         if x.shape[:1] != (self.num_rounds,):
             raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
         return self._encode(x)

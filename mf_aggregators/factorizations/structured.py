@@ -77,7 +77,8 @@ class StructuredFactorization(Factorization):
         """
         super().__init__(**attributes)
         diagonals, left, right = (
-            np.array(array, dtype=np.float64) for array in (diagonals, left, right)
+            validation.real_array(array, name).copy()
+            for name, array in (("diagonals", diagonals), ("left", left), ("right", right))
         )
         if diagonals.ndim != 2 or not 1 <= diagonals.shape[1] <= diagonals.shape[0]:
             raise ValueError(

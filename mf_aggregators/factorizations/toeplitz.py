@@ -403,7 +403,7 @@ def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
     Raises:
       ValueError: If they are not as said.
     """
-    series = np.array(coefficients, dtype=np.float64)
+    series = validation.real_array(coefficients, "coefficients").copy()
     if series.ndim != 1 or not 1 <= len(series) <= num_rounds:
         raise ValueError(
             f"coefficients must be a vector of 1 to {num_rounds} entries, found an array of "

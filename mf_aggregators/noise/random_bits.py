@@ -140,7 +140,7 @@ def _fill_from_aes(seed: np.ndarray, row: int, first_counter: int, drawn: np.nda
     except ImportError as error:
         raise ImportError(
             "the AES source of random bits needs the package cryptography: install it with "
-            "'pip install cryptography' or with the extra mf-aggregators[tff]."
+            "'pip install cryptography'."
         ) from error
     # Seeds are uniform, so no salt is needed; the derivation makes 256 bits of their 128 and
     # keeps the key apart from any other use of the seed.

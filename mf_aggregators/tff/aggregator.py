@@ -19,7 +19,7 @@ from mf_aggregators.tff import adaptive_query, compatibility, dp_query, grid, no
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSums
-from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory
+from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory, SecureIntegerSumFactory
 from mf_aggregators.tff.noise_making import Continued, NoiseOptions, NoiseParts
 
 
@@ -41,6 +41,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         noise: NoiseOptions,
         sums: IntegerSums,
         continues: FirstPlan | None = None,
+        allow_no_noise: bool = False,
     ) -> None:
         if (continues is None) == bool(factorization.plans):
             raise ValueError(
@@ -50,6 +51,12 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self.factorization = factorization
         self.participation = participation
         self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        if self.noise_multiplier == 0.0 and allow_no_noise is not True:
+            raise ValueError(
+                "noise_multiplier is 0, which adds no noise and protects nobody: use "
+                "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
+                "allow_no_noise=True for a run without privacy, to compare with."
+            )
         self._clip_norm: float | AdaptiveClip = (
             clip_norm
             if isinstance(clip_norm, AdaptiveClip)
@@ -148,13 +155,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
 
 
 def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
-    """How the integers of clients are added up: in 64 bits, or modulo a power of two less one.
-
-    A true sum is within the modulus, so that what wraps around on the way wraps back.
-    """
-    if not sums.is_secure:
-        return IntegerSumFactory()
-    return tff.aggregators.SecureModularSumFactory(1 << (sums.bits - 1), symmetric_range=True)
+    """How the integers of clients are added up: in 64 bits, or modulo a power of two."""
+    return SecureIntegerSumFactory(sums.bits) if sums.is_secure else IntegerSumFactory()
 
 
 def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> Any:
@@ -227,6 +229,7 @@ def mf_dp_aggregator(
     secure_aggregation_bits: int | None = None,
     largest_cohort: int | None = None,
     continues: FirstPlan | None = None,
+    allow_no_noise: bool = False,
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
 
@@ -267,7 +270,8 @@ def mf_dp_aggregator(
       participation: The schema that the run enforces; the noise is scaled to the
         sensitivity of C under it.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity);
-        ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise.
+        ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise, and is refused
+        without ``allow_no_noise``.
       clip_norm: The L2 norm to which each client's whole update is clipped: a number, or how it
         adapts (``mf_aggregators.AdaptiveClip``).
       clients_per_round: What the noisy sum is divided by: the cohort size, fixed in
@@ -289,13 +293,18 @@ def mf_dp_aggregator(
         are rounded to the finest step that ``largest_cohort`` of them cannot overflow. None
         adds them up in the open, in 64 bits.
       largest_cohort: The most clients that a round may have; a round with more releases
-        nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else.
+        nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else. Where
+        the number of clients is drawn at random, as by Poisson sampling, give a number that no
+        round can reach, such as all clients that there are: a refused round tells that its batch
+        was larger than this, and amplification rests on nobody knowing who was drawn.
       continues: For a run that goes on after its last round: what it began with
         (``mf_aggregators.FirstPlan``), with the schemas of all horizons since. The factorization is
         then an extension (``Factorization.extended``), participation and noise multiplier are those
         of the whole (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was.
         Rows of noise stay bit for bit, so that a saved state goes on; before that,
         ``mf_aggregators.declared_participation.in_extended`` puts the schema of the whole into it.
+      allow_no_noise: Whether ``noise_multiplier`` may be zero: such an aggregator only clips and
+        averages, and gives no privacy.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``.
@@ -322,4 +331,5 @@ def mf_dp_aggregator(
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
         grid.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
         continues,
+        allow_no_noise,
     )

@@ -37,7 +37,7 @@ class IntegerSums:
     Attributes:
       largest_cohort: The most updates in a sum.
       bits: The width of a sum's integers, one bit of which is the sign.
-      is_secure: Whether a secure sum adds them up, modulo 2^bits - 1.
+      is_secure: Whether a secure sum adds them up, modulo 2^bits.
     """
 
     largest_cohort: int = DEFAULT_LARGEST_COHORT

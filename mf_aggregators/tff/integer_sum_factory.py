@@ -1,7 +1,8 @@
-"""Sums of clients' integers in 64 bits: what a client sends has 32 bits, as a float32 has."""
+"""Sums of clients' integers: in 64 bits in the open, or modulo a power of two by a secure sum."""
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -11,6 +12,7 @@ from mf_aggregators.tff import compatibility
 class IntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
     """Adds up structures of int32 and int64 tensors in int64, without a state.
 
+    What a client sends has 32 bits then, as a float32 has.
     TFF's ``SumFactory`` adds up in the type of what clients send. The sum here does not depend on
     its order either, or on the number of machines.
     """
@@ -56,3 +58,50 @@ class IntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
             return tff.templates.MeasuredProcessOutput(state, total, measurements)
 
         return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+class SecureIntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
+    """Adds up structures of int64 tensors by TFF's secure sum modulo 2^bits, without a state.
+
+    The result is the sum itself if it is within (-2^(bits - 1), 2^(bits - 1)); what wraps around
+    on the way wraps back. A power of two because it divides 2^64: TFF's simulation of a secure sum
+    adds up in int64 and reduces afterwards, which is wrong for another modulus where the sum
+    leaves int64.
+    """
+
+    def __init__(self, bits: int) -> None:
+        """Creates the factory.
+
+        Args:
+          bits: The width of the integers, the sign included: 2 to 62.
+        """
+        # As int64, because TFF takes a Python integer below 2^31 for an int32, and then cannot
+        # reduce the clients' int64 by it.
+        self._modulus = np.int64(1 << bits)
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        """Returns the process for values of a type; see the base class.
+
+        Args:
+          value_type: A structure of int64 tensors.
+        """
+        modular = tff.aggregators.SecureModularSumFactory(self._modulus).create(value_type)
+        modulus = self._modulus
+
+        def signed(residue: tf.Tensor) -> tf.Tensor:
+            return tf.where(residue >= modulus // 2, residue - modulus, residue)
+
+        @tff.tensorflow.computation(modular.next.type_signature.result.result.member)
+        def with_signs(residues: Any) -> Any:
+            return tf.nest.map_structure(signed, residues)
+
+        @compatibility.federated_computation(
+            modular.initialize.type_signature.result,
+            compatibility.FederatedType(value_type, compatibility.CLIENTS),
+        )
+        def next_fn(state: Any, value: Any) -> Any:
+            output = modular.next(state, value)
+            total = compatibility.federated_map(with_signs, output.result)
+            return tff.templates.MeasuredProcessOutput(output.state, total, output.measurements)
+
+        return tff.templates.AggregationProcess(modular.initialize, next_fn)

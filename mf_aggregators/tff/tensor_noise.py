@@ -23,6 +23,9 @@ from mf_aggregators.tff.tensor_rows_of_z import BitSource
 class NoiseState(NamedTuple):
     """Where a stream of noise rows stands, as tensors.
 
+    It is printed without its seed and its history: TFF keeps the class, whatever a state is nested
+    in, so that no cell of a notebook, log or traceback holds them.
+
     Attributes:
       noise_format: int64 scalar: ``noise.NOISE_FORMAT`` of the version that made the state.
       round_index: int64 scalar: the round that the next row is for, from 0.
@@ -38,6 +41,14 @@ class NoiseState(NamedTuple):
     seed: Any
     stream: Any
     history: Any
+
+    def __repr__(self) -> str:
+        """Returns a text without what noise could be subtracted with."""
+        return (
+            f"{type(self).__name__}(noise_format={self.noise_format}, "
+            f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
+            "history=<secret>)"
+        )
 
 
 class RowStore(Protocol):

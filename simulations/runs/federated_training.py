@@ -327,6 +327,8 @@ def learning_process(
         noise_directory=noise_directory,
         noise_source=options.noise_source,
         continues=design.first_plan,
+        # Who asks for a run without noise gets a statement that says so.
+        allow_no_noise=True,
         **_secure_sums(design),
     )
     measured = {"metrics_aggregator": _no_metrics} if options.secure_aggregation else {}

@@ -124,6 +124,7 @@ class FederatedRun:
         """Checks that no update leaves the clients a second time, without noise."""
         if isinstance(self.process.next, compatibility.ConcreteComputation):
             client_sums.check_others(client_sums.of(self.process.next))
+            client_sums.check_divided_once(self.process.next)
 
     def _check_participation(self) -> None:
         for declared in declared_participation.in_state(self.initial_state):

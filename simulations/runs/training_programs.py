@@ -84,6 +84,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
             the noise of the process is not scaled to.
         """
         client_sums.check_others(client_sums.of(process.next))
+        client_sums.check_divided_once(process.next)
         declared = declared_participation.in_state(initial_state)
         for each in declared:
             if not participations.allows(each, participation, num_rounds):

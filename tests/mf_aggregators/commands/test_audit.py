@@ -186,7 +186,8 @@ def test_without_tensorflow_federated_it_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     status, out, err = _call(capsys, "--mechanism=identity")
     assert (status, out) == (2, "")
-    assert "mf-aggregators[tff]" in err
+    assert "needs tensorflow_federated, which is not installed" in err
+    assert "quickstart.py setup" in err
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSum
 from simulations.workers import quiet, secure_sums
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+from tests.mf_aggregators.tff import secure_sum_table
 
 _NUM_ROUNDS = 6
 _PARTICIPATION = mfa.participation.MinSeparation(3)
@@ -48,6 +49,7 @@ def _aggregator(seed: int | None = None, **changes: Any) -> Any:
         "clip_norm": 1.0,
         "clients_per_round": 4,
         "seed": seed,
+        "allow_no_noise": True,
     }
     arguments.update(changes)
     return mfa.mf_dp_aggregator(arguments.pop("factorization"), **arguments)
@@ -183,7 +185,7 @@ def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> Non
 def test_a_clip_norm_that_adapts_in_secure_sums() -> None:
     """Updates and bits alike are integers of a secure sum, and no other sum of clients is made."""
     clip = mfa.AdaptiveClip(0.5, update_period=1)
-    process = _process(tff.TensorType(np.float32, [2]), clip_norm=clip, secure_aggregation_bits=32)
+    process = _process(tff.TensorType(np.float32, [2]), clip_norm=clip, secure_aggregation_bits=28)
     tff.test.assert_not_contains_unsecure_aggregation(process.next)
     clients = [np.array([0.3, 0.0], np.float32), np.array([0.0, 3.0], np.float32)]
     output = process.next(process.initialize(), clients)
@@ -237,21 +239,24 @@ def _simulated_secure_sums() -> Iterator[None]:
     tff.framework.set_default_context(before)
 
 
-@pytest.mark.usefixtures("_simulated_secure_sums")
-def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_secure_sum(
+    monkeypatch: pytest.MonkeyPatch, bits: int, clients: int, **chosen: Any
+) -> None:
     """With negative sums, with several rounds of correlated noise, and with the same step."""
-    chosen: dict[str, Any] = {
+    chosen = {
         "noise_multiplier": 0.3,
         "seed": 5,
-        "clients_per_round": 3,
-        "secure_aggregation_bits": 32,
+        "clients_per_round": clients,
+        "secure_aggregation_bits": bits,
+        **chosen,
     }
     secure = _process(_NEST, **chosen)
     whole = grid.integer_sums
-    monkeypatch.setattr(
-        grid, "integer_sums", lambda *args: dataclasses.replace(whole(*args), is_secure=False)
-    )
-    in_the_open = _process(_NEST, **chosen)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            grid, "integer_sums", lambda *args: dataclasses.replace(whole(*args), is_secure=False)
+        )
+        in_the_open = _process(_NEST, **chosen)
     states = [secure.initialize(), in_the_open.initialize()]
     for updates in ([_value(-0.4)] * 3, [_value(0.01), _value(-7.0)], []):
         outputs = [
@@ -260,8 +265,46 @@ def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPat
         ]
         one, other = (_flat(output.result) for output in outputs)
         np.testing.assert_array_equal(one, other)
+        assert outputs[0].measurements == outputs[1].measurements
         assert outputs[0].measurements["num_clients"] == len(updates)
         states = [output.state for output in outputs]
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    _check_secure_sum(monkeypatch, 32, 3)
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@pytest.mark.parametrize("bits", sorted({row.bits for row in secure_sum_table.rows()}))
+def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: int) -> None:
+    clients = min(row.clients for row in secure_sum_table.rows() if row.bits == bits)
+    steps = grid.integer_sums(bits, clients, clients).steps_per_clip_norm
+    process = _process(
+        tff.TensorType(np.float64, [3]),
+        factorization=mfa.factorizations.identity(1),
+        clients_per_round=clients,
+        secure_aggregation_bits=bits,
+    )
+    updates = [np.array(each) for each in ([-0.9, 0.1, 0.0], [-0.7, -0.3, 0.2], [-0.51, 0.22, 0.8])]
+    output = process.next(process.initialize(), updates)
+    total = [
+        sum(round(entry * steps) for entry in entries) for entries in zip(*updates, strict=True)
+    ]
+    np.testing.assert_allclose(output.result, np.array(total) / steps / clients, rtol=1e-14)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(0.5, update_period=1)])
+@pytest.mark.parametrize(
+    ("bits", "clients"),
+    [(row.bits, row.clients) for row in secure_sum_table.rows()] + [(31, 3), (62, 3), (62, 10**6)],
+)
+def test_every_secure_sum_of_the_documents_gives_what_an_open_one_gives(
+    monkeypatch: pytest.MonkeyPatch, bits: int, clients: int, clip_norm: float | mfa.AdaptiveClip
+) -> None:
+    _check_secure_sum(monkeypatch, bits, clients, clip_norm=clip_norm)
 
 
 def test_the_computation_of_a_secure_sum_has_no_other_sum_of_clients() -> None:
@@ -569,6 +612,14 @@ def test_other_types_than_floats_are_refused(dtype: Any) -> None:
     [
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
         ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier"),
+        ({"allow_no_noise": False}, ValueError, "noise_multiplier is 0.*allow_no_noise=True"),
+        ({"allow_no_noise": "no"}, ValueError, "noise_multiplier is 0.*allow_no_noise=True"),
+        ({"noise_multiplier": "1"}, ValueError, "noise_multiplier must be a number, found '1'"),
+        ({"noise_multiplier": True}, ValueError, "noise_multiplier must be a number, found True"),
+        ({"clip_norm": "1"}, ValueError, "clip_norm must be a number, found '1'"),
+        ({"clients_per_round": "4"}, ValueError, "clients_per_round must be a number"),
+        ({"largest_cohort": "4"}, ValueError, "largest_cohort must be an integer, found '4'"),
+        ({"secure_aggregation_bits": "32"}, ValueError, "secure_aggregation_bits must be an"),
         ({"clip_norm": 0.0}, ValueError, "clip_norm"),
         ({"clients_per_round": 0}, ValueError, "clients_per_round"),
         ({"participation": "min_sep"}, TypeError, "participation"),

@@ -149,7 +149,7 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
     parameters = {key: each for key, each in whole.parameters.items() if key != "extends"}
     planned = type(whole).from_arrays(_WHOLE, arrays, parameters=parameters)
     assert planned.plans == ()
-    silent = _query(mfa.factorizations.identity(_WHOLE), noise_multiplier=0.0)
+    silent = _query(mfa.factorizations.identity(_WHOLE), noise_multiplier=0.0, allow_no_noise=True)
     sums, *noised = (
         np.array(_rounds(query, query.initial_global_state(), 0, _WHOLE)[0])
         for query in (silent, _extended_query(whole), _query(planned))
@@ -237,7 +237,7 @@ def test_extensions_need_their_first_plan_and_others_have_none() -> None:
 def test_without_noise_an_extension_has_none() -> None:
     first = mfa.FirstPlan(_FIRST.participation, 0.0)
     whole = _MADE["blt"].extended(_WHOLE)
-    query = _extended_query(whole, continues=first, noise_multiplier=0.0)
+    query = _extended_query(whole, continues=first, noise_multiplier=0.0, allow_no_noise=True)
     released, _ = _rounds(query, query.initial_global_state(), 0, 2)
     np.testing.assert_allclose(np.linalg.norm(released, axis=1), 1.0, rtol=1e-6)
 
