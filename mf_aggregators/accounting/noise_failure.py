@@ -11,6 +11,8 @@ from mf_aggregators.noise import discrete_gaussian
 
 # The largest share of delta that the failure probability may take.
 LARGEST_SHARE = 1e-3
+# With less noise a client may move a number by more standard deviations than are covered.
+LEAST_NOISE_MULTIPLIER = 1.0 / discrete_gaussian.LARGEST_SHIFT
 # The coordinates of all rounds together, where nobody says how many there are.
 DEFAULT_NUM_COORDINATES = 2**40
 
