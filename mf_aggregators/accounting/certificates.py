@@ -51,8 +51,47 @@ _ROUNDING = 1e-9
 FAILURE_SHARE = 0.01
 ATTEMPTS = 4
 # So many mechanisms share it as well, where a search for a noise multiplier takes the first that
-# is proved to reach its target.
+# is proved to reach its target, or the best of several is chosen.
 MECHANISMS = 16
+
+
+class MechanismBudgetError(ValueError):
+    """One result takes tests of more mechanisms than share its failure probability."""
+
+
+@dataclasses.dataclass(eq=False)
+class MechanismBudget:
+    """How many mechanisms may still be tested for one result: for what is chosen by all tests.
+
+    Attributes:
+      left: How many. It falls with each that is tested, or that a part is made for.
+    """
+
+    left: int = MECHANISMS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.left <= MECHANISMS:
+            raise MechanismBudgetError(
+                f"delta pays for tests of 0 to {MECHANISMS} mechanisms, found {self.left}."
+            )
+
+    def take(self, mechanisms: int = 1) -> "MechanismBudget":
+        """Returns a part of it, and takes it away.
+
+        Args:
+          mechanisms: Of how many; all of them count, whether they are tested or not.
+
+        Raises:
+          MechanismBudgetError: If fewer are left.
+        """
+        if mechanisms > self.left:
+            raise MechanismBudgetError(
+                f"one result takes Monte Carlo tests of more mechanisms than the {MECHANISMS} that "
+                "its delta pays for: compare fewer of them."
+            )
+        part = MechanismBudget(mechanisms)
+        self.left -= mechanisms
+        return part
 
 
 @dataclasses.dataclass(frozen=True)
