@@ -403,8 +403,8 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     if recommended.effective_rmse > (1.0 + _TIE) * best.effective_rmse:
         return (
             f"{recommended.name_with_sampling} has the smallest effective RMSE of those whose "
-            f"noise is proved to be enough, {recommended.effective_rmse:.4g}; delta pays for no test of "
-            f"{best.name_with_sampling}, of about {best.effective_rmse:.4g}."
+            f"noise is proved to be enough, {recommended.effective_rmse:.4g}; delta pays for no "
+            f"test of {best.name_with_sampling}, of about {best.effective_rmse:.4g}."
         )
     if recommended is not best:
         return (
