@@ -18,7 +18,7 @@ import numpy as np
 
 from mf_aggregators import accounting, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting import noise_failure, sampling_schemes
 from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
@@ -107,6 +107,7 @@ class Setting:
             validation.non_negative_number(self.noise_memory, "noise_memory")
         if self.noise_disk is not None:
             validation.non_negative_number(self.noise_disk, "noise_disk")
+        noise_failure.check_charged(self.model_size, self.num_rounds)
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.participation is None:

@@ -297,9 +297,9 @@ def test_no_delta_loses_its_amplification_without_a_word(name: str) -> None:
         amplification.epsilon(scheme, sigma, delta)
         for delta in (1.2e-12, 1.1e-12, 1.09e-12, 1.04e-12, 1e-12)
     ]
-    assert all(
-        before <= after <= 1.05 * before for before, after in itertools.pairwise(found)
-    ), found
+    assert all(before <= after <= 1.05 * before for before, after in itertools.pairwise(found)), (
+        found
+    )
     for function in (amplification.epsilon, amplification.noise_multiplier):
         with pytest.raises(ValueError, match=r"at least 1e-12"):
             function(scheme, sigma, 0.99e-12)

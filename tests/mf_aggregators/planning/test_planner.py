@@ -585,6 +585,7 @@ def test_no_learning_rate_without_an_error(error: float) -> None:
         ({"population": 59}, "60 would be needed"),
         ({"num_rounds": 0}, "num_rounds must be at least 1"),
         ({"model_size": 0}, "model_size must be at least 1"),
+        ({"model_size": 2**40}, r"guarantees are stated for at most 2\^40"),
         ({"noise_memory": -1.0}, "noise_memory must not be negative"),
         ({"noise_disk": -1.0}, "noise_disk must not be negative"),
         ({"sampling": "poisson"}, "not both"),
