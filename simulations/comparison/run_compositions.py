@@ -1,6 +1,7 @@
 """What repeated runs on the same clients reveal together: the guarantee of their composition."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 from dp_accounting import dp_event
@@ -124,11 +125,13 @@ def _check_run(
 ) -> None:
     if epsilon is None or delta is None or noise_multiplier is None:
         return
-    alone = (
-        accounting.epsilon(noise_multiplier, delta)
-        if sampling is None
-        else accounting.composed_epsilon([_event(noise_multiplier, sampling)], delta)
-    )
+    if isinstance(sampling, PoissonSampling):
+        sizes = {**sampling.to_dict(), "sampling": sampling.name}
+        del sizes["name"]
+        alone = accounting.amplified_epsilon(noise_multiplier, delta, **sizes)
+    else:
+        count = 1 if sampling is None else _most_participations(sampling)
+        alone = accounting.exact_epsilon(noise_multiplier / math.sqrt(count), delta)
     if alone < (1.0 - _RELATIVE_TOLERANCE) * epsilon:
         raise ValueError(
             f"the result of a run states epsilon {epsilon:.6g} at delta {delta:g}, and its noise "
@@ -149,6 +152,9 @@ def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
             clients_per_round=scheme.clients_per_round,
             sampling=scheme.name,
         )
-    # The most participations of a client, each of which changes rows of its own.
-    count = scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations
-    return dp_event.SelfComposedDpEvent(accounting.event(sigma), count)
+    return dp_event.SelfComposedDpEvent(accounting.event(sigma), _most_participations(scheme))
+
+
+def _most_participations(scheme: SamplingScheme) -> int:
+    """The most participations of a client, each of which changes rows of its own."""
+    return scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations

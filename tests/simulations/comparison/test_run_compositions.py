@@ -139,7 +139,7 @@ def test_sampled_runs_compose_with_others() -> None:
 @pytest.mark.parametrize("sampling", ["fixed_size", "shuffling"])
 def test_other_samplers_enter_without_amplification(sampling: str) -> None:
     scheme = sampling_schemes.create(sampling, **_SIZES)
-    found = run_compositions.composition([_run(1.9, 3.0, sampling)] * 2)
+    found = run_compositions.composition([_run(1.9, 1.0, sampling)] * 2)
     # A client is in at most so many rounds, whose rows no other of its rounds changes.
     passes = 6 if sampling == "fixed_size" else scheme.num_passes  # type: ignore[union-attr]
     one = 1.9 / math.sqrt(2 * passes)
