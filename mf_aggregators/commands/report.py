@@ -25,6 +25,7 @@ from mf_aggregators import (
     memory,
     validation,
 )
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.commands import (
     command_line,
     extension_report,
@@ -122,6 +123,9 @@ def main(values: flags.FlagValues) -> None:
         )
     fields |= _guarantee(subject, multiplier, values.delta, values.clients_per_round)
     if values.model_size is not None:
+        if multiplier:
+            rounds = max(factorization.num_rounds, values.extend_to or 0)
+            noise_failure.check_charged(values.model_size, rounds)
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     if values.extend_to is not None:
         fields |= extension_report.fields(

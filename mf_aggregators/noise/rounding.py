@@ -264,6 +264,18 @@ def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, np.ndarray]]:
         yield int(blocks.starts[block]), weights[first]
 
 
+def largest_row_sum(unit: NoiseRecursion) -> float:
+    """Returns the largest sum of |C1_ij| of a row: how many steps of e a number of d z may have.
+
+    Args:
+      unit: A unit recursion, whose rows follow from earlier rows of Z.
+    """
+    inverse = scipy.linalg.solve_triangular(
+        unit.noising_matrix(), np.eye(unit.num_rounds), lower=True, check_finite=False
+    )
+    return float(np.linalg.norm(inverse, np.inf))
+
+
 def _strategy_norm(unit: NoiseRecursion) -> float:
     """A bound on the operator norm of the inverse of a unit recursion's matrix."""
     rounds = unit.num_rounds

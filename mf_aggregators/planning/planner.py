@@ -18,7 +18,8 @@ import numpy as np
 
 from mf_aggregators import accounting, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting import noise_failure, sampling_schemes
+from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
     MinSeparationSampling,
@@ -43,6 +44,10 @@ _MOST_TIMES_INDEPENDENT = 100.0
 _BYTES_PER_ROUND = 24
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
+
+# Mechanisms that are tested for the noise multiplier of one candidate: with those of three, and
+# with the guarantee of what is recommended, as many as delta pays for.
+_MECHANISMS_OF_A_CANDIDATE = 5
 
 # What a plan is asked for that weighs all ways of taking part.
 ANY_SAMPLING = "any"
@@ -102,6 +107,7 @@ class Setting:
             validation.non_negative_number(self.noise_memory, "noise_memory")
         if self.noise_disk is not None:
             validation.non_negative_number(self.noise_disk, "noise_disk")
+        noise_failure.check_charged(self.model_size, self.num_rounds)
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.participation is None:
@@ -314,12 +320,18 @@ def make(
         )
     candidates.sort(key=_error)
     recommended = _recommended(candidates)
-    while recommended.is_estimate:
+    budget = MechanismBudget(MECHANISMS - 1)
+    while recommended.is_estimate and budget.left >= _MECHANISMS_OF_A_CANDIDATE:
         progress(f"certificate of {recommended.name_with_sampling}")
-        certified = _certified(setting, recommended, cache_directory)
+        certified = _certified(
+            setting, recommended, cache_directory, budget.take(_MECHANISMS_OF_A_CANDIDATE)
+        )
         candidates[candidates.index(recommended)] = certified
         candidates.sort(key=_error)
         recommended = _recommended(candidates)
+    if recommended.is_estimate:
+        # Those that were certified turned out to need more noise than the estimates of others.
+        recommended = _recommended([each for each in candidates if not each.is_estimate])
     reason = _reason(candidates, recommended)
     return Plan(setting, tuple(candidates), left_out, recommended, reason)
 
@@ -336,7 +348,10 @@ def _error(candidate: Candidate) -> float:
 
 
 def _certified(
-    setting: Setting, candidate: Candidate, cache_directory: pathlib.Path | None
+    setting: Setting,
+    candidate: Candidate,
+    cache_directory: pathlib.Path | None,
+    budget: MechanismBudget,
 ) -> Candidate:
     """The candidate with the noise multiplier that is proved to give the target."""
     assert candidate.sampling is not None
@@ -346,6 +361,7 @@ def _certified(
         setting.delta,
         cache_directory,
         candidate.factorization,
+        budget=budget,
     )
     return dataclasses.replace(
         candidate,
@@ -385,6 +401,12 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     if len(candidates) == 1:
         return f"{recommended.name} is the only mechanism that fits."
     best = candidates[0]
+    if recommended.effective_rmse > (1.0 + _TIE) * best.effective_rmse:
+        return (
+            f"{recommended.name_with_sampling} has the smallest effective RMSE of those whose "
+            f"noise is proved to be enough, {recommended.effective_rmse:.4g}; delta pays for no "
+            f"test of {best.name_with_sampling}, of about {best.effective_rmse:.4g}."
+        )
     if recommended is not best:
         return (
             f"{recommended.name_with_sampling} has an effective RMSE within {100 * _TIE:g} % of "

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import checkpoints, validation
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise.recursions import NoiseRecursion
@@ -74,8 +75,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         Raises:
           TypeError: If the type holds a tensor that is not floating point.
           ValueError: If the noise state would be too large for TFF's processes, the noise
-            directory cannot be used or is too small, or secure sums of updates of this size
-            would have too few bits.
+            directory cannot be used or is too small, secure sums of updates of this size
+            would have too few bits, or the noise has more than 2^40 numbers in all rounds
+            together, which is what guarantees are stated for.
         """
         query = self.query(compatibility.type_to_tf_tensor_specs(value_type))
         mean = compatibility.NormalizedQuery(query, denominator=self._clients_per_round)
@@ -128,6 +130,10 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self, specs: tuple[tf.TensorSpec, ...]
     ) -> tuple[NoiseRecursion, float, NoiseParts]:
         """The recursion, the noise multiplier relative to its sensitivity of one, and the rows."""
+        if self.noise_multiplier > 0.0:
+            # Before any file is made.
+            size = dp_query.size_of_row(specs)
+            noise_failure.check_charged(size, self.factorization.num_rounds)
         first = self._continues
         if first is None:
             sensitivity = self.factorization.sensitivity(self.participation).value
@@ -138,7 +144,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             self.factorization,
             self.participation,
             first,
-            num_parameters=sum(spec.shape.num_elements() for spec in specs),
+            num_parameters=dp_query.size_of_row(specs),
             largest_cohort=self._sums.largest_cohort,
             storage=self._noise.storage,
         )

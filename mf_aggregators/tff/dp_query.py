@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import validation
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import Participation
@@ -112,7 +113,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           ValueError: If a shape is not known, a number is out of its range, the noise state
             would be too large to be passed between TFF's processes, ``noise`` is for another
             recursion or other tensors, the grid is too coarse for records of this size, or
-            roundings would take a tenth of the noise.
+            roundings would take a tenth of the noise, or there are more than 2^40 numbers of
+            noise in all rounds together, which is what guarantees are stated for.
         """
         self._l2_norm_clip = of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
@@ -120,6 +122,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             of_float32(self._noise_stddev, "noise_stddev")
         recursion = drawn_recursion(recursion, self._noise_stddev)
         self._specs = checked_specs(specs)
+        if self._noise_stddev > 0.0:
+            noise_failure.check_charged(size_of_row(self._specs), recursion.num_rounds)
         if noise is None:
             noise = noise_making.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
         elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
@@ -133,7 +137,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             )
         self._participation = declared_participation.declare(participation)
         self._sums = IntegerSums() if sums is None else sums
-        num_parameters = sum(spec.shape.num_elements() for spec in self._specs)
+        num_parameters = size_of_row(self._specs)
         self._sums.check_rounding(num_parameters)
         if self._noise_stddev > 0.0:
             self._noise_stddev = self._noise.store.rounding.enlarged(
@@ -286,6 +290,11 @@ def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
       ValueError: If a shape is not known.
     """
     return tuple(_checked(spec) for spec in tf.nest.flatten(specs))
+
+
+def size_of_row(specs: tuple[tf.TensorSpec, ...]) -> int:
+    """Returns how many numbers tensors of known shapes have together."""
+    return sum(spec.shape.num_elements() for spec in specs)
 
 
 def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -69,7 +69,8 @@ class FinishedRun:
       delta: The delta of the same guarantee; None if the run is not private.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
       noise_multiplier: The noise multiplier of that guarantee, relative to the sensitivity that
-        the guarantee states; None if the run is not private, or an older result does not say.
+        the guarantee states; None if the run is not private, or an older result does not say it
+        or how clients were sampled.
       sampling: How that guarantee is amplified; None if it is not.
     """
 
@@ -285,6 +286,9 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
     kind = "earned" if privacy["keeps_plan"] is False else "planned"
     epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
     multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
+    if "sampling" not in privacy[kind]:
+        # What the noise multiplier is relative to is not known.
+        multiplier = None
     is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
     return FinishedRun(
         test_accuracy=accuracy,

@@ -16,6 +16,8 @@ from mf_aggregators import (
     planning,
     workloads,
 )
+from mf_aggregators.accounting import certificates
+from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
@@ -194,6 +196,40 @@ def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -
     )
     assert stated.certificate is not None
     assert 0.9 * with_any.setting.epsilon <= stated.epsilon <= with_any.setting.epsilon
+
+
+def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none proves anything, each row that is certified makes way for another estimate."""
+    tested: set[str] = set()
+
+    def is_proved(mechanism: Any, claim: Claim, **options: Any) -> bool:
+        del options
+        tested.add(f"{mechanism.columns.tobytes()!r} {mechanism.sigma} {claim}")
+        return False
+
+    monkeypatch.setattr(certificates, "is_proved", is_proved)
+    setting = dataclasses.replace(
+        _TIMERS,
+        num_rounds=8,
+        population=64,
+        participation=None,
+        sampling="min_separation",
+        delta=1e-2,
+    )
+    plan = planning.make(setting)
+    chosen = plan.recommended
+    assert not chosen.is_estimate
+    stated = guarantees.sampled(
+        chosen.factorization,
+        chosen.sampling,  # type: ignore[arg-type]
+        chosen.noise_multiplier,
+        setting.delta,
+        certification=Certification(),
+    )
+    assert stated.epsilon <= setting.epsilon
+    assert 0 < len(tested) <= certificates.ATTEMPTS * certificates.MECHANISMS
+    assert any(each.is_estimate for each in plan.candidates)
+    assert "delta pays for no test of" in plan.reason
 
 
 @pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
@@ -549,6 +585,7 @@ def test_no_learning_rate_without_an_error(error: float) -> None:
         ({"population": 59}, "60 would be needed"),
         ({"num_rounds": 0}, "num_rounds must be at least 1"),
         ({"model_size": 0}, "model_size must be at least 1"),
+        ({"model_size": 2**40}, r"guarantees are stated for at most 2\^40"),
         ({"noise_memory": -1.0}, "noise_memory must not be negative"),
         ({"noise_disk": -1.0}, "noise_disk must not be negative"),
         ({"sampling": "poisson"}, "not both"),

@@ -27,6 +27,7 @@ from mf_aggregators.factorizations import (
     banded,
     blt,
     identity,
+    optimal,
     toeplitz,
     tree_aggregation,
 )
@@ -315,6 +316,31 @@ def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
         guarantees.sampled(identity(11), scheme, 1.0, _DELTA)
     # Fewer bands than parts are fewer rows for each participation.
     assert guarantees.sampled(identity(12), scheme, 1.0, _DELTA).sampling == scheme
+
+
+@pytest.mark.parametrize("num_rounds", [8, 64])
+@pytest.mark.parametrize("scheme_type", [BallsInBins, MinSeparationSampling])
+@pytest.mark.parametrize("mechanism", ["optimal", "toeplitz"])
+def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
+    mechanism: str, scheme_type: type[BallsInBins | MinSeparationSampling], num_rounds: int
+) -> None:
+    """A step e of each earlier row of Z moves row i of it by C1 e: up to the sum of its entries."""
+    factorization = (
+        optimal(workloads.prefix_sum(num_rounds), participation=SingleParticipation())
+        if mechanism == "optimal"
+        else toeplitz(num_rounds)
+    )
+    scheme = scheme_type(num_rounds, num_rounds, 2 * num_rounds, 2, num_rounds)
+    strategy = factorization.strategy_matrix()
+    moved = float(np.max(np.sum(np.abs(strategy / np.diag(strategy)), axis=1)))
+    if moved < random_participation.LARGEST_ROUNDING:
+        amplification_conditions.check_bands(factorization, scheme)
+        return
+    with pytest.raises(ValueError, match=rf"may be rounded by {moved:.2g} steps.*use a banded"):
+        amplification_conditions.check_bands(factorization, scheme)
+    # Where the rounding of all rows together is charged, for one participation, it is allowed.
+    poisson = PoissonSampling(num_rounds, num_rounds, 2 * num_rounds, 2)
+    amplification_conditions.check_bands(factorization, poisson)
 
 
 def test_guarantees_compose() -> None:
