@@ -75,7 +75,8 @@ def _check_rounding(factorization: Factorization) -> None:
     rows = IntegerRows.of(factorization.noise_recursion())
     for blocks in (None, Blocks.of(rows.recursion)):
         moved = 1.0 + 2.0 * Rounding.of(rows, blocks).float_error
-        if moved > LARGEST_ROUNDING:
+        # Written so that NaN does not pass.
+        if not moved <= LARGEST_ROUNDING:
             raise ValueError(
                 f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and "
                 f"{LARGEST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
