@@ -28,7 +28,6 @@ another.
 import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,6 +40,8 @@ from mf_aggregators import validation
 _ROWS_PER_BLOCK = 64
 # Columns of C^-1 that are computed at once.
 _COLUMNS = 512
+# Squares of entries are far from where floats end or lose digits.
+_SENSITIVITIES = (1e-100, 1e100)
 # Tables of a recursion up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
 
@@ -297,14 +298,17 @@ class NoiseRecursion(abc.ABC):
         """Returns the recursion of C / sensitivity: every scaling of C gives the same run.
 
         Args:
-          sensitivity: The sensitivity of C, above zero and finite.
+          sensitivity: The sensitivity of C, from 1e-100 to 1e100.
 
         Raises:
-          ValueError: If the sensitivity is zero or not finite.
+          ValueError: If the sensitivity is another number: it was computed from squares, which
+            floats do not hold.
         """
-        if not 0.0 < sensitivity < math.inf:
+        least, largest = _SENSITIVITIES
+        if not least <= sensitivity <= largest:
             raise ValueError(
-                f"a strategy matrix of sensitivity {sensitivity} cannot be scaled to sensitivity 1."
+                f"a strategy matrix of sensitivity {sensitivity:g} cannot be scaled to sensitivity "
+                f"1: use one between {least:g} and {largest:g}."
             )
         # As in ``unit``.
         with np.errstate(all="ignore"):

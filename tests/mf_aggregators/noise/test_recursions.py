@@ -182,7 +182,7 @@ def test_scaling_to_sensitivity_one_multiplies_every_row(
     assert scaled.rows_of_z_per_round == recursion.rows_of_z_per_round
 
 
-@pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan, 2.2e-162, 1e200])
 def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> None:
     with pytest.raises(ValueError, match="cannot be scaled"):
         IndependentNoise(3).scaled_to_sensitivity_one(sensitivity)
