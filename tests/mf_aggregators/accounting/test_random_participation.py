@@ -71,6 +71,29 @@ def test_calibration_meets_its_target(scheme: sampling_schemes.SeparatedScheme) 
     assert rough == pytest.approx(sigma, rel=0.05)
 
 
+def test_all_attempts_of_a_search_share_what_delta_pays_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many noise multipliers are tried, whose epsilons are all above the target."""
+    tried = []
+
+    def never(scheme: Any, sigma: float, *unused: Any) -> random_participation.Amplified:
+        tried.append(sigma)
+        return random_participation.Amplified(1e3, None)
+
+    monkeypatch.setattr(random_participation, "amplified", never)
+    monkeypatch.setattr(
+        random_participation, "estimated_noise_multiplier", lambda *unused, **also_unused: 0.2
+    )
+    monkeypatch.setattr(random_participation, "_RELATIVE_STEP", 1e-12)
+    amplification.noise_multiplier(
+        _SCHEMES[0], 2.0, _DELTA, columns=_columns(), certification=_QUICK
+    )
+    assert len(tried) == len(set(tried)) > 1
+    attempts = len(tried) * certificates.ATTEMPTS
+    assert attempts * certificates.failure_probability(_DELTA) <= 0.01 * _DELTA * (1.0 + 1e-12)
+
+
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
