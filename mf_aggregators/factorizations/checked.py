@@ -162,10 +162,10 @@ class CheckedMechanism(Mechanism):
             raise ValueError(f"{self.name} made {type(made).__name__}, which is no factorization.")
         if type(made) not in self._own:
             return CheckedFactorization(made)
-        # Rebuilt from its arrays, by the class that checks them.
+        # Rebuilt from its arrays, by the class that checks and copies them.
         rebuilt = type(made).from_arrays(
             made.num_rounds,
-            {key: np.array(value) for key, value in made.arrays().items()},
+            made.arrays(),
             parameters={**made.parameters, **parameters, "structure": made.mechanism},
         )
         return relabelled(rebuilt, self.name)
@@ -222,7 +222,8 @@ def _rebuilt(recursion: NoiseRecursion) -> NoiseRecursion:
     kind = type(recursion)
     if not any(kind is known for known in recursions.KINDS):
         raise ValueError(f"{kind.__name__} is no recursion of the library.")
-    values = {field.name: getattr(recursion, field.name) for field in dataclasses.fields(recursion)}
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    values = {field.name: getattr(recursion, field.name) for field in fields}
     return kind(
         **{
             name: np.array(value) if isinstance(value, np.ndarray) else value

@@ -98,7 +98,7 @@ def _values() -> dict[str, Callable[[], float | tuple[float, ...]]]:
             accounting.composed_gaussian_epsilon([1.0, 3.0], 1e-6),
         ),
         "noise_failure": lambda: (
-            noise_failure.delta_left(1e-9, 1.0, 2**40),
+            noise_failure.delta_left(1e-12, 1.0, 2**40),
             1e20 * discrete_gaussian.failure_probability(2**40),
         ),
         "participation_laws": lambda: tuple(
@@ -158,7 +158,7 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
         4.886554117521078,
         5.189036641326016,
     ),
-    "noise_failure": (9.999990004079005e-10, 99959.20995923587),
+    "noise_failure": (9.990004079004076e-13, 99959.20995923587),
     "participation_laws": (0.9090909090909091, 0.045454545454545456, 0.045454545454545456),
     "random_participation": (
         0.0044364650206381,

@@ -200,6 +200,18 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(random_participation.claim_search, "proved_claim", fail)
         assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+        # This process has proved it. Another one does so once, and never believes the entry alone.
+        patch.setattr(certificate_store, "_proved", set())
+        tests, is_proved = [], certificates.is_proved
+
+        def counted(*arguments: Any, **others: Any) -> bool:
+            tests.append(arguments)
+            return is_proved(*arguments, **others)
+
+        patch.setattr(certificates, "is_proved", counted)
+        for _ in range(2):
+            assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+        assert len(tests) == 1
         for other in (
             (scheme, 1.3, _DELTA, _columns(), kept),
             (scheme, 1.2, 2 * _DELTA, _columns(), kept),

@@ -209,7 +209,7 @@ class Quieter(BandedNoise):
 
 def test_a_subclass_of_a_recursion_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could show the check one matrix, and the run another."""
-    monkeypatch.setattr(Boastful, "recursion", Quieter(_BANDS))
+    monkeypatch.setattr(Boastful, "recursion", Quieter(_BANDS.copy()))
     _install(monkeypatch, _EntryPoint(OwnClass))
     with pytest.raises(ValueError, match="Quieter is no recursion of the library"):
         registry.mechanism("discounted").build(_request(6))
@@ -219,7 +219,7 @@ def test_what_is_drawn_follows_from_the_fields_that_were_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A recursion may keep a unit recursion of another matrix, and change its arrays later."""
-    recursion = BandedNoise(_BANDS)
+    recursion = BandedNoise(_BANDS.copy())
     vars(recursion)["unit"] = BandedNoise(np.column_stack([np.ones(6), np.zeros(6)]))
     monkeypatch.setattr(Boastful, "recursion", recursion)
     _install(monkeypatch, _EntryPoint(OwnClass))
