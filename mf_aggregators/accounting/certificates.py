@@ -144,14 +144,26 @@ def from_dict(description: Mapping[str, Any]) -> Claim:
     """Returns the claim that ``to_dict`` described.
 
     Raises:
-      ValueError: If it describes none.
+      ValueError: If it describes none: a number is missing, is none, or is not finite.
     """
     try:
         values = {field.name: description[field.name] for field in dataclasses.fields(Claim)}
         low, high = values.pop("thresholds")
-        return Claim(**values, thresholds=(float(low), float(high)))
-    except (KeyError, TypeError, ValueError) as error:
+        for name in ("epsilon", "delta", "bet"):
+            values[name] = _finite(values[name])
+        for name, value in values.items():
+            if type(value) is not (float if name in ("epsilon", "delta", "bet") else int):
+                raise TypeError(name)
+        return Claim(**values, thresholds=(_finite(low), _finite(high)))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{description!r} describes no certificate.") from error
+
+
+def _finite(value: Any) -> float:
+    """A number of JSON as a float."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
 
 
 def is_proved(mechanism: Mechanism, claim: Claim, *, show_progress: bool = False) -> bool:
@@ -240,8 +252,8 @@ def _without_is_small(mechanism: Mechanism, claim: Claim, bar: Any) -> bool:
         return False
 
     def counts(losses: np.ndarray) -> np.ndarray:
-        # Losses near a threshold are counted against the claim.
-        return np.array([np.sum(losses <= low + _ROUNDING), np.sum(losses <= high - _ROUNDING)])
+        # Losses near a threshold are counted against the claim, and so is NaN.
+        return np.array([np.sum(~(losses > low + _ROUNDING)), np.sum(losses <= high - _ROUNDING)])
 
     key = _key(mechanism, claim, "Q from P")
     found = in_batches(Untilted(mechanism), key, claim.num_untilted, counts, bar)

@@ -100,6 +100,37 @@ def proved_claim(
     return None
 
 
+def could_be_found(
+    mechanism: Mechanism,
+    claim: Claim,
+    delta: float,
+    *,
+    below: float = math.inf,
+    seed: int = 0,
+    max_samples: int | None = None,
+) -> bool:
+    """Returns whether a claim is one that :func:`proved_claim` may return for these arguments.
+
+    Args:
+      mechanism: As there.
+      claim: The claim, which others may have written.
+      delta: As there.
+      below: As there.
+      seed: As there.
+      max_samples: As there.
+    """
+    limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
+    return (
+        claim.delta == delta
+        and claim.seed == seed
+        and 0.0 <= claim.epsilon < below
+        and 0 <= claim.attempt < certificates.ATTEMPTS
+        and claim.order in possible_orders(mechanism)
+        and 0 <= claim.num_samples <= limit
+        and claim.num_untilted in _SAMPLES_WITHOUT
+    )
+
+
 def claim_of(
     mechanism: Mechanism,
     epsilon: float,

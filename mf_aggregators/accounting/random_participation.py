@@ -63,7 +63,7 @@ class Certification:
       seed: What all random numbers follow from. Choose it before anything is known of its
         result.
       max_samples: The most samples of a claim; as many as take minutes by default.
-      directory: Where proved claims are kept; None for nowhere.
+      directory: Where claims are kept, to be proved again; None for nowhere.
       show_progress: Whether to show progress bars on standard error.
       budget: The mechanisms that may be tested. Give one and the same to all calls whose results
         one is chosen from; None has each call make a result of its own.
@@ -393,5 +393,16 @@ def _claim(
             seed=certification.seed,
             max_samples=certification.max_samples,
             show_progress=certification.show_progress,
+        ),
+        lambda claim: (
+            claim_search.could_be_found(
+                mechanism,
+                claim,
+                delta,
+                below=below,
+                seed=certification.seed,
+                max_samples=certification.max_samples,
+            )
+            and certificates.is_proved(mechanism, claim, show_progress=certification.show_progress)
         ),
     )

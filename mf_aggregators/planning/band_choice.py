@@ -9,7 +9,6 @@ error L(b) of the best matrix of b bands with equal column norms.
 import collections
 import dataclasses
 import hashlib
-import inspect
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +20,8 @@ from mf_aggregators import workloads
 from mf_aggregators.accounting import (
     amplification,
     certificate_store,
-    fixed_size_gaussian,
-    gaussian,
-    noise_failure,
     random_participation,
     sampling_schemes,
-    shuffled_gaussian,
 )
 from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.accounting.random_participation import Certification
@@ -228,7 +223,7 @@ def noise_multiplier(
         **scheme.to_dict(),
         "epsilon": epsilon,
         "delta": delta,
-        "accounting": _accounting_fingerprint(),
+        "accounting": certificate_store.ACCOUNTING_VERSION,
     }
     if isinstance(scheme, MinSeparationSampling | BallsInBins):
         columns = None if matrix is None else amplification_conditions.columns_of(matrix, scheme)
@@ -317,19 +312,3 @@ def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
         "num_bands": num_bands,
         "relative_gap": RELATIVE_GAP,
     }
-
-
-def _accounting_fingerprint() -> str:
-    """Tells versions of the accounting apart, so that no mended one serves old numbers."""
-    sources = (
-        amplification,
-        fixed_size_gaussian,
-        gaussian,
-        noise_failure,
-        random_participation,
-        sampling_schemes,
-        shuffled_gaussian,
-    )
-    contents = "".join(inspect.getsource(module) for module in sources)
-    contents += certificate_store.fingerprint()
-    return hashlib.sha256(contents.encode()).hexdigest()[:16]

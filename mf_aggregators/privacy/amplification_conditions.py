@@ -80,7 +80,8 @@ def _check_rounding(factorization: Factorization) -> None:
     factor = rounding.largest_row_sum(rows.unit) if rows.unit.draws_earlier_rows_of_z else 1.0
     for blocks in (None, Blocks.of(rows.recursion)):
         moved = factor * (1.0 + 2.0 * Rounding.of(rows, blocks).float_error)
-        if moved > LARGEST_ROUNDING:
+        # Written so that NaN does not pass.
+        if not moved <= LARGEST_ROUNDING:
             raise ValueError(
                 f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and "
                 f"{LARGEST_ROUNDING:g} are accounted for where clients draw for themselves: use a "

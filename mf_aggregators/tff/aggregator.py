@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, checked
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.privacy import extensions
@@ -139,7 +139,13 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             sensitivity = self.factorization.sensitivity(self.participation).value
             recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
             drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
-            return recursion, self.noise_multiplier, noise_making.make(drawn, specs, self._noise)
+            parts = noise_making.make(drawn, specs, self._noise)
+            if self.noise_multiplier > 0.0 and isinstance(
+                self.factorization, checked.CheckedFactorization
+            ):
+                matrix = self.factorization.strategy_matrix() / sensitivity
+                noise_making.check_rows(parts, matrix, self._noise.source)
+            return recursion, self.noise_multiplier, parts
         found = extensions.noise_multiplier(
             self.factorization,
             self.participation,

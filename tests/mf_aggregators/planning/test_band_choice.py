@@ -1,5 +1,7 @@
 """The number of bands: against brute force, closed forms and BandMF's printed choices."""
 
+import importlib.metadata
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -7,10 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, factorizations, workloads
-from mf_aggregators.accounting import amplification, certificates, sampling_schemes
+from mf_aggregators import accounting, factorizations, version, workloads
+from mf_aggregators.accounting import (
+    amplification,
+    certificate_store,
+    certificates,
+    random_participation,
+    sampling_schemes,
+)
 from mf_aggregators.accounting.certificates import Claim, MechanismBudget, MechanismBudgetError
 from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
@@ -147,6 +156,48 @@ def test_a_second_comparison_computes_nothing(
             band_choice.compare(4.0, 1e-6, **{**_SIZES, **changes}, cache_directory=cache)
     with pytest.raises(AssertionError, match="computed again"):
         band_choice.compare(4.1, 1e-6, **_SIZES, cache_directory=cache)
+
+
+def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimates are not taken for certified numbers, nor another matrix's for this one's."""
+    made = itertools.count(1.0)
+    for module, name in (
+        (amplification, "noise_multiplier"),
+        (random_participation, "estimated_noise_multiplier"),
+    ):
+        monkeypatch.setattr(module, name, lambda *unused, **also_unused: next(made))
+    scheme = sampling_schemes.create("min_separation", **_SIZES, num_bands=2)
+    poisson = sampling_schemes.create("poisson", **_SIZES, num_bands=2)
+    bands = np.column_stack([np.ones(6), np.full(6, 0.5)])
+    bands[0, 1] = 0.0
+    first, second = BandedFactorization(bands), BandedFactorization(bands * [1.0, 0.5])
+
+    def all_of() -> list[float]:
+        return [
+            band_choice.noise_multiplier(each, epsilon, delta, tmp_path, matrix, is_estimate=rough)
+            for each, epsilon, delta, matrix, rough in (
+                (scheme, 4.0, 1e-6, first, False),
+                (scheme, 4.0, 1e-6, first, True),
+                (scheme, 4.0, 1e-6, second, False),
+                (scheme, 4.0, 1e-6, second, True),
+                (scheme, 4.0, 1e-5, first, False),
+                (scheme, 5.0, 1e-6, first, False),
+                (poisson, 4.0, 1e-6, None, False),
+                (poisson, 4.0, 1e-5, None, False),
+            )
+        ]
+
+    assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    # Another version of the accounting, or of what it is built on, computes anew.
+    monkeypatch.setattr(certificate_store, "ACCOUNTING_VERSION", "another one")
+    assert min(all_of()) == 9.0
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "another one")
+    assert min(all_of()) == 17.0
+    monkeypatch.setattr(version, "__version__", "another one")
+    assert min(all_of()) == 25.0
 
 
 def test_fewer_bands_win_among_equals() -> None:

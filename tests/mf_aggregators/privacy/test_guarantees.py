@@ -3,6 +3,7 @@
 import itertools
 import math
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -302,6 +303,28 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
         # The rounds that there were are a part of all rounds, whose certificate holds for them.
         assert stopped.sampling == plan.sampling
         assert stopped.epsilon == plan.epsilon
+
+
+@pytest.mark.parametrize(
+    ("float_error", "is_charged"),
+    [(0.0, True), (1.499, True), (1.501, False), (math.inf, False), (math.nan, False)],
+)
+@pytest.mark.parametrize("name", ["min_separation", "balls_in_bins"])
+def test_rows_that_are_rounded_by_more_than_is_charged_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, float_error: float, is_charged: bool
+) -> None:
+    """One step, and twice what floats err by, are to be four steps at most."""
+    matrix = banded(workloads.prefix_sum(8), 2)
+    scheme = sampling_schemes.create(
+        name, num_rounds=8, num_bands=2, population=100, clients_per_round=25, separation=4
+    )
+    rounded = types.SimpleNamespace(float_error=float_error)
+    monkeypatch.setattr(amplification_conditions.Rounding, "of", lambda *unused: rounded)
+    if is_charged:
+        amplification_conditions.check_bands(matrix, scheme)
+    else:
+        with pytest.raises(ValueError, match="may be rounded by"):
+            amplification_conditions.check_bands(matrix, scheme)
 
 
 def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators.factorizations.checked import CheckedFactorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.tff import grid, processes
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
@@ -68,6 +69,20 @@ _NEST = tff.types.to_type(
         empty=tff.TensorType(np.float32, [0, 4]),
     )
 )
+
+
+def test_rows_of_another_package_are_drawn_and_compared_with_its_matrix() -> None:
+    """What its recursion says to NumPy is not enough."""
+    matrix = np.eye(_NUM_ROUNDS) + 0.5 * np.eye(_NUM_ROUNDS, k=-1)
+    checked = CheckedFactorization(mfa.factorizations.DenseFactorization(matrix))
+    for multiplier in (0.0, 1.0):
+        _process(
+            tff.TensorType(np.float32, [2]), factorization=checked, noise_multiplier=multiplier
+        )
+    recursion = checked.noise_recursion()
+    object.__setattr__(recursion, "inverse", recursion.inverse * 0.9)
+    with pytest.raises(ValueError, match="are not those of the strategy matrix"):
+        _process(tff.TensorType(np.float32, [2]), factorization=checked, noise_multiplier=1.0)
 
 
 def _value(entry: float) -> Any:

@@ -14,11 +14,14 @@ import mf_aggregators as mfa
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.sampling import data_samplers
 from simulations.devices import device_flags
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.devices.participation_timers import WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import run_designs, run_flags, run_options, run_statements
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_statements import RunStatements
 
 
 def _values(*arguments: str) -> flags.FlagValues:
@@ -161,6 +164,33 @@ def test_the_statement_says_what_timers_by_the_wall_clock_leave_open() -> None:
     assert "assumed, not enforced" in text
     assert "A timer on each client enforces it" not in text
     assert "\n" not in statement.to_dict()["enforcement"]
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        DeviceBehaviour(timer=WallClockTimer(3600.0)),
+        DeviceBehaviour(history_loss_probability=0.5, after_history_loss="rejoin"),
+    ],
+    ids=["wall clock", "rejoin"],
+)
+def test_a_run_that_is_killed_leaves_no_plan_on_disk_that_it_broke(
+    tmp_path: pathlib.Path, behaviour: DeviceBehaviour
+) -> None:
+    """Whatever devices may do: the statement follows after the round that breaks the plan."""
+    plan = _plan(_values("--clients_per_round=1", "--separation=4", "--target_epsilon=4"))
+    statements = RunStatements(plan, behaviour, RunDirectory(tmp_path), None)
+    clients = tuple(map(str, range(plan.data.num_clients)))
+    statements.before(ParticipationLedger(clients, ()))
+    planned = json.loads((tmp_path / "privacy.json").read_text())
+    assert planned["keeps_plan"] is None
+    kept = ParticipationLedger(clients, ([0], [1]))  # type: ignore[arg-type]
+    assert statements.after_round(kept) is None
+    assert json.loads((tmp_path / "privacy.json").read_text()) == planned
+    broken = ParticipationLedger(clients, ([0], [1], [0]))  # type: ignore[arg-type]
+    assert statements.after_round(broken) is not None
+    found = json.loads((tmp_path / "privacy.json").read_text())
+    assert found["keeps_plan"] is False
 
 
 def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
