@@ -16,9 +16,17 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.privacy import extensions
 from mf_aggregators.privacy.extensions import FirstPlan
-from mf_aggregators.tff import adaptive_query, compatibility, dp_query, grid, noise_making
+from mf_aggregators.tff import (
+    adaptive_query,
+    compatibility,
+    dp_query,
+    grid,
+    integer_sum_factory,
+    noise_making,
+    processes,
+)
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory, SecureIntegerSumFactory
 from mf_aggregators.tff.noise_making import Continued, NoiseOptions, NoiseParts
@@ -73,14 +81,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """Returns the process for updates of a type; see the base class.
 
         Raises:
-          TypeError: If the type holds a tensor that is not floating point.
+          TypeError: If the type is none of tensors in Python containers, as of federated values,
+            functions and sequences, or holds a tensor that is not floating point.
           ValueError: If the noise state would be too large for TFF's processes, the noise
             directory cannot be used or is too small, secure sums of updates of this size
             would have too few bits, or the noise has more than 2^40 numbers in all rounds
             together, which is what guarantees are stated for.
         """
-        query = self.query(compatibility.type_to_tf_tensor_specs(value_type))
-        mean = compatibility.NormalizedQuery(query, denominator=self._clients_per_round)
+        specs = integer_sum_factory.specs_of(value_type)
+        mean = _MeanQuery(self.query(specs), self._clients_per_round, specs, self._sums.is_secure)
         process = tff.aggregators.DifferentiallyPrivateFactory(
             mean, _record_aggregation(self._sums)
         ).create(value_type)
@@ -93,6 +102,11 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
     def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
         """Returns the query that clips, sums and adds noise, which TFF then runs.
 
+        In ``tff.aggregators.DifferentiallyPrivateFactory(NormalizedQuery(query, n))`` it releases
+        what the aggregator does, in sums that TFF adds up in 64 bits. That factory's ``initialize``
+        runs a round of zeros, whose result nobody sees. A query with a noise directory records
+        it, and refuses other data in the first round: use the aggregator itself then.
+
         Args:
           specs: A structure of tf.TensorSpec: the tensors of an update.
 
@@ -100,6 +114,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           TypeError: As :meth:`create` does.
           ValueError: As :meth:`create` does.
         """
+        # What the query's checks refuse is raised where TFF runs it, by this context as a rule.
+        processes.raise_refusals(compatibility.get_context_stack().current)
         is_adaptive = isinstance(self._clip_norm, AdaptiveClip)
         noised = adaptive_query.vector_specs(specs) if is_adaptive else specs
         recursion, multiplier, noise = self._noise_of(dp_query.checked_specs(noised))
@@ -164,6 +180,31 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         )
         noise = noise_making.make(drawn, specs, self._noise, continued)
         return recursion, first.noise_multiplier, noise
+
+
+class _MeanQuery(compatibility.NormalizedQuery):
+    """A query's result over the expected number of clients, in the types of updates.
+
+    For ``IntegerSumFactory`` and secure sums alone: its records are narrower than their sums.
+    """
+
+    def __init__(self, query: Any, denominator: float, specs: Any, is_secure: bool) -> None:
+        super().__init__(query, denominator)
+        self._dtypes = [spec.dtype for spec in tf.nest.flatten(specs)]
+        self._is_secure = is_secure
+
+    def preprocess_record(self, params: Any, record: Any) -> SampleState:
+        """Returns what a client sends."""
+        whole = super().preprocess_record(params, record)
+        # In the open, it takes no more room than a float32 update.
+        return whole if self._is_secure else whole._replace(steps=grid.narrowed(whole.steps))
+
+    def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
+        """Returns the mean, the next state and a DpEvent."""
+        mean, state, event = super().get_noised_result(sample_state, global_state)
+        flat = zip(tf.nest.flatten(mean), self._dtypes, strict=True)
+        cast = [tf.cast(tensor, dtype) for tensor, dtype in flat]
+        return tf.nest.pack_sequence_as(mean, cast), state, event
 
 
 def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
@@ -250,8 +291,8 @@ def mf_dp_aggregator(
     and rounded to multiples of clip_norm / 2^30 or, for secure sums, of a larger step, and are
     added up as integers: whatever the others send, one client moves the sum by at most the
     clip norm. It holds for
-    at most ``factorization.num_rounds`` rounds; a further one fails, with an error of TFF's
-    worker in which ``mf_aggregators.tff.processes.refusal_of`` finds the reason.
+    at most ``factorization.num_rounds`` rounds; a further one is refused with
+    ``mf_aggregators.tff.processes.RefusalError``.
 
     The state holds the round, the secret seed of its noise and the schema that the noise is
     scaled to (``mf_aggregators.tff.declared_participation.in_state``). Never call ``next`` twice

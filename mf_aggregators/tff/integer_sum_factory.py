@@ -1,5 +1,6 @@
 """Sums of clients' integers: in 64 bits in the open, or modulo a power of two by a secure sum."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,11 @@ class IntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
         Args:
           value_type: A structure of integer tensors of known shapes.
+
+        Raises:
+          TypeError: As :func:`specs_of` does.
         """
-        specs = compatibility.type_to_tf_tensor_specs(value_type)
+        specs = specs_of(value_type)
 
         @tff.tensorflow.computation
         def zero() -> Any:
@@ -105,3 +109,23 @@ class SecureIntegerSumFactory(tff.aggregators.UnweightedAggregationFactory):
             return tff.templates.MeasuredProcessOutput(output.state, total, output.measurements)
 
         return tff.templates.AggregationProcess(modular.initialize, next_fn)
+
+
+def specs_of(value_type: Any) -> Any:
+    """Returns the tensors of a type, as a structure of tf.TensorSpec.
+
+    Args:
+      value_type: What a factory is to aggregate.
+
+    Raises:
+      TypeError: If it is no type of tensors in Python containers: of federated values, functions,
+        sequences, or a structure without a container.
+    """
+    is_struct = isinstance(value_type, compatibility.StructType)
+    if not is_struct or getattr(value_type, "python_container", None) is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            return compatibility.type_to_tf_tensor_specs(value_type)
+    raise TypeError(
+        "a factory takes tensors in Python containers, as tff.types.to_type makes their type of, "
+        f"found the type {value_type}."
+    )

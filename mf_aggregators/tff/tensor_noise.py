@@ -17,6 +17,7 @@ from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
+from mf_aggregators.tff import processes
 from mf_aggregators.tff.tensor_rows_of_z import BitSource
 
 
@@ -143,7 +144,7 @@ class TensorNoise:
         has_round = tf.debugging.assert_less(
             round_index,
             tf.constant(num_rounds, tf.int64),
-            message=(
+            message=processes.refusal(
                 f"The factorization has noise for {num_rounds} rounds, and one more round "
                 "was asked for: its noise row would repeat an earlier one. Stop training, or use a "
                 "factorization for more rounds."
@@ -158,7 +159,7 @@ def _of_this_noise(state: NoiseState) -> tf.Tensor:
     is_same = tf.debugging.assert_equal(
         state.noise_format,
         tf.constant(NOISE_FORMAT, tf.int64),
-        message=(
+        message=processes.refusal(
             "This state was made by a version whose noise is another one of the same seed: go on "
             "with that version, or start anew."
         ),

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
-from mf_aggregators.tff import tensor_files
+from mf_aggregators.tff import processes, tensor_files
 
 _MICROSECONDS_BETWEEN_LOOKS = 500
 _SECONDS_TO_ANSWER = 600.0
@@ -51,7 +51,7 @@ class ExchangedBits:
             answered = tf.debugging.assert_equal(
                 is_answered,
                 True,
-                message=(
+                message=processes.refusal(
                     "The process that built this aggregator did not send random bits of the AES "
                     "source: it must be running, on the machine of TFF's worker, with the same "
                     f"noise_directory ({self._directory})."

@@ -82,10 +82,9 @@ def test_a_script_gets_one_json_object_and_status_0(commands: CommandServer) -> 
 def test_a_violated_claim_fails_a_script(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mf_aggregators.tff import grid
-    from tests.mf_aggregators.broken_clipping import clip_nothing
+    from tests.mf_aggregators import broken_clipping
 
-    monkeypatch.setattr(grid, "clip_to_grid", clip_nothing)
+    broken_clipping.install(monkeypatch)
     arguments = ["--mechanism=tree", "--num_rounds=3", "--decoder=full", "--canaries=500"]
     status, out, err = _call(capfd, *arguments)
     assert status == 1, err

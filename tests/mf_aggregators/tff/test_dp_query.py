@@ -178,8 +178,9 @@ def test_half_precision_is_summed_without_loss(dtype: tf.DType) -> None:
         exact += entries / max(1.0, np.linalg.norm(entries))
     np.testing.assert_allclose(total.steps[0].numpy() * 2.0**-30, exact, atol=20 * 2.0**-29)
     (result,), _, _ = query.get_noised_result(total, state)
-    assert result.dtype == dtype
-    np.testing.assert_array_equal(result.numpy(), tf.cast(exact, dtype).numpy())
+    # Wider than the records, until it is divided.
+    assert result.dtype == tf.float32
+    np.testing.assert_allclose(result.numpy(), exact, rtol=1e-7, atol=20 * 2.0**-29)
 
 
 def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
