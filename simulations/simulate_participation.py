@@ -19,7 +19,6 @@ import time
 from typing import Any
 
 import numpy as np
-import tqdm
 from absl import flags
 
 from mf_aggregators import accounting, checkpoints, memory, validation
@@ -31,6 +30,7 @@ from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Partici
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.printed_guarantees import pair
+from mf_aggregators.progress_bars import ProgressBar
 from simulations.devices import device_flags
 from simulations.devices.device_populations import DevicePopulation, DeviceRound
 from simulations.runs.participation_ledger import ParticipationLedger
@@ -252,7 +252,7 @@ def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participat
 def _run(population: DevicePopulation, num_rounds: int) -> tuple[list[DeviceRound], str | None]:
     """Runs the rounds; returns those that took place and why there are no more, if so."""
     device_rounds: list[DeviceRound] = []
-    with tqdm.tqdm(
+    with ProgressBar(
         total=num_rounds, desc="participation", unit="round", file=sys.stderr, mininterval=0.5
     ) as bar:
         while len(device_rounds) < num_rounds:

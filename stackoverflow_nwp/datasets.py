@@ -14,9 +14,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tqdm
-
 from mf_aggregators import atomic_files, user_cache
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -244,7 +243,7 @@ def _sha256(path: pathlib.Path, show_progress: bool = False) -> str:
     digest = hashlib.sha256()
     with (
         path.open("rb") as file,
-        tqdm.tqdm(
+        ProgressBar(
             total=path.stat().st_size,
             desc=f"Hashing {path.name}",
             unit="B",

@@ -22,11 +22,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import datasets, federated_text, text_cleaning
 from stackoverflow_nwp.federated_text import Example
 
@@ -217,8 +217,8 @@ def _read(values: flags.FlagValues) -> Iterator[Example]:
     # A file that two patterns match counts once.
     paths = list(dict.fromkeys(path.absolute() for text in values.input for path in _expand(text)))
     text_files = [path for path in paths if path.suffix not in (*_JSON_LINES, *_SQLITE)]
-    # Only for a terminal: a refused input leaves one line on standard error, not two.
-    progress = tqdm.tqdm(desc="Reading sentences", unit="sentence", disable=None, leave=False)
+    # Its line goes at the end: a refused input leaves one line on standard error, not two.
+    progress = ProgressBar(desc="Reading sentences", unit="sentence", leave=False)
     with progress:
         for example in itertools.chain(
             *(_examples_of(path, values) for path in paths), text_file_examples(text_files)

@@ -22,13 +22,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import tqdm
-
 from mf_aggregators import atomic_files, memory
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.progress_bars import ProgressBar
 from simulations.comparison import run_processes
 from simulations.comparison.run_processes import Ended, RunProcesses
 from simulations.runs import run_conditions, run_directory, run_options
@@ -222,7 +221,7 @@ def run_all(
             if not _check(run, stop):
                 _say_interrupted(program, finished, runs)
                 return None
-        with tqdm.tqdm(
+        with ProgressBar(
             total=len(runs), initial=len(finished), unit="run", file=sys.stderr
         ) as progress:
 

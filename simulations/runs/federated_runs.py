@@ -15,7 +15,6 @@ import secrets
 import sys
 from typing import Any, NoReturn
 
-import tqdm
 from absl import flags
 
 from mf_aggregators import __version__, checkpoints
@@ -26,6 +25,7 @@ from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.privacy import attackers, printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import noise_directory
 from simulations.devices import available_clients, device_flags, device_populations
 from simulations.devices.availability import Trace
@@ -470,4 +470,4 @@ def percent(accuracy: float | None) -> str | None:
 
 
 def _say(command: TaskCommand, message: str) -> None:
-    tqdm.tqdm.write(f"{command.name}: {message}", file=sys.stderr)
+    ProgressBar.write(f"{command.name}: {message}", file=sys.stderr)
