@@ -33,8 +33,8 @@ class ProgressBar(tqdm.tqdm):  # type: ignore[misc, unused-ignore]
         if stream is None:
             options["disable"] = True
         elif self._prints_lines:
-            # Lines are made as often as one may be due, and no oftener.
-            options |= {"file": _PlainLines(stream), "mininterval": 1.0}
+            # Lines are made as often as one may be due, and none before there is any progress.
+            options |= {"file": _PlainLines(stream), "mininterval": 1.0, "delay": 1.0}
         else:
             options["file"] = stream
         super().__init__(*args, **options)
