@@ -1,5 +1,6 @@
-"""Checks of arguments, with messages that say what was found and what was expected."""
+"""Checks of arguments and input, with messages that say what was found and what was expected."""
 
+import json
 import math
 import operator
 from typing import Any
@@ -111,3 +112,15 @@ def lower_triangular(matrix: Any, name: str) -> np.ndarray:
     if not np.all(np.diagonal(array)):
         raise ValueError(f"{name} must be non-singular, found a zero on its diagonal.")
     return array
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text, as ``json.loads`` does.
+
+    Raises:
+      ValueError: If it is none, or is nested more deeply than Python can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply") from None

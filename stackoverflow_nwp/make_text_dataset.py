@@ -14,7 +14,6 @@ Examples:
 import dataclasses
 import glob
 import itertools
-import json
 import os
 import pathlib
 import sys
@@ -24,7 +23,8 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators import validation
+from mf_aggregators.commands import command_line, flag_groups, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import datasets, federated_text, text_cleaning
@@ -41,7 +41,7 @@ def define_flags(values: flags.FlagValues) -> None:
         values: Where to define them.
     """
     group = FlagGroup(values, "Data")
-    group.repeated(
+    group.repeated_paths(
         "input",
         "A text file (one client each), a .jsonl file (a JSON object a line), a .sqlite file of"
         " this format (its clients are split anew), a directory (its .txt files, at any depth), a"
@@ -55,8 +55,10 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.string("text_column", "The field of a .jsonl file's objects that has the text.", "text")
     group.integer("min_sentences", "Clients with fewer sentences are left out.", 1, lower_bound=1)
-    FlagGroup(values, "Output").string("output", "The .sqlite file to write. Required.")
+    FlagGroup(values, "Output").path("output", "The .sqlite file to write. Required.")
     output_paths.define_overwrite(values)
+    for name in ("input", "output"):
+        flag_groups.require(values, name)
 
 
 def text_file_examples(paths: Sequence[pathlib.Path]) -> Iterator[Example]:
@@ -82,7 +84,10 @@ def text_file_examples(paths: Sequence[pathlib.Path]) -> Iterator[Example]:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text ({error.reason}): convert it.") from error
-        yield from _examples(path.relative_to(root).as_posix(), text)
+        client = path.relative_to(root).as_posix()
+        if not _is_utf8(client):
+            raise ValueError(f"{path}: its name, which names a client, is not UTF-8: rename it.")
+        yield from _examples(client, text)
 
 
 def json_lines_examples(
@@ -116,7 +121,7 @@ def json_lines_examples(
 def _client_and_text(line: bytes, client_column: str, text_column: str) -> tuple[str, str]:
     """Reads a JSON object's client and text; raises ValueError for any other line."""
     try:
-        record = json.loads(line)
+        record = validation.parsed_json(line)
     except ValueError as error:
         raise ValueError(f"not JSON ({error}).") from error
     if not isinstance(record, dict):
@@ -131,7 +136,19 @@ def _client_and_text(line: bytes, client_column: str, text_column: str) -> tuple
         raise ValueError(f"{client_column!r} must be a text or an integer.")
     if not isinstance(text, str):
         raise ValueError(f"{text_column!r} must be a text.")
+    for column, value in ((client_column, str(client)), (text_column, text)):
+        if not _is_utf8(value):
+            raise ValueError(f"{column!r} has half of a character (a lone surrogate): mend it.")
     return str(client), text
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text can be written in UTF-8, as the data set has it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Example]:
@@ -171,9 +188,7 @@ def main(values: flags.FlagValues) -> None:
     Args:
         values: The parsed flags.
     """
-    command_line.check_choice(bool(values.input), "--input is required.")
-    command_line.check_choice(bool(values.output), "--output is required.")
-    output = pathlib.Path(values.output).expanduser()
+    output = pathlib.Path(values.output)
     command_line.check_choice(not output.is_dir(), f"--output={output} is a directory.")
     command_line.check_choice(
         output.suffix in _SQLITE, f"--output={output} must end in one of {', '.join(_SQLITE)}."
@@ -238,7 +253,7 @@ def _examples_of(path: pathlib.Path, values: flags.FlagValues) -> Iterator[Examp
 
 def _expand(text: str) -> list[pathlib.Path]:
     """Lists the files that one --input names, sorted."""
-    path = pathlib.Path(text).expanduser()
+    path = pathlib.Path(text)
     if path.is_file():
         return [path]
     if path.is_dir():

@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mf_aggregators import atomic_files, memory
+from mf_aggregators import atomic_files, memory, validation
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands import command_line, output_paths
@@ -260,7 +260,7 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
 def _read_result(run: RepeatedRun) -> FinishedRun:
     """Reads the result of a run that finished before."""
     try:
-        contents = json.loads(run.result.read_text(encoding="utf-8"))
+        contents = validation.parsed_json(run.result.read_text(encoding="utf-8"))
         identity = {name: contents[name] for name in run.identity}
         was = shlex.join([identity["command"], *identity["flags"]])
         finished = _finished(contents["result"], contents["seconds"])
@@ -393,7 +393,7 @@ def _finish(run: RepeatedRun, ended: Ended, is_resumed: bool) -> FinishedRun:
     # Nobody knows how long a run that was cut off ran before.
     seconds = None if is_resumed else ended.seconds
     try:
-        result = json.loads(ended.printed)
+        result = validation.parsed_json(ended.printed)
         finished = _finished(result, seconds)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandError(

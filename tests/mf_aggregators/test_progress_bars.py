@@ -4,7 +4,6 @@ import ast
 import io
 import pathlib
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -36,12 +35,12 @@ class _Full(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Clock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     """The clock of lines and bars, and no line yet."""
     clock = _Clock()
     monkeypatch.setattr(progress_bars.time, "monotonic", clock)
     monkeypatch.setattr(progress_bars._PlainLines, "_due", None)
-    yield clock
+    return clock
 
 
 def _work(clock: _Clock, stream: io.StringIO, seconds: int, **options: object) -> None:
@@ -125,8 +124,6 @@ def test_no_bar_is_of_another_kind() -> None:
                 for node in ast.walk(tree)
                 if isinstance(node, ast.Import)
                 for alias in node.names
-            } | {
-                str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-            }
+            } | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
             if path.name != "progress_bars.py":
                 assert not any(name.partition(".")[0] == "tqdm" for name in imported), path

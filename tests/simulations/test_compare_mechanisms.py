@@ -446,7 +446,7 @@ def test_flags_that_a_mechanism_refuses_are_found_before_any_run(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--output_dir=",), "--output_dir is required"),
+        (("--output_dir=",), "--output_dir=: it names no path"),
         (("--output_dir=control/file",), "control/file cannot be written: Not a directory"),
         (("--repetitions=0",), "--repetitions must be at least 1, found 0"),
         (("--mechanisms=",), "--mechanisms must name at least one"),
