@@ -94,10 +94,12 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     workers = None if options.workers is None else worker_addresses.parse(options.workers)
     command_line.check_extra("a training run")
     if values.noise_directory:
+        output_paths.check_name(values.noise_directory, "noise_directory")
         output_paths.check_directory(values.noise_directory, "noise_directory")
     directory = RunDirectory(
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
+    output_paths.check_name(directory.path, "output_dir")
     with directory.locked():
         setting = _prepared(values, command, options, behaviour, directory)
         return _train(values, command, setting, workers)
@@ -191,7 +193,8 @@ def _train(
     statement = statements.after(outcome.ledger, outcome.stopped_by_rule)
     federated_training.draw_figure(design, directory, statement.plan.epsilon)
     norms = federated_training.clip_norms(design, directory)
-    _print_outcome(values, command, directory, statement, outcome, norms)
+    privacy = statement.to_dict(name_clients=design.options.name_clients)
+    _print_outcome(values, command, directory, statement, privacy, outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
     if outcome.message and not outcome.stopped_by_rule:
@@ -407,6 +410,7 @@ def _print_outcome(
     command: TaskCommand,
     directory: RunDirectory,
     statement: PrivacyStatement,
+    privacy: dict[str, Any],
     outcome: Any,
     clip_norms: dict[str, float] | None,
 ) -> None:
@@ -420,7 +424,7 @@ def _print_outcome(
         **outcome.facts,
         "num_parameters": outcome.num_parameters,
         **({} if clip_norms is None else {"clip_norms": clip_norms}),
-        "privacy": statement.to_dict(),
+        "privacy": privacy,
     }
     lines = [
         ("rounds", f"{rounds} of {statement.plan.num_rounds}"),
@@ -433,9 +437,8 @@ def _print_outcome(
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
-    text = "\n" + command_line.table(lines)
-    for warning in statement.warnings:
-        text += f"\nwarning: {warning}"
+    warnings = [f"warning: {warning}" for warning in statement.warnings]
+    text = "\n".join(["", *warnings, command_line.table(lines)])
     command_line.print_result(values, fields, text)
 
 
