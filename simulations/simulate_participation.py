@@ -436,11 +436,12 @@ def _without_plan(fields: dict[str, Any]) -> str:
         apart = f"the closest participations were {more} rounds apart"
         if len(known) < len(of_seeds):
             apart += f", or no device took part twice, as in {len(of_seeds) - len(known)} of them"
+    seeds = "one seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"
     return (
         "There is no plan: without --separation no noise is planned, and no guarantee is kept or "
-        f"broken. Over {len(of_seeds)} seeds {apart}; with a margin, that suggests "
-        f"--separation={suggested} for a plan. Timers by the wall clock enforce none: other "
-        "devices or days may realise a smaller one."
+        f"broken. Over {seeds} {apart}; with a margin, that suggests "
+        f"--separation={suggested} for a plan. Timers by the wall clock enforce none: other devices "
+        "or days may realise a smaller one."
     )
 
 
