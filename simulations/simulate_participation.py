@@ -440,8 +440,8 @@ def _without_plan(fields: dict[str, Any]) -> str:
     return (
         "There is no plan: without --separation no noise is planned, and no guarantee is kept or "
         f"broken. Over {seeds} {apart}; with a margin, that suggests "
-        f"--separation={suggested} for a plan. Timers by the wall clock enforce none: other devices "
-        "or days may realise a smaller one."
+        f"--separation={suggested} for a plan. Timers by the wall clock enforce none: other "
+        "devices or days may realise a smaller one."
     )
 
 

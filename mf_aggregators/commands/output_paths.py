@@ -54,10 +54,11 @@ def check_parent(path: str | os.PathLike[str], flag: str) -> None:
     Raises:
       CommandError: If its directory is not there.
     """
-    check_choice(
-        pathlib.Path(path).absolute().parent.is_dir(),
-        f"--{flag}={path} is in no directory that exists: make it, or choose another.",
-    )
+    with _refusing(path, flag):
+        check_choice(
+            pathlib.Path(path).absolute().parent.is_dir(),
+            f"--{flag}={path} is in no directory that exists: make it, or choose another.",
+        )
 
 
 def check_name(path: str | os.PathLike[str], flag: str) -> None:
@@ -90,7 +91,8 @@ def check_apart(path: str | os.PathLike[str], flag: str, checkpoint: str) -> Non
     Raises:
       CommandError: If one of both is in the other.
     """
-    file, directory = (pathlib.Path(each).resolve() for each in (path, checkpoint))
+    with _refusing(path, flag):
+        file, directory = (pathlib.Path(each).resolve() for each in (path, checkpoint))
     check_choice(
         not file.is_relative_to(directory) and not directory.is_relative_to(file),
         f"--{flag}={path} is not apart from the checkpoint {checkpoint}: choose another place.",
