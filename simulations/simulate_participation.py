@@ -38,8 +38,9 @@ from simulations.sampling.cohorts import TooFewEligibleClientsError
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _NUM_ROUNDS = 2000
-# Simulations for a suggestion, and what it leaves of the smallest separation that they found.
+# Simulations for a suggestion, the most that are sensible, and what it leaves of the smallest separation that they found.
 _SEEDS = 5
+_MOST_SEEDS = 100
 _SHARE_KEPT = 0.9
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
@@ -124,7 +125,6 @@ def define_flags(values: flags.FlagValues) -> None:
         "How many simulations suggest a separation where none is planned, with --seed and the "
         "seeds after it.",
         _SEEDS,
-        lower_bound=1,
     )
     device_flags.define(values)
     FlagGroup(values, "Mechanism").path(
@@ -194,6 +194,10 @@ def main(values: flags.FlagValues) -> int | None:
 def _check_flags(values: flags.FlagValues) -> None:
     for name in ("population", "clients_per_round"):
         validation.positive_integer(getattr(values, name), f"--{name}")
+    command_line.check_choice(
+        1 <= values.seeds <= _MOST_SEEDS,
+        f"--seeds must be between 1 and {_MOST_SEEDS}, found {values.seeds}.",
+    )
     if values.output is None:
         return
     command_line.check_choice(
