@@ -38,9 +38,10 @@ from simulations.sampling.cohorts import TooFewEligibleClientsError
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _NUM_ROUNDS = 2000
-# Simulations for a suggestion, the most that are sensible, and what it leaves of the smallest separation that they found.
+# Simulations for a suggestion, and the most that are sensible.
 _SEEDS = 5
 _MOST_SEEDS = 100
+# What a suggestion leaves of the smallest separation that they found.
 _SHARE_KEPT = 0.9
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
