@@ -1,5 +1,6 @@
-"""Checks of arguments, with messages that say what was found and what was expected."""
+"""Checks of arguments and input, with messages that say what was found and what was expected."""
 
+import json
 import math
 import operator
 from typing import Any
@@ -192,3 +193,15 @@ def _shown(value: Any) -> str:
         if shape != ():
             return f"{type(value).__name__} of shape {tuple(shape)}"
     return repr(value)
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text, as ``json.loads`` does.
+
+    Raises:
+      ValueError: If it is none, or is nested more deeply than Python can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply") from None

@@ -23,12 +23,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands import command_line, flag_groups, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.privacy import client_names
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import datasets, federated_text, text_cleaning, text_inputs
 from stackoverflow_nwp.federated_text import Example
 from stackoverflow_nwp.text_inputs import Columns
@@ -41,7 +41,7 @@ def define_flags(values: flags.FlagValues) -> None:
         values: Where to define them.
     """
     group = FlagGroup(values, "Data")
-    group.repeated(
+    group.repeated_paths(
         "input",
         "A file whose records name their client: .jsonl (a JSON object a line), .json (an array of"
         " objects, or LEAF's users and user_data), .csv or .tsv (the first line names the"
@@ -63,8 +63,10 @@ def define_flags(values: flags.FlagValues) -> None:
         False,
     )
     group.integer("min_sentences", "Clients with fewer sentences are left out.", 1, lower_bound=1)
-    FlagGroup(values, "Output").string("output", "The .sqlite file to write. Required.")
+    FlagGroup(values, "Output").path("output", "The .sqlite file to write. Required.")
     output_paths.define_overwrite(values)
+    for name in ("input", "output"):
+        flag_groups.require(values, name)
 
 
 def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Example]:
@@ -104,9 +106,7 @@ def main(values: flags.FlagValues) -> None:
     Args:
         values: The parsed flags.
     """
-    command_line.check_choice(bool(values.input), "--input is required.")
-    command_line.check_choice(bool(values.output), "--output is required.")
-    output = pathlib.Path(values.output).expanduser()
+    output = pathlib.Path(values.output)
     command_line.check_choice(not output.is_dir(), f"--output={output} is a directory.")
     command_line.check_choice(
         text_inputs.ending(output) in text_inputs.SQLITE,
@@ -163,8 +163,8 @@ def _read(values: flags.FlagValues, names: dict[str, str]) -> Iterator[Example]:
     columns = Columns(values.client_column, values.text_column)
     text_files = [path for path in paths if text_inputs.is_prose(path)]
     others = [path for path in paths if not text_inputs.is_prose(path)]
-    # Only for a terminal: a refused input leaves one line on standard error, not two.
-    progress = tqdm.tqdm(desc="Reading sentences", unit="sentence", disable=None, leave=False)
+    # Its line goes at the end: a refused input leaves one line on standard error, not two.
+    progress = ProgressBar(desc="Reading sentences", unit="sentence", leave=False)
     with progress:
         for example in itertools.chain(
             *(_examples_of(path, columns, names) for path in others),
@@ -201,7 +201,7 @@ def _name(client: str, names: dict[str, str]) -> str:
 
 def _expand(text: str) -> list[pathlib.Path]:
     """Lists the files that one --input names, sorted."""
-    path = pathlib.Path(text).expanduser()
+    path = pathlib.Path(text)
     if path.is_file():
         return [path]
     if path.is_dir():

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import atomic_files
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp import vocabulary as vocabulary_lib
 from stackoverflow_nwp.token_cache import TokenCache
@@ -283,7 +283,7 @@ def tokenize_split(
         The sentences of its clients, each client's in the order of the file.
     """
     rows_of_client: dict[str, list[list[int]]] = collections.defaultdict(list)
-    sentences = tqdm.tqdm(
+    sentences = ProgressBar(
         federated_text.read_tokens(path, split),
         desc=f"Tokenizing {split}",
         unit="sentence",

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, user_cache
+from mf_aggregators import atomic_files, user_cache, validation
 from mf_aggregators.accounting import certificates
 from mf_aggregators.accounting.certificates import Claim
 
@@ -33,9 +33,13 @@ class CertificateStoreWarning(UserWarning):
     """An entry could not be used or written; what it is for was computed."""
 
 
-def default_directory() -> pathlib.Path:
-    """Returns where proved claims are kept unless another place is chosen."""
-    return user_cache.directory() / "certificates"
+def default_directory() -> pathlib.Path | None:
+    """Returns where proved claims are kept unless another place is chosen.
+
+    None stands for nowhere: the user has no home directory.
+    """
+    cache = user_cache.find()
+    return None if cache is None else cache / "certificates"
 
 
 def fetch(
@@ -94,7 +98,7 @@ def fetch(
 
 
 def _read(entry: pathlib.Path, described: Mapping[str, Any]) -> Claim | None:
-    contents = json.loads(entry.read_text(encoding="utf-8"))
+    contents = validation.parsed_json(entry.read_text(encoding="utf-8"))
     stated = contents.pop("sha256")
     if contents["description"] != described or stated != _digest(contents):
         raise ValueError("another entry")

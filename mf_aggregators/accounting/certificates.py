@@ -39,10 +39,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from mf_aggregators.accounting import confidence_bounds
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs, Untilted
+from mf_aggregators.progress_bars import ProgressBar
 
 _BATCH = 1024
 # What rounding may do to a loss, many times over.
@@ -178,7 +178,7 @@ def is_proved(mechanism: Mechanism, claim: Claim, *, show_progress: bool = False
       Whether it is proved. A false claim is with probability at most beta, of random seeds.
     """
     total = claim.num_samples + claim.num_untilted
-    with tqdm.tqdm(total=total, desc="certificate", disable=not show_progress) as bar:
+    with ProgressBar(total=total, desc="certificate", disable=not show_progress) as bar:
         return _from_without_is_small(mechanism, claim, bar) and _without_is_small(
             mechanism, claim, bar
         )

@@ -67,7 +67,7 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
         elif kind == "boolean":
             group.boolean(name, meaning)
         else:
-            group.string(name, meaning)
+            group.path(name, meaning)
 
 
 def option_names(*, for_runs: bool = False) -> list[str]:
@@ -232,7 +232,7 @@ def define_workload(values: flags.FlagValues) -> None:
         "Default: prefix_sum, or what the checkpoint was made for.",
     )
     group.number("momentum", "The momentum of --workload=momentum_sgd. Default: 0.9.")
-    group.string(
+    group.path(
         "learning_rates",
         "A text file of one learning rate for each round, for --workload=momentum_sgd. "
         "Default: 1 in every round.",

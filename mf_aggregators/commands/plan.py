@@ -28,6 +28,7 @@ from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
+    flag_groups,
     html_pages,
     output_paths,
     plan_steps,
@@ -86,13 +87,13 @@ def define_flags(values: flags.FlagValues) -> None:
         100.0,
     )
     group = FlagGroup(values, "Output")
-    group.string(
+    group.path(
         "dataset",
         "What the printed commands train on, as run-stackoverflow --dataset has it: docstrings, "
         "stackoverflow or the path of a .sqlite file. Default: docstrings or stackoverflow if "
         "--population is theirs (2511 or 342477); otherwise a template is printed.",
     )
-    group.string(
+    group.path(
         "output",
         "A directory to write the recommended factorization to, as mf-factorize would.",
     )
@@ -102,27 +103,25 @@ def define_flags(values: flags.FlagValues) -> None:
         "commands to copy.",
     )
     output_paths.define_overwrite(values, "--output and --report")
-    group.string(
+    group.path(
         "cache_dir",
         "Where factorizations are kept between calls. Default: in the user's cache directory.",
     )
+    for name in _REQUIRED:
+        flag_groups.require(values, name)
 
 
 @memory.limited()
 def main(values: flags.FlagValues) -> None:
     """Plans and reports."""
-    for name in _REQUIRED:
-        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
     setting = _setting(values)
     recipe = training_recipes.find(values.dataset, setting.population)
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
     html_pages.check_report(values, values.output)
-    cache = (
-        pathlib.Path(values.cache_dir).expanduser()
-        if values.cache_dir
-        else factorization_cache.default_directory()
+    cache = output_paths.cache_directory(
+        values.cache_dir, factorization_cache.default_directory(), _Progress._print
     )
     progress = _Progress(planning.computations(setting, cache_directory=cache))
     with progress.warning():
@@ -287,12 +286,15 @@ class _Progress:
             f"{name}: {self._done} of {self._count} done, {self._elapsed()} s so far{expected}"
         )
 
-    def finish(self, cache: pathlib.Path) -> None:
+    def finish(self, cache: pathlib.Path | None) -> None:
         """Says what was kept, and where."""
-        self._print(
-            f"compared {self._count} mechanisms in {self._elapsed()} s; matrices and "
-            f"noise multipliers are kept in {cache}: the next plan of as many rounds takes seconds."
+        kept = (
+            ""
+            if cache is None or not os.access(cache, os.W_OK)
+            else f"; matrices and noise multipliers are kept in {cache}: the next plan of as many "
+            "rounds takes seconds"
         )
+        self._print(f"compared {self._count} mechanisms in {self._elapsed()} s{kept}.")
 
     def draw(self, path: str) -> None:
         """Says that a page is drawn, for which more epsilons are computed."""

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import scipy.optimize
 import scipy.special
-import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
@@ -43,6 +42,7 @@ from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # Bounds of the search's variables: logarithms of steps, or of odds.
@@ -281,7 +281,7 @@ def _optimised(
     start: np.ndarray, error: _ErrorByRatios, max_evaluations: int, show_progress: bool
 ) -> tuple[np.ndarray, Any]:
     """L-BFGS over the free variables of the ratios, from the coefficients of some C^-1."""
-    with tqdm.tqdm(
+    with ProgressBar(
         desc=f"banded inverse, {len(start)} bands", unit=" evaluations", disable=not show_progress
     ) as progress:
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 import scipy.signal
-import tqdm
 
 from mf_aggregators import validation
 from mf_aggregators.factorizations import blt_errors
@@ -42,6 +41,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
 from mf_aggregators.factorizations.toeplitz_structure import ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 MOST_BUFFERS = 8
@@ -287,7 +287,7 @@ def blt(
     error = check_measure(error)
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     pattern = PatternOfRounds.of(participation, num_rounds)
-    with tqdm.tqdm(
+    with ProgressBar(
         desc=f"{num_buffers} buffers", unit=" evaluations", disable=not show_progress
     ) as progress:
         distances = _Search(pattern, error, max_evaluations, progress, momentum).run(num_buffers)
@@ -309,7 +309,7 @@ class _Search:
         pattern: PatternOfRounds,
         error: ErrorMeasure,
         max_evaluations: int,
-        progress: "tqdm.tqdm[Any]",
+        progress: "ProgressBar",
         momentum: float = 0.0,
     ) -> None:
         self._pattern = pattern

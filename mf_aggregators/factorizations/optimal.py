@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations import workload_spectra
@@ -45,6 +44,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check_fits,
 )
+from mf_aggregators.progress_bars import ProgressBar
 
 # How far log(v) may move from the start: keeps exp() finite in a line search.
 _LARGEST_CHANGE_OF_LOG = 12.0
@@ -219,7 +219,7 @@ class _Search:
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
         self._show_progress = show_progress
-        self.progress = tqdm.tqdm(
+        self.progress = ProgressBar(
             desc="fixed point", unit=" evaluations", disable=not show_progress
         )
         self.evaluations = 0

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
-import tqdm
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.banded import (
@@ -36,6 +35,7 @@ from mf_aggregators.linear_algebra import stacked_cholesky
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
@@ -299,7 +299,7 @@ def _alternating_least_squares(
     transposed = np.ascontiguousarray(rest.T)
     best_error, best_factors = np.inf, (left, right)
     patience = _PATIENCE
-    progress = tqdm.tqdm(
+    progress = ProgressBar(
         total=max_iterations, desc=f"rank {rank}", unit=" iterations", disable=not show_progress
     )
     with progress:

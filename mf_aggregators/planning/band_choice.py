@@ -13,8 +13,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import tqdm
-
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
 from mf_aggregators.accounting import (
@@ -35,6 +33,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.mechanism import RELATIVE_GAP_OF_A_PLAN
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.privacy import amplification_conditions
+from mf_aggregators.progress_bars import ProgressBar
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
 # much less on average, and reach their own default in twice the time.
@@ -140,7 +139,7 @@ def compare(
     ]
     budgets = _budgets(schemes)
     choices = []
-    for scheme in tqdm.tqdm(schemes, desc="bands", disable=not show_progress):
+    for scheme in ProgressBar(schemes, desc="bands", disable=not show_progress):
         matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
         multiplier = noise_multiplier(
             scheme, epsilon, delta, cache_directory, matrix, budget=budgets.popleft()

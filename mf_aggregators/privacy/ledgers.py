@@ -10,7 +10,6 @@ meaning, and is refused, with the number of the line, where it may have another.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from mf_aggregators import validation
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.privacy import client_names
@@ -134,7 +134,7 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
             )
             # Records without it are of cohorts under timers.
             sampling = (
-                sampling_schemes.from_dict(json.loads(str(archive["sampling"])))
+                sampling_schemes.from_dict(validation.parsed_json(str(archive["sampling"])))
                 if "sampling" in archive
                 else None
             )

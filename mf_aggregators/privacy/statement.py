@@ -273,8 +273,13 @@ class PrivacyStatement:
             )
         return tuple(found)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the contents of ``privacy.json``, JSON-able."""
+    def to_dict(self, *, name_clients: bool = False) -> dict[str, Any]:
+        """Returns the contents of ``privacy.json``, JSON-able.
+
+        Args:
+          name_clients: Whether the client that was protected least is named, with its rounds,
+            which tell it from all others as well.
+        """
         took_place = self.took_place
         return {
             "library_version": version.__version__,
@@ -314,16 +319,7 @@ class PrivacyStatement:
                     "keeps_sampling": took_place.keeps_sampling,
                 }
             ),
-            "worst_client": (
-                None
-                if self.worst_client is None
-                else {
-                    "client_id": self.worst_client.client_id,
-                    "rounds": list(self.worst_client.rounds),
-                    "sensitivity": self.worst_client.sensitivity,
-                    "epsilon": _finite_or_none(self.worst_client.epsilon),
-                }
-            ),
+            "worst_client": self._worst_client_fields(name_clients),
             "keeps_plan": self.keeps_plan,
             "stopping_rule": (
                 None
@@ -480,6 +476,17 @@ class PrivacyStatement:
             f"     with which all rounds together would exceed {pair}. That follows {looks_at},\n"
             "     so that no release of this run exceeds it, whatever ended the run."
         )
+
+    def _worst_client_fields(self, is_named: bool) -> dict[str, Any] | None:
+        worst = self.worst_client
+        if worst is None:
+            return None
+        return {
+            **({"client_id": worst.client_id, "rounds": list(worst.rounds)} if is_named else {}),
+            "num_rounds": len(worst.rounds),
+            "sensitivity": worst.sensitivity,
+            "epsilon": _finite_or_none(worst.epsilon),
+        }
 
     def _worst_text(self) -> str:
         worst = self.worst_client

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import warnings
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,11 @@ def end_workers() -> None:
 def end_workers_at_exit() -> None:
     """Makes sure that no worker outlives this process, also when it is ended by SIGTERM.
 
+    A handler of SIGTERM that the program has (one that saves, for instance) stays and is called:
+    workers end once it exits by ``SystemExit``, and a handler that ends the process in another way
+    calls :func:`end_workers` first. Python sets handlers in the main thread alone: where another
+    one calls this, workers end at exit, and SIGTERM does what it did before.
+
     Raises:
       ImportError: If psutil is missing, which the extra ``tff`` installs.
     """
@@ -159,7 +165,9 @@ def end_workers_at_exit() -> None:
     import psutil  # noqa: F401
 
     atexit.register(end_workers)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit_on_signal)
 
 
 def _exit_on_signal(signal_number: int, frame: FrameType | None) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-import tqdm
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.noise import NoiseStorage, costs
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import run_designs, run_directory, run_figures, training_loop
@@ -105,7 +105,7 @@ class _MetricsOutputs:
     def __init__(self, directory: RunDirectory, num_rounds: int, finished: int) -> None:
         self._log = MetricsLog(directory, _COLUMNS, finished)
         self._writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
-        self._bar = tqdm.tqdm(
+        self._bar = ProgressBar(
             total=num_rounds, initial=finished, desc="training", unit="round", file=sys.stderr
         )
 

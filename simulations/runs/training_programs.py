@@ -25,7 +25,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import guarantees
@@ -152,7 +152,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
         Raises:
           LedgerError: If the ledger is not the one that was there when it was saved.
         """
-        saved = json.loads(bytes(buffer))
+        saved = validation.parsed_json(bytes(buffer))
         position = int(saved["num_rounds"])
         rounds = self._ledger.first_rounds(position)
         if rounds.num_rounds != position or rounds.digest() != saved["ledger"]:

@@ -349,7 +349,8 @@ def test_what_a_plan_needs_is_asked_for(capsys: pytest.CaptureFixture[str], name
     given = [each for each in _SETTING if not each.startswith(name)]
     status, out, err = _call(capsys, *given)
     assert (status, out) == (2, "")
-    assert err.strip() == f"mf-plan: {name} is required."
+    assert err.count("\n") == 1
+    assert err.startswith(f"mf-plan: {name} is required. Usage: mf-plan --num_rounds=INTEGER ")
 
 
 def test_an_output_that_cannot_be_written_is_one_line(
@@ -440,7 +441,7 @@ def test_only_stackoverflow_has_a_column_of_learning_rates(
     [
         (["--dataset=stackoverflow", "--population=342478"], "more than the 342477"),
         (["--dataset=reddit"], "or the path of a .sqlite file"),
-        (["--dataset="], "or the path of a .sqlite file"),
+        (["--dataset="], "--dataset=: it names no path"),
     ],
 )
 def test_data_sets_that_are_not_there_are_refused(

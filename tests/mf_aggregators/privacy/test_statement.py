@@ -241,11 +241,12 @@ def test_the_worst_client_is_told_without_its_name() -> None:
     statement = dataclasses.replace(
         _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25)
     )
-    assert statement.to_dict()["worst_client"] == {
+    anonymous = {"num_rounds": 3, "sensitivity": 1.75, "epsilon": 4.25}
+    assert statement.to_dict()["worst_client"] == anonymous
+    assert statement.to_dict(name_clients=True)["worst_client"] == {
         "client_id": "ada",
         "rounds": [0, 3, 6],
-        "sensitivity": 1.75,
-        "epsilon": 4.25,
+        **anonymous,
     }
     text = statement.to_markdown()
     assert "took part in 3 rounds; for its rounds alone the sensitivity is 1.75" in text

@@ -259,8 +259,12 @@ def _lists_of_numbers(value: Any) -> list[list[int]]:
 def test_lists_of_rounds_are_found_in_the_statement_of_a_run_under_timers(
     tmp_path: pathlib.Path,
 ) -> None:
-    """There, the client that was protected least may be told of itself."""
+    """There, the client that was protected least is named if that is asked for, and only then."""
     statements, run = _statements(tmp_path)
+    statements.before(_ledger(0, 1))
+    assert _lists_of_numbers(_stated(run)) == []
+    assert "client_id" not in (run.path / "privacy.json").read_text()
+    statements, run = _statements(tmp_path, "--name_clients")
     statements.before(_ledger(0, 1))
     assert _lists_of_numbers(_stated(run)) == [[0]]
     assert _stated(run)["worst_client"]["client_id"] == "0"
