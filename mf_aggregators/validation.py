@@ -6,6 +6,25 @@ from typing import Any
 
 import numpy as np
 
+# The most characters of a value in a message.
+_MOST_SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """Returns a value as a message shows it: arrays and what is long by shape, length or type."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"an array of shape {shape}"
+    if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) > _MOST_SHOWN:
+        return f"a {type(value).__name__} of length {len(value)}"
+    text = repr(value)
+    if len(text) <= _MOST_SHOWN and "\n" not in text:
+        return text
+    try:
+        return f"a {type(value).__name__} of length {len(value)}"
+    except TypeError:
+        return f"a {type(value).__name__}"
+
 
 def positive_integer(value: Any, name: str) -> int:
     """Returns ``value`` as an int, or raises ValueError unless it is an integer of at least 1."""
@@ -19,7 +38,7 @@ def integer_at_least(value: Any, smallest: int, name: str) -> int:
             raise TypeError
         integer = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be an integer, found {value!r}.") from None
+        raise ValueError(f"{name} must be an integer, found {shown(value)}.") from None
     if integer < smallest:
         raise ValueError(f"{name} must be at least {smallest}, found {integer}.")
     return integer
@@ -30,7 +49,7 @@ def finite_number(value: Any, name: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number, found {value!r}.") from None
+        raise ValueError(f"{name} must be a number, found {shown(value)}.") from None
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, found {number}.")
     return number
@@ -58,6 +77,17 @@ def delta(value: Any) -> float:
     if not 0.0 < number < 1.0:
         raise ValueError(f"delta must be above 0 and below 1, found {number}.")
     return number
+
+
+def num_rows(matrix: Any, name: str) -> int:
+    """Returns the number of rows of what is to be a matrix, before it is copied or checked."""
+    try:
+        return len(matrix)
+    except TypeError:
+        raise ValueError(
+            f"{name} must be an int, a workloads.Workload or a square matrix, found "
+            f"{shown(matrix)}."
+        ) from None
 
 
 def square_matrix(matrix: Any, name: str) -> np.ndarray:

@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
+from mf_aggregators import validation
 from mf_aggregators.accounting import confidence_bounds
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs, Untilted
 
@@ -111,7 +112,7 @@ def from_dict(description: Mapping[str, Any]) -> Claim:
         low, high = values.pop("thresholds")
         return Claim(**values, thresholds=(float(low), float(high)))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{description!r} describes no certificate.") from error
+        raise ValueError(f"{validation.shown(description)} describes no certificate.") from error
 
 
 def is_proved(mechanism: Mechanism, claim: Claim, *, show_progress: bool = False) -> bool:

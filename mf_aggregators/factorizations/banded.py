@@ -129,6 +129,7 @@ class BandedFactorization(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2, in O(n b) memory where A has a banded inverse."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, workloads.Workload):
             self._check_rounds(workload.num_rounds)
         else:
@@ -216,8 +217,8 @@ def banded(
     the result says so; its sensitivity under MinSeparation is larger, and exact as well.
 
     Args:
-      workload: A, an (n, n) lower-triangular array of full rank, or a
-        ``workloads.Workload``.
+      workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
+        int n for the prefix sum of n rounds.
       num_bands: The number of bands b, 1 (independent noise) to n (no limit).
       equal_column_norms: Whether the columns of C have equal norms.
       participation: The schema that the factorization is for; at least ``num_bands``
@@ -247,10 +248,11 @@ def banded(
       >>> factorization.sensitivity(timers).is_exact
       True
     """
+    workload = workloads.resolve(workload)
     if isinstance(workload, workloads.Workload):
         num_rounds = workload.num_rounds
     else:
-        num_rounds = len(workload)
+        num_rounds = validation.num_rows(workload, "the workload")
         memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
         workload = validation.lower_triangular(workload, "the workload")
     num_bands = validation.positive_integer(num_bands, "num_bands")

@@ -172,6 +172,7 @@ class StructuredFactorization(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2: see the base class; O(n (h + r^2)) for the prefix sum."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
             return _squared_rows(self._diagonals, self._left, self._right)
