@@ -19,7 +19,9 @@ from mf_aggregators.factorizations.convergence import Converged, warn_unless_rea
 from mf_aggregators.factorizations.dense import squared_rows_of_prefix_sums
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import (
+    POWER_OF_SECONDS,
     RELATIVE_GAP_OF_A_PLAN,
+    ROUNDS_OF_SECONDS,
     Mechanism,
     Option,
     Request,
@@ -54,8 +56,8 @@ _MOST_OPERATIONS_OF_THE_BEST = 4e8
 _FEWER_BANDS_OF_A_PLAN = (4, 16, 64)
 # How long searches take for 2,052 rounds: for few bands, and for so many beyond that; others take
 # a power of that. That of all bands is another one.
-_SECONDS_OF_FEW_BANDS, _SECONDS_OF_A_PLAN, _BANDS_OF_SECONDS = 2.0, 20.0, 342
-_POWER_OF_BANDS = 1.6
+_SECONDS_OF_FEW_BANDS, _SECONDS_OF_A_PLAN, _BANDS_OF_SECONDS = 1.5, 24.0, 342
+_POWER_OF_BANDS, _POWER_OF_ROUNDS = 1.6, 2.0
 _SECONDS_OF_ALL_BANDS = 5.0
 
 
@@ -443,6 +445,8 @@ def variant_of_a_plan(
     if num_bands < num_rounds:
         share = (num_bands / _BANDS_OF_SECONDS) ** _POWER_OF_BANDS
         seconds = _SECONDS_OF_FEW_BANDS + _SECONDS_OF_A_PLAN * share
+        # They grow with a smaller power of the rounds than those of dense matrices.
+        seconds *= (num_rounds / ROUNDS_OF_SECONDS) ** (_POWER_OF_ROUNDS - POWER_OF_SECONDS)
     return Variant(
         {"num_bands": num_bands},
         {"relative_gap": RELATIVE_GAP_OF_A_PLAN},
