@@ -481,7 +481,7 @@ class StructuredMechanism(Mechanism):
     def _of(self, num_rounds: int, base: tuple[str, Variant]) -> list[Variant]:
         # Of fewer rounds, the rank would be that of the base itself.
         return [
-            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=3.0)
+            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=7.0)
             for rank in _RANKS_OF_A_PLAN
             if num_rounds > _DIAGONALS_OF_A_PLAN + rank
         ]

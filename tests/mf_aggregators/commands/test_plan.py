@@ -18,7 +18,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
-from mf_aggregators.factorizations import banded
+from mf_aggregators.factorizations.banded import BandedMechanism
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.sampling import data_samplers
@@ -653,12 +653,15 @@ def test_an_interrupt_loses_nothing_that_is_finished(
         assert fields["recommended"] is None
         assert {each["mechanism"] for each in fields["candidates"]} == finished
     else:
-        assert all(f"  {name} " in out for name in finished)
+        assert all(f"\n {name} " in out for name in finished)
         assert "Interrupted: the others are not compared." in out
 
 
 def test_some_mechanisms_in_some_time(
-    capsys: pytest.CaptureFixture[str], cache: str, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     few = (cache, "--separation=4", "--mechanisms=blt,identity")
     fields = _planned(capsys, *few, "--time_limit=0")
@@ -671,8 +674,13 @@ def test_some_mechanisms_in_some_time(
         while True:
             time.sleep(0.01)
 
-    monkeypatch.setattr(banded.BandedMechanism, "build", never)
-    slow = (cache, "--separation=3", "--mechanisms=banded,identity", "--time_limit=1.5")
+    monkeypatch.setattr(BandedMechanism, "build", never)
+    slow = (
+        f"--cache_dir={tmp_path}",
+        "--separation=3",
+        "--mechanisms=banded,identity",
+        "--time_limit=1.5",
+    )
     fields = _planned(capsys, *slow)
     assert fields["recommended"] == "identity"
     assert [each["mechanism"] for each in fields["skipped"]] == ["banded 3"]
