@@ -149,13 +149,13 @@ class Factorization(abc.ABC):
                 f"extension has more, found {rounds}."
             )
         schema = check_fits(participation or self._participation or SingleParticipation(), rounds)
-        workload = workloads.resolve(rounds if workload is None else workload)
-        if workload.num_rounds != rounds:
+        whole: Workload = workloads.resolve(rounds if workload is None else workload)
+        if whole.num_rounds != rounds:
             raise ValueError(
-                f"the workload is for {workload.num_rounds} rounds, and the extension for {rounds}."
+                f"the workload is for {whole.num_rounds} rounds, and the extension for {rounds}."
             )
         parameters = {**self._parameters, _EXTENDS: [*self.plans, self.num_rounds]}
-        made = self._extended(rounds, schema, workload, parameters)
+        made = self._extended(rounds, schema, whole, parameters)
         return made._labelled(self.mechanism)
 
     def _extended(

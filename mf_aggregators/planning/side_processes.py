@@ -15,9 +15,12 @@ import multiprocessing.connection
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+
+import tqdm
 
 from mf_aggregators.planning.proposals import Proposal
 
@@ -184,6 +187,8 @@ def _run(compute: Callable[[int], None], number: int) -> None:
     # An exit, and no death: what is half written is removed on the way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     warnings.showwarning = _show_warning
+    # Bars have a lock among processes otherwise, which multiprocessing misses if this one is ended.
+    tqdm.tqdm.set_lock(threading.RLock())
     # Whoever waits finds nothing in the cache and comes upon the same error.
     try:
         compute(number)

@@ -53,9 +53,12 @@ def _workloads(draw: st.DrawFn) -> np.ndarray:
 def _schemas(draw: st.DrawFn, num_rounds: int) -> Participation:
     separation = draw(st.integers(1, num_rounds))
     epochs = draw(st.integers(1, -(-num_rounds // separation)))
-    return draw(
-        st.sampled_from([_ONCE, FixedEpochOrder(epochs, separation), MinSeparation(separation)])
-    )
+    schemas: list[Participation] = [
+        _ONCE,
+        FixedEpochOrder(epochs, separation),
+        MinSeparation(separation),
+    ]
+    return draw(st.sampled_from(schemas))
 
 
 def _checked(made: Factorization, workload: np.ndarray, schema: Participation) -> float:
