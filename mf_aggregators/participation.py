@@ -134,7 +134,7 @@ def check(participation: Any) -> Participation:
     if not isinstance(participation, tuple(_NAMES.values())):
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
-            f"of mf_aggregators.participation, found {participation!r}."
+            f"of mf_aggregators.participation, found {validation.shown(participation)}."
         )
     return participation
 

@@ -10,6 +10,25 @@ import numpy as np
 # Scalars of NumPy that float() converts all the same.
 _NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
 
+# The most characters of a value in a message.
+_MOST_SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """Returns a value as a message shows it: arrays and what is long by shape, length or type."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"an array of shape {shape}"
+    if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) > _MOST_SHOWN:
+        return f"a {type(value).__name__} of length {len(value)}"
+    text = repr(value)
+    if len(text) <= _MOST_SHOWN and "\n" not in text:
+        return text
+    try:
+        return f"a {type(value).__name__} of length {len(value)}"
+    except TypeError:
+        return f"a {type(value).__name__}"
+
 
 def positive_integer(value: Any, name: str) -> int:
     """Returns ``value`` as an int, or raises ValueError unless it is an integer of at least 1."""
@@ -24,7 +43,7 @@ def integer_at_least(value: Any, smallest: int, name: str) -> int:
             raise TypeError
         integer = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be an integer, found {_shown(value)}.") from None
+        raise ValueError(f"{name} must be an integer, found {shown(value)}.") from None
     if integer < smallest:
         raise ValueError(f"{name} must be at least {smallest}, found {integer}.")
     return integer
@@ -72,7 +91,7 @@ def number(value: Any, name: str) -> float:
     except OverflowError:
         raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number, found {_shown(value)}.") from None
+        raise ValueError(f"{name} must be a number, found {shown(value)}.") from None
 
 
 def fraction(value: Any, name: str) -> float:
@@ -131,8 +150,19 @@ def real_array(values: Any, name: str) -> np.ndarray:
     except OverflowError:
         raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be an array of numbers, found {_shown(values)}.") from None
+        raise ValueError(f"{name} must be an array of numbers, found {shown(values)}.") from None
     raise ValueError(f"{name} must be real, found complex numbers.")
+
+
+def num_rows(matrix: Any, name: str) -> int:
+    """Returns the number of rows of what is to be a matrix, before it is copied or checked."""
+    try:
+        return len(matrix)
+    except TypeError:
+        raise ValueError(
+            f"{name} must be an int, a workloads.Workload or a square matrix, found "
+            f"{shown(matrix)}."
+        ) from None
 
 
 def square_matrix(matrix: Any, name: str) -> np.ndarray:
@@ -184,15 +214,6 @@ def lower_triangular(matrix: Any, name: str) -> np.ndarray:
 def _scalar(value: Any) -> Any:
     """What an array without dimensions holds; anything else as it is."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
-
-
-def _shown(value: Any) -> str:
-    """How a message names a value: an array, or a list of many, by its shape."""
-    if isinstance(value, (list, tuple)) or hasattr(value, "shape"):
-        shape = getattr(value, "shape", (len(value),) if isinstance(value, (list, tuple)) else ())
-        if shape != ():
-            return f"{type(value).__name__} of shape {tuple(shape)}"
-    return repr(value)
 
 
 def parsed_json(text: str | bytes) -> Any:

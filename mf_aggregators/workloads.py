@@ -111,7 +111,10 @@ class Workload:
     def __post_init__(self) -> None:
         validation.set_positive_integers(self, "num_rounds")
         if self.name not in _NAMES:
-            raise ValueError(f"a workload must be one of {', '.join(_NAMES)}, found {self.name!r}.")
+            raise ValueError(
+                f"a workload must be one of {', '.join(_NAMES)}, found "
+                f"{validation.shown(self.name)}."
+            )
         if self.name == "prefix_sum":
             if self.learning_rates is not None or self.momentum != _DEFAULT_MOMENTUM:
                 raise ValueError("the prefix_sum workload takes no momentum or learning rates.")
@@ -236,6 +239,28 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
         )
     except TypeError as error:
         raise ValueError(f"workload {name}: {error}.") from None
+
+
+def resolve(workload: Any) -> Any:
+    """Returns the workload that an argument stands for: an int n is the prefix sum of n rounds.
+
+    Args:
+      workload: An int, a :class:`Workload` or an (n, n) array.
+
+    Returns:
+      A :class:`Workload` in the place of an int, and anything else as it is.
+
+    Raises:
+      ValueError: If an int is not above zero.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.workloads.resolve(3) == mfa.workloads.Workload("prefix_sum", 3)
+      True
+    """
+    if isinstance(workload, (int, np.integer)):
+        return Workload("prefix_sum", validation.positive_integer(workload, "num_rounds"))
+    return workload
 
 
 def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndarray:

@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import validation
 from mf_aggregators.accounting import confidence_bounds
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs, Untilted
 from mf_aggregators.progress_bars import ProgressBar
@@ -156,7 +157,7 @@ def from_dict(description: Mapping[str, Any]) -> Claim:
                 raise TypeError(name)
         return Claim(**values, thresholds=(_finite(low), _finite(high)))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{description!r} describes no certificate.") from error
+        raise ValueError(f"{validation.shown(description)} describes no certificate.") from error
 
 
 def _finite(value: Any) -> float:

@@ -359,7 +359,9 @@ def create(
             )
         return _PART_SCHEMES[name](num_rounds, num_bands, population, clients_per_round)
     if name not in _SEPARATED_SCHEMES:
-        raise ValueError(f"the sampling scheme {name!r} is not one of {', '.join(names())}.")
+        raise ValueError(
+            f"the sampling scheme {validation.shown(name)} is not one of {', '.join(names())}."
+        )
     if separation is None:
         separation = num_bands
         if name == BallsInBins.name:
@@ -386,4 +388,6 @@ def from_dict(description: Any) -> SamplingScheme:
     try:
         return create(**description)
     except TypeError as error:
-        raise ValueError(f"{description!r} describes no sampling scheme.") from error
+        raise ValueError(
+            f"{validation.shown(description)} describes no sampling scheme."
+        ) from error

@@ -105,8 +105,8 @@ def optimal(
     Problem 1: see ``multi_epoch``.
 
     Args:
-      workload: A, an (n, n) lower-triangular array of full rank, or a
-        ``workloads.Workload``.
+      workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
+        int n for the prefix sum of n rounds.
       participation: The schema to optimise for: SingleParticipation, the default, or
         FixedEpochOrder.
       equal_column_norms: For clients that return: whether the columns of C must have
@@ -139,7 +139,11 @@ def optimal(
       >>> best.optimality_gap < 1e-6
       True
     """
-    num_rounds = workload.num_rounds if isinstance(workload, workloads.Workload) else len(workload)
+    workload = workloads.resolve(workload)
+    if isinstance(workload, workloads.Workload):
+        num_rounds = workload.num_rounds
+    else:
+        num_rounds = validation.num_rows(workload, "the workload")
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
     if not isinstance(workload, workloads.Workload):
         workload = validation.lower_triangular(workload, "the workload")

@@ -173,6 +173,7 @@ class StructuredFactorization(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2: see the base class; O(n (h + r^2)) for the prefix sum."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
             return _squared_rows(self._diagonals, self._left, self._right)
@@ -481,7 +482,7 @@ class StructuredMechanism(Mechanism):
     def _of(self, num_rounds: int, base: tuple[str, Variant]) -> list[Variant]:
         # Of fewer rounds, the rank would be that of the base itself.
         return [
-            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=3.0)
+            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=7.0)
             for rank in _RANKS_OF_A_PLAN
             if num_rounds > _DIAGONALS_OF_A_PLAN + rank
         ]

@@ -371,7 +371,7 @@ def mf_dp_aggregator(
         if not isinstance(factorization, (str, os.PathLike)):
             raise TypeError(
                 "factorization must be a Factorization or the directory of a checkpoint, found "
-                f"{factorization!r}."
+                f"{validation.shown(factorization)}."
             )
         factorization = checkpoints.load(factorization)
     return MatrixFactorizationFactory(
