@@ -157,14 +157,14 @@ def amplified(
 
 
 def _epsilon(scheme: PartScheme, sigma: float, delta: float, num_coordinates: int) -> float:
-    safe_delta(delta, _participations(scheme))
+    safe_delta(delta, most_participations(scheme))
     unamplified, refused = math.inf, None
     try:
         unamplified = gaussian.epsilon(
             unamplified_noise_multiplier(scheme, sigma),
             delta,
             num_coordinates=num_coordinates,
-            disjoint_participations=_participations(scheme),
+            disjoint_participations=most_participations(scheme),
         )
     except TailError as error:
         # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
@@ -226,14 +226,14 @@ def noise_multiplier(
             certification or Certification(),
             num_coordinates,
         )
-    safe_delta(delta, _participations(scheme))
+    safe_delta(delta, most_participations(scheme))
     # What suffices without amplification always suffices.
     enough = gaussian.noise_multiplier(
         target,
         delta,
         num_coordinates=num_coordinates,
-        disjoint_participations=_participations(scheme),
-    ) * math.sqrt(_participations(scheme))
+        disjoint_participations=most_participations(scheme),
+    ) * math.sqrt(most_participations(scheme))
     found = _searched(scheme, target, delta, enough, num_coordinates)
     step = _RELATIVE_STEP
     while found < enough and not _is_met(scheme, found, target, delta, num_coordinates):
@@ -309,8 +309,12 @@ def _searched(
     return _smallest(excess, enough, 1.5, _least_accounted(scheme))
 
 
-def _participations(scheme: SamplingScheme) -> int:
-    """The most rounds that one client can be in."""
+def most_participations(scheme: SamplingScheme) -> int:
+    """Returns the most rounds that one client can be in.
+
+    Args:
+      scheme: How batches are drawn.
+    """
     if isinstance(scheme, Shuffling):
         return scheme.num_passes
     return scheme.most_participations
@@ -324,7 +328,7 @@ def unamplified_noise_multiplier(scheme: SamplingScheme, sigma: float) -> float:
       sigma: Relative to the largest column norm of C.
     """
     # The rows that participations change are disjoint: their squared norms add up.
-    return sigma / math.sqrt(_participations(scheme))
+    return sigma / math.sqrt(most_participations(scheme))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,7 +358,7 @@ class _Accounting:
         )
         # Each part is compared with the whole: the next delta that is refused for one of them is
         # refused without amplification, too, and none loses its amplification before.
-        return left - composition_rounding(_participations(self.scheme))
+        return left - composition_rounding(most_participations(self.scheme))
 
 
 def _largest_move(scheme: PartScheme) -> float:

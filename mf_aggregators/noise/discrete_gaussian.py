@@ -48,12 +48,12 @@ between P' and P is at most N (eta + Q(|z| > COVERED)). So the release has the g
 (eps, delta + :func:`failure_probability` (N)).
 
 **Approximate zCDP.** Z is bounded and its bounds move with the data, so every Renyi divergence of
-P' from Q' may be infinite: no pure zCDP holds. But if rounded normals have shifts of squares that
-sum up to at most (s / sigma)^2 whatever was released, then P' and Q' are (rho, delta0)-approximate
-zCDP (Bun and Steinke, 2016, Def. 8.1) with rho = 1 / (2 sigma^2), for the same rho, and
-delta0 = :func:`failure_probability` (N). *Proof.* Let a coordinate have the means h and h' in the
-two worlds, given what was released before. Cut both real normals off to the interval A of centre
-(h + h') / 2 and half length COVERED - |h - h'| / 2 - 1/2, and round.
+P' from Q' may be infinite: no pure zCDP holds. But if rounded normals have shifts of at most
+LARGEST_SHIFT s, of squares that sum up to at most (s / sigma)^2 whatever was released, then P' and
+Q' are (rho, delta0)-approximate zCDP (Bun and Steinke, 2016, Def. 8.1) with rho = 1 / (2 sigma^2),
+for the same rho, and delta0 = :func:`failure_probability` (N). *Proof.* Let a coordinate have the
+means h and h' in the two worlds, given what was released before. Cut both real normals off to the
+interval A of centre (h + h') / 2 and half length COVERED - |h - h'| / 2 - 1/2, and round.
 
 1. *Order alpha.* The product of the densities to alpha and 1 - alpha is
    exp(alpha (alpha - 1) (h - h')^2 / (2 s^2)) times a normal density of mean

@@ -134,7 +134,7 @@ class Guarantee:
 
     @property
     def _disjoint_participations(self) -> int:
-        return 1 if self.sampling is None else self.sampling.most_participations
+        return 1 if self.sampling is None else amplification.most_participations(self.sampling)
 
     def part_of_client(self) -> PartOfClient:
         """Returns what holds for a part of a client's data, at the same delta."""
@@ -416,7 +416,7 @@ def _amplified(
         participation = FixedEpochOrder(most, scheme.separation)
     else:
         participation = FixedEpochOrder(most, scheme.num_bands)
-    unamplified = noise_multiplier / math.sqrt(scheme.most_participations)
+    unamplified = amplification.unamplified_noise_multiplier(scheme, noise_multiplier)
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
     if isinstance(scheme, (MinSeparationSampling, BallsInBins)):

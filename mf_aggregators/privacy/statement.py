@@ -148,6 +148,11 @@ class PrivacyStatement:
                 "a run that broke its plan needs its worst-case guarantee, because the planned one "
                 "does not hold: worst_case=guarantees.worst_case(plan, factorization, took_place)."
             )
+        horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
+        if horizons != sorted(set(horizons)):
+            raise ValueError(
+                f"the plans of an extended run are for more and more rounds, found {horizons}."
+            )
         check_extended(
             {plan.num_rounds: plan.participation for plan in self.earlier_plans},
             self.plan.participation,

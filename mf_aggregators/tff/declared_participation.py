@@ -76,7 +76,8 @@ def in_extended(state: Any, earlier: Mapping[int, Participation], whole: Partici
     Args:
       state: As for :func:`in_state`: one that was saved under an earlier plan, or since.
       earlier: The schema of each horizon that was extended, by its number of rounds
-        (``extensions.horizons``).
+        (``extensions.horizons``). No state knows these numbers, so that they are believed here;
+        the aggregator compares them with those of its factorization.
       whole: The schema of the whole.
 
     Returns:
