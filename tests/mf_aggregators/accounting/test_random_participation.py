@@ -254,6 +254,7 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     text, claim = entry.read_text(), found.claim
     # Another search finds what the first one did.
     monkeypatch.setattr(claim_search, "proved_claim", lambda *unused, **also_unused: claim)
+    changes: dict[str, Any]
     for changes in (
         {"epsilon": 0.01},
         {"epsilon": -1.0},
