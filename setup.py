@@ -79,7 +79,7 @@ setuptools.setup(
             "stackoverflow_nwp*",
         ]
     ),
-    package_data={"mf_aggregators": ["py.typed"]},
+    package_data={"mf_aggregators": ["py.typed"], "mf_aggregators.tff": ["requirements-tff.txt"]},
     python_requires=">=3.10",
     install_requires=_MATHEMATICS,
     extras_require={"tff": _TFF},

@@ -21,6 +21,7 @@ from mf_aggregators import (
     moved_modules,
     participation,
     planning,
+    progress_bars,
     sampling,
     sensitivity,
     user_cache,
@@ -33,7 +34,7 @@ from mf_aggregators.planning import band_choice
 from mf_aggregators.privacy import extensions, guarantees
 from mf_aggregators.privacy import statement as privacy_statement
 from mf_aggregators.privacy.extensions import FirstPlan
-from mf_aggregators.tff import declared_participation
+from mf_aggregators.tff import declared_participation, installation
 from mf_aggregators.version import __version__
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ __all__ = [
     "power_series",
     "privacy",
     "privacy_statement",
+    "progress_bars",
     "sampling",
     "sampling_schemes",
     "sensitivity",
@@ -95,8 +97,13 @@ def __getattr__(name: str) -> Any:
     # TensorFlow Federated takes seconds to import, and the mathematics runs
     # where it cannot be installed at all.
     if name == "mf_dp_aggregator":
-        from mf_aggregators.tff.aggregator import mf_dp_aggregator
-
+        try:
+            from mf_aggregators.tff.aggregator import mf_dp_aggregator
+        except ModuleNotFoundError as error:
+            explained = installation.explained("mf_aggregators.mf_dp_aggregator", error)
+            if explained is None:
+                raise
+            raise explained from error
         return mf_dp_aggregator
     if name in _IMPORTED_WHEN_USED:
         return importlib.import_module(f"{__name__}.{name}")

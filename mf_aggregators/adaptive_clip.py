@@ -80,13 +80,18 @@ class AdaptiveClip:
 
     def __post_init__(self) -> None:
         initial = validation.positive_number(self.initial_norm, "initial_norm")
-        quantile = validation.finite_number(self.target_quantile, "target_quantile")
-        if not 0.0 <= quantile <= 1.0:
-            raise ValueError(f"target_quantile must be between 0 and 1, found {quantile}.")
-        validation.non_negative_number(self.learning_rate, "learning_rate")
-        validation.positive_integer(self.update_period, "update_period")
-        if self.count_stddev is not None:
-            validation.positive_number(self.count_stddev, "count_stddev")
+        numbers = {
+            "initial_norm": initial,
+            "target_quantile": validation.fraction(self.target_quantile, "target_quantile"),
+            "learning_rate": validation.non_negative_number(self.learning_rate, "learning_rate"),
+        }
+        for name in ("smallest_norm", "largest_norm", "count_stddev"):
+            value = getattr(self, name)
+            if value is not None:
+                numbers[name] = validation.positive_number(value, name)
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)
+        validation.set_positive_integers(self, "update_period")
         smallest, largest = self.bounds
         if not smallest <= initial <= largest:
             raise ValueError(
@@ -99,12 +104,8 @@ class AdaptiveClip:
         """The smallest and the largest norm."""
         smallest, largest = self.smallest_norm, self.largest_norm
         return (
-            self.initial_norm / _DEFAULT_RANGE
-            if smallest is None
-            else validation.positive_number(smallest, "smallest_norm"),
-            self.initial_norm * _DEFAULT_RANGE
-            if largest is None
-            else validation.positive_number(largest, "largest_norm"),
+            self.initial_norm / _DEFAULT_RANGE if smallest is None else smallest,
+            self.initial_norm * _DEFAULT_RANGE if largest is None else largest,
         )
 
     def count_stddev_for(self, noise_multiplier: float, clients_per_round: float) -> float:
@@ -118,7 +119,7 @@ class AdaptiveClip:
           clients_per_round: The expected number of clients in a round.
         """
         if self.count_stddev is not None:
-            return float(self.count_stddev)
+            return self.count_stddev
         of_cohort = _STDDEV_OF_FRACTION * clients_per_round
         return max(of_cohort, _LEAST_STDDEV_OVER_MULTIPLIER * noise_multiplier)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import validation
+from mf_aggregators import validation, workloads
 from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.participation import Participation, SingleParticipation, check
 from mf_aggregators.workloads import Workload
@@ -47,8 +47,8 @@ def compute(workload: Any, participation: Participation) -> LowerBound | None:
     """Computes the lower bound by singular values.
 
     Args:
-      workload: A, an (n, n) lower-triangular array or a ``workloads.Workload``; a prefix
-        sum uses its closed form.
+      workload: A, an (n, n) lower-triangular array, a ``workloads.Workload``, or an int n for the
+        prefix sum of n rounds, which uses its closed form.
       participation: The schema.
 
     Returns:
@@ -67,6 +67,7 @@ def compute(workload: Any, participation: Participation) -> LowerBound | None:
       2.04
     """
     check(participation)
+    workload = workloads.resolve(workload)
     if isinstance(workload, Workload):
         num_rounds = workload.num_rounds
         if workload.name == "prefix_sum":

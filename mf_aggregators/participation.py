@@ -10,6 +10,7 @@ sets of rounds, however they come about, and a scheme is a rule by which a serve
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -53,8 +54,7 @@ class FixedEpochOrder:
     separation: int
 
     def __post_init__(self) -> None:
-        validation.positive_integer(self.epochs, "epochs")
-        validation.positive_integer(self.separation, "separation")
+        validation.set_positive_integers(self, "epochs", "separation")
 
     def most_participations(self, num_rounds: int) -> int:
         """Returns the most rounds of ``num_rounds`` that one client can take part in.
@@ -91,9 +91,9 @@ class MinSeparation:
     max_participations: int | None = None
 
     def __post_init__(self) -> None:
-        validation.positive_integer(self.separation, "separation")
+        validation.set_positive_integers(self, "separation")
         if self.max_participations is not None:
-            validation.positive_integer(self.max_participations, "max_participations")
+            validation.set_positive_integers(self, "max_participations")
 
     def most_participations(self, num_rounds: int) -> int:
         """Returns the most rounds of ``num_rounds`` that one client can take part in.
@@ -134,7 +134,7 @@ def check(participation: Any) -> Participation:
     if not isinstance(participation, tuple(_NAMES.values())):
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
-            f"of mf_aggregators.participation, found {participation!r}."
+            f"of mf_aggregators.participation, found {validation.shown(participation)}."
         )
     return participation
 
@@ -202,6 +202,34 @@ def allows(wider: Participation, narrower: Participation, num_rounds: int) -> bo
     # separation is an exact one.
     is_exact = isinstance(narrower, FixedEpochOrder) or num_rounds == narrower.separation + 1
     return is_exact and narrower.separation == wider.separation
+
+
+def check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
+    """Checks that each horizon of a run that was extended allows what the one before it allowed.
+
+    Then the whole allows whatever clients did who kept the timer in force in each round: a timer
+    looks at all earlier rounds of its client, so that by induction over the horizons, these and
+    the next one together keep the schema of the horizon that the round belongs to.
+
+    Args:
+      earlier: The schema of each horizon that was extended, by its number of rounds.
+      whole: The schema of the whole run.
+
+    Raises:
+      TypeError: If one of them is no schema.
+      ValueError: If a horizon forbids what the one before it allowed, so that the run may have
+        broken it already; or a number of rounds is not a positive integer.
+    """
+    schemas = [*sorted(earlier.items()), (None, check(whole))]
+    for (num_rounds, before), (following, after) in itertools.pairwise(schemas):
+        assert num_rounds is not None
+        if not allows(after, before, num_rounds):
+            name = "the whole" if following is None else f"the horizon of {following} rounds"
+            raise ValueError(
+                f"the horizon of {num_rounds} rounds allows {before}, and {name} {after}: what "
+                f"took place already may be more than {name} allows. Keep the separation, and at "
+                "least as many participations."
+            )
 
 
 def check_population(

@@ -111,7 +111,7 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
       (1.5, True)
     """
     check(participation)
-    strategy = np.asarray(strategy_matrix, dtype=np.float64)
+    strategy = validation.real_array(strategy_matrix, "the strategy matrix")
     if strategy.ndim != 2 or 0 in strategy.shape:
         raise ValueError(
             f"the strategy matrix must be two-dimensional, found an array of shape "
@@ -242,7 +242,7 @@ def from_toeplitz_coefficients(
     """
     check(participation)
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    series = np.asarray(coefficients, dtype=np.float64)
+    series = validation.real_array(coefficients, "coefficients")
     if series.ndim != 1 or not 1 <= series.shape[0] <= num_rounds:
         raise ValueError(
             f"coefficients must be a vector of 1 to {num_rounds} entries, found an array of "

@@ -1,10 +1,33 @@
-"""Checks of arguments, with messages that say what was found and what was expected."""
+"""Checks of arguments and input, with messages that say what was found and what was expected."""
 
+import json
 import math
 import operator
 from typing import Any
 
 import numpy as np
+
+# Scalars of NumPy that float() converts all the same.
+_NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
+
+# The most characters of a value in a message.
+_MOST_SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """Returns a value as a message shows it: arrays and what is long by shape, length or type."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"an array of shape {shape}"
+    if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) > _MOST_SHOWN:
+        return f"a {type(value).__name__} of length {len(value)}"
+    text = repr(value)
+    if len(text) <= _MOST_SHOWN and "\n" not in text:
+        return text
+    try:
+        return f"a {type(value).__name__} of length {len(value)}"
+    except TypeError:
+        return f"a {type(value).__name__}"
 
 
 def positive_integer(value: Any, name: str) -> int:
@@ -14,50 +37,132 @@ def positive_integer(value: Any, name: str) -> int:
 
 def integer_at_least(value: Any, smallest: int, name: str) -> int:
     """Returns ``value`` as an int, or raises ValueError unless it is one and >= ``smallest``."""
+    value = _scalar(value)
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
         integer = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be an integer, found {value!r}.") from None
+        raise ValueError(f"{name} must be an integer, found {shown(value)}.") from None
     if integer < smallest:
         raise ValueError(f"{name} must be at least {smallest}, found {integer}.")
     return integer
 
 
+def set_positive_integers(frozen: Any, *names: str) -> None:
+    """Makes attributes of a frozen dataclass ints: NumPy's integers compare and save otherwise.
+
+    Args:
+      frozen: The instance, while it is being made.
+      *names: The attributes.
+
+    Raises:
+      ValueError: If one is no integer of at least 1.
+    """
+    for name in names:
+        object.__setattr__(frozen, name, positive_integer(getattr(frozen, name), name))
+
+
 def finite_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a finite number."""
+    found = number(value, name)
+    if not math.isfinite(found):
+        raise ValueError(f"{name} must be finite, found {found}.")
+    return found
+
+
+def number(value: Any, name: str) -> float:
+    """Returns ``value`` as a float, or raises ValueError unless it is a real number.
+
+    Args:
+      value: A number of Python or NumPy, or an array of no dimensions; infinity and NaN are taken.
+        A text of digits is no number, and neither is a truth value.
+      name: What to call it in messages.
+
+    Raises:
+      ValueError: If it is something else.
+    """
+    value = _scalar(value)
     try:
-        number = float(value)
+        is_other = isinstance(value, (bool, np.bool_, str, bytes, bytearray, *_NO_NUMBERS_OF_NUMPY))
+        if is_other or isinstance(value, np.ndarray):
+            raise TypeError
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number, found {value!r}.") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, found {number}.")
-    return number
+        raise ValueError(f"{name} must be a number, found {shown(value)}.") from None
+
+
+def fraction(value: Any, name: str) -> float:
+    """Returns ``value`` as a float, or raises ValueError unless it is a number from 0 to 1."""
+    found = number(value, name)
+    if not 0.0 <= found <= 1.0:
+        raise ValueError(f"{name} must be between 0 and 1, found {found}.")
+    return found
 
 
 def positive_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and above zero."""
-    number = finite_number(value, name)
-    if number <= 0.0:
-        raise ValueError(f"{name} must be above zero, found {number}.")
-    return number
+    found = finite_number(value, name)
+    if found <= 0.0:
+        raise ValueError(f"{name} must be above zero, found {found}.")
+    return found
 
 
 def non_negative_number(value: Any, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and >= 0."""
-    number = finite_number(value, name)
-    if number < 0.0:
-        raise ValueError(f"{name} must not be negative, found {number}.")
-    return number
+    found = finite_number(value, name)
+    if found < 0.0:
+        raise ValueError(f"{name} must not be negative, found {found}.")
+    return found
 
 
 def delta(value: Any) -> float:
     """Returns the delta of a guarantee as a float, or raises ValueError unless 0 < delta < 1."""
-    number = finite_number(value, "delta")
-    if not 0.0 < number < 1.0:
-        raise ValueError(f"delta must be above 0 and below 1, found {number}.")
-    return number
+    found = finite_number(value, "delta")
+    if not 0.0 < found < 1.0:
+        raise ValueError(f"delta must be above 0 and below 1, found {found}.")
+    return found
+
+
+def real_array(values: Any, name: str) -> np.ndarray:
+    """Returns ``values`` as a float64 array of any shape; NaN and infinity are taken.
+
+    Args:
+      values: Anything that NumPy can convert; texts of digits are no numbers.
+      name: What to call it in messages.
+
+    Returns:
+      The array; the argument itself where it already is one.
+
+    Raises:
+      ValueError: If it holds anything but real numbers, or its rows differ in length.
+    """
+    try:
+        array = np.asarray(values)
+        kind = array.dtype.kind
+        has_texts = kind == "O" and any(isinstance(each, (str, bytes)) for each in array.flat)
+        if has_texts or kind in "SUmM":
+            raise TypeError
+        if kind != "c":
+            return array.astype(np.float64, copy=False)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an array of numbers, found {shown(values)}.") from None
+    raise ValueError(f"{name} must be real, found complex numbers.")
+
+
+def num_rows(matrix: Any, name: str) -> int:
+    """Returns the number of rows of what is to be a matrix, before it is copied or checked."""
+    try:
+        return len(matrix)
+    except TypeError:
+        raise ValueError(
+            f"{name} must be an int, a workloads.Workload or a square matrix, found "
+            f"{shown(matrix)}."
+        ) from None
 
 
 def square_matrix(matrix: Any, name: str) -> np.ndarray:
@@ -74,14 +179,7 @@ def square_matrix(matrix: Any, name: str) -> np.ndarray:
       ValueError: If the array is not two-dimensional and square, or holds NaN or
         infinite entries.
     """
-    if np.iscomplexobj(matrix):
-        raise ValueError(f"{name} must be real, found complex numbers.")
-    try:
-        array = np.asarray(matrix, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} must be an array of numbers, found {type(matrix).__name__}."
-        ) from None
+    array = real_array(matrix, name)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name} must be a square matrix, found an array of shape {array.shape}.")
     if not np.all(np.isfinite(array)):
@@ -111,3 +209,20 @@ def lower_triangular(matrix: Any, name: str) -> np.ndarray:
     if not np.all(np.diagonal(array)):
         raise ValueError(f"{name} must be non-singular, found a zero on its diagonal.")
     return array
+
+
+def _scalar(value: Any) -> Any:
+    """What an array without dimensions holds; anything else as it is."""
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text, as ``json.loads`` does.
+
+    Raises:
+      ValueError: If it is none, or is nested more deeply than Python can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply") from None

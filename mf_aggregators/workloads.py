@@ -109,9 +109,12 @@ class Workload:
     learning_rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        validation.positive_integer(self.num_rounds, "num_rounds")
+        validation.set_positive_integers(self, "num_rounds")
         if self.name not in _NAMES:
-            raise ValueError(f"a workload must be one of {', '.join(_NAMES)}, found {self.name!r}.")
+            raise ValueError(
+                f"a workload must be one of {', '.join(_NAMES)}, found "
+                f"{validation.shown(self.name)}."
+            )
         if self.name == "prefix_sum":
             if self.learning_rates is not None or self.momentum != _DEFAULT_MOMENTUM:
                 raise ValueError("the prefix_sum workload takes no momentum or learning rates.")
@@ -238,6 +241,28 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
         raise ValueError(f"workload {name}: {error}.") from None
 
 
+def resolve(workload: Any) -> Any:
+    """Returns the workload that an argument stands for: an int n is the prefix sum of n rounds.
+
+    Args:
+      workload: An int, a :class:`Workload` or an (n, n) array.
+
+    Returns:
+      A :class:`Workload` in the place of an int, and anything else as it is.
+
+    Raises:
+      ValueError: If an int is not above zero.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.workloads.resolve(3) == mfa.workloads.Workload("prefix_sum", 3)
+      True
+    """
+    if isinstance(workload, (int, np.integer)):
+        return Workload("prefix_sum", validation.positive_integer(workload, "num_rounds"))
+    return workload
+
+
 def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndarray:
     """Returns the (n, n) matrix of the workload that :func:`describe` returns.
 
@@ -353,7 +378,7 @@ def _check_momentum(momentum: Any) -> float:
 
 
 def _checked_rates(learning_rates: Any, num_rounds: int) -> np.ndarray:
-    rates = np.asarray(learning_rates, dtype=np.float64)
+    rates = validation.real_array(learning_rates, "learning_rates")
     if rates.shape != (num_rounds,):
         raise ValueError(
             f"learning_rates must hold one rate for each of the {num_rounds} rounds, "

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import accounting, factorizations, workloads
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
+from mf_aggregators.progress_bars import ProgressBar
 from reproduction import best_bands, matrices
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
@@ -61,7 +61,7 @@ def multi_epoch_errors(
     """
     workload = workloads.prefix_sum(num_rounds)
     errors, uncertified = {}, []
-    for k in tqdm.tqdm(epochs, desc="multi-epoch", disable=not workspace.show_progress):
+    for k in ProgressBar(epochs, desc="multi-epoch", disable=not workspace.show_progress):
         if k == 1:
             best = matrices.optimum(workspace, workload)
             errors[k] = best.rmse(workload, SingleParticipation())

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
+from mf_aggregators.progress_bars import ProgressBar
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
 
@@ -88,7 +88,7 @@ def cells(
     """
     most = num_rounds // min(epochs)
     errors = {}
-    for num_bands in tqdm.tqdm(
+    for num_bands in ProgressBar(
         band_choice.powers_of_two(most), desc="matrices", disable=not workspace.show_progress
     ):
         matrix = band_choice.banded_matrix(num_rounds, num_bands, workspace.cache_directory)
@@ -146,7 +146,7 @@ def noise_multipliers(
     """
     compute = functools.partial(_noise_multiplier, workspace.cache_directory)
     progress = functools.partial(
-        tqdm.tqdm,
+        ProgressBar,
         total=len(targets),
         desc="noise multipliers",
         disable=not workspace.show_progress,

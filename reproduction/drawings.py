@@ -278,7 +278,9 @@ def _epsilons_of_rho(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
             y="epsilon",
             levels={"printed": curve["printed"]},
         )
-    figures.heading(figure, f"Epsilon at delta {figures.scientific(data['delta'])} of rho-zCDP")
+    figures.heading(
+        figure, f"Epsilon at delta {figures.scientific(data['delta'])} of a rho, real normal noise"
+    )
     return figure
 
 

@@ -3,12 +3,12 @@
 import functools
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import accounting, workloads
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
 from mf_aggregators.planning import band_choice
+from mf_aggregators.progress_bars import ProgressBar
 from reproduction import best_bands, matrices
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import (
@@ -64,7 +64,9 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
             band_choice.banded_matrix(_NUM_ROUNDS, num_bands, workspace.cache_directory).rmse(
                 prefix_sum(_NUM_ROUNDS), SingleParticipation()
             )
-            for num_bands in tqdm.tqdm(_BANDS, desc="matrices", disable=not workspace.show_progress)
+            for num_bands in ProgressBar(
+                _BANDS, desc="matrices", disable=not workspace.show_progress
+            )
         ]
     )
     for epsilon, of_bands in zip(_EPSILONS, multipliers * errors, strict=True):

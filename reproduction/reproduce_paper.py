@@ -1,8 +1,8 @@
 """reproduce-paper: the papers' tables and figures, recomputed beside what was printed.
 
-Each experiment writes its numbers and a figure into --output_dir, where a report of all that
-are there (report.md, report.html) is written anew. Factorizations and noise multipliers are
-kept between runs in --cache_dir.
+Without flags it lists the experiments. With some, each experiment writes its numbers and a figure
+into --output_dir, where a report of all that are there (report.md, report.html) is written anew.
+Factorizations and noise multipliers are kept between runs in --cache_dir.
 
 Examples:
   reproduce-paper --list
@@ -68,8 +68,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "by start-tff-worker. Default: one process that each run starts on this machine.",
     )
     group = FlagGroup(values, "Output")
-    group.string("output_dir", "Where results and the report go.", "runs/reproduction")
-    group.string(
+    group.path("output_dir", "Where results and the report go.", "runs/reproduction")
+    group.path(
         "cache_dir",
         "Where factorizations are kept. Default: in the user's cache directory.",
     )
@@ -77,7 +77,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Runs the chosen experiments."""
-    if values.list:
+    if values.list or not _has_flags(values):
         _print_list(values)
         return
     if values.redraw:
@@ -93,9 +93,10 @@ def main(values: flags.FlagValues) -> None:
     directory = pathlib.Path(values.output_dir)
     output_paths.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)
-    cache = factorization_cache.default_directory()
     workspace = Workspace(
-        pathlib.Path(values.cache_dir) if values.cache_dir else cache,
+        output_paths.cache_directory(
+            values.cache_dir, factorization_cache.default_directory(), _say
+        ),
         show_progress=True,
         training=TrainingPlace(
             directory / f"runs_{values.dataset}",
@@ -123,6 +124,11 @@ def main(values: flags.FlagValues) -> None:
         "seconds": {result.name: result.seconds for result in found},
     }
     command_line.print_result(values, fields, _as_text(found, directory))
+
+
+def _has_flags(values: flags.FlagValues) -> bool:
+    """Whether any flag asks for work, which takes half an hour at least."""
+    return any(values[name].present for name in values if name != "format")
 
 
 def _targets(values: flags.FlagValues) -> tuple[float, ...] | None:
@@ -260,6 +266,12 @@ def _print_list(values: flags.FlagValues) -> None:
         ]
     }
     text = command_line.table([(each.name, f"{each.source}: {each.title}") for each in every])
+    if not values.list:
+        text += (
+            f"\n\n--only=NAME,... computes experiments: --only={catalogue.NUMBERS} those that need "
+            f"no training, within the hour, and --only={catalogue.TRAINING} those that train, for "
+            "many hours."
+        )
     command_line.print_result(values, fields, text)
 
 

@@ -10,7 +10,7 @@ import platform
 import re
 from typing import Any
 
-from mf_aggregators import __version__, atomic_files, figures
+from mf_aggregators import __version__, atomic_files, figures, validation
 from reproduction import drawings
 from reproduction.experiment import Drawing, Row
 
@@ -150,7 +150,7 @@ def redraw(name: str, directory: pathlib.Path) -> bool:
 def _read(path: pathlib.Path) -> tuple[Result, str, str]:
     """A result, the fingerprint of its code, and the hash of its figure."""
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        contents = validation.parsed_json(path.read_text(encoding="utf-8"))
         stated = contents.pop("sha256")
         if stated != _digest(contents):
             raise DamagedResultError(f"{path} was altered.")

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from mf_aggregators import atomic_files, validation
-from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.comparison import repeated_runs, run_comparisons, run_compositions
@@ -113,10 +113,11 @@ def define_flags(values: flags.FlagValues) -> None:
         "",
     )
     group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
-    FlagGroup(values, "Output").string(
+    FlagGroup(values, "Output").path(
         "output_dir",
         "Where runs, their logs and results, and the comparison go. Required.",
     )
+    flag_groups.require(values, "output_dir")
 
 
 def main(values: flags.FlagValues) -> int | None:
@@ -136,7 +137,6 @@ def run() -> None:
 
 
 def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
-    check_choice(bool(values.output_dir), "--output_dir is required: the comparison's directory.")
     validation.positive_integer(values.repetitions, "--repetitions")
     validation.positive_integer(values.parallel_runs, "--parallel_runs")
     mechanisms = [mechanism.strip() for mechanism in values.mechanisms]

@@ -13,24 +13,23 @@ Examples:
 
 import dataclasses
 import math
-import os
 import sys
 import time
 from typing import Any
 
 import numpy as np
-import tqdm
 from absl import flags
 
 from mf_aggregators import accounting, checkpoints, memory, validation
 from mf_aggregators import participation as participations
-from mf_aggregators.commands import command_line, mechanism_flags, output_paths
+from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.printed_guarantees import pair
+from mf_aggregators.progress_bars import ProgressBar
 from simulations.devices import device_flags
 from simulations.devices.device_populations import DevicePopulation, DeviceRound
 from simulations.runs.participation_ledger import ParticipationLedger
@@ -39,6 +38,11 @@ from simulations.sampling.cohorts import TooFewEligibleClientsError
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _NUM_ROUNDS = 2000
+# Simulations for a suggestion, and the most that are sensible.
+_SEEDS = 5
+_MOST_SEEDS = 100
+# What a suggestion leaves of the smallest separation that they found.
+_SHARE_KEPT = 0.9
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
 # A lower estimate: the cohorts, and their summary.
@@ -117,17 +121,25 @@ def define_flags(values: flags.FlagValues) -> None:
         "max_participations", "The most participations of a device. Default: as many as fit."
     )
     group.integer("seed", "The seed of everything that is drawn.", 0)
+    group.integer(
+        "seeds",
+        "How many simulations suggest a separation where none is planned, with --seed and the "
+        "seeds after it.",
+        _SEEDS,
+    )
     device_flags.define(values)
-    FlagGroup(values, "Mechanism").string(
+    FlagGroup(values, "Mechanism").path(
         "checkpoint", "A checkpoint directory, which adds the guarantee that follows."
     )
     mechanism_flags.define_privacy(values)
-    FlagGroup(values, "Output").string(
+    FlagGroup(values, "Output").path(
         "output",
         f"A .npz file for the ledger of who took part when, for at most {_MOST_IN_LEDGER:,} "
         "devices.",
     )
     output_paths.define_overwrite(values)
+    for name in ("population", "clients_per_round"):
+        flag_groups.require(values, name)
 
 
 @memory.limited()
@@ -147,13 +159,7 @@ def main(values: flags.FlagValues) -> int | None:
         "--checkpoint needs --noise_multiplier or --target_epsilon, the noise of the run.",
     )
     num_rounds = _num_rounds(values, factorization)
-    population = DevicePopulation(
-        values.population,
-        schema,
-        values.clients_per_round,
-        device_flags.behaviour(values),
-        values.seed,
-    )
+    population = _population(values, schema, values.seed)
     device_rounds, stopped = _run(population, num_rounds)
     cohorts = [device_round.cohort for device_round in device_rounds]
     summary = summarise(cohorts)
@@ -162,12 +168,14 @@ def main(values: flags.FlagValues) -> int | None:
         "clients_per_round": values.clients_per_round,
         "rounds": len(device_rounds),
         "stopped": stopped,
-        "participation": str(schema),
+        "participation": None if schema is None else str(schema),
         **_participation_fields(summary),
         **_device_fields(device_rounds, population.seconds),
-        "keeps_plan": guarantees.keeps_plan(schema, summary.took_place),
+        "keeps_plan": None if schema is None else guarantees.keeps_plan(schema, summary.took_place),
         **_privacy_fields(factorization, schema, summary.took_place, multiplier, values.delta),
     }
+    if schema is None:
+        fields |= _suggestion(values, num_rounds, summary.took_place.separation)
     if values.output is not None:
         clients = tuple(str(device) for device in range(values.population))
         ParticipationLedger(clients, tuple(cohorts)).save(values.output)
@@ -186,8 +194,11 @@ def main(values: flags.FlagValues) -> int | None:
 
 def _check_flags(values: flags.FlagValues) -> None:
     for name in ("population", "clients_per_round"):
-        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
         validation.positive_integer(getattr(values, name), f"--{name}")
+    command_line.check_choice(
+        1 <= values.seeds <= _MOST_SEEDS,
+        f"--seeds must be between 1 and {_MOST_SEEDS}, found {values.seeds}.",
+    )
     if values.output is None:
         return
     command_line.check_choice(
@@ -195,10 +206,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         f"--output names every client, and {values.population} are too many: use at most "
         f"{_MOST_IN_LEDGER}, or leave it out.",
     )
-    command_line.check_choice(
-        os.path.isdir(os.path.dirname(os.path.abspath(values.output))),
-        f"--output={values.output} is in no directory that exists: make it, or choose another.",
-    )
+    output_paths.check_parent(values.output, "output")
     output_paths.check_file(values.output, "output", values.overwrite)
 
 
@@ -225,8 +233,42 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
-def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participation]:
-    """The factorization, if there is one, and the schema that the noise is for."""
+def _population(
+    values: flags.FlagValues, schema: Participation | None, seed: int
+) -> DevicePopulation:
+    return DevicePopulation(
+        values.population,
+        # Where nothing is planned, devices may return at once.
+        MinSeparation(1) if schema is None else schema,
+        values.clients_per_round,
+        device_flags.behaviour(values),
+        seed,
+    )
+
+
+def _suggestion(
+    values: flags.FlagValues, num_rounds: int, separation_of_first: int | None
+) -> dict[str, Any]:
+    """The separation that a plan may count on, by the seeds of the flags.
+
+    It stays below all that were found by a tenth, and by as much as these differ.
+    """
+    separations = [separation_of_first]
+    for seed in range(values.seed + 1, values.seed + values.seeds):
+        try:
+            device_rounds, _ = _run(_population(values, None, seed), num_rounds, f"seed {seed}")
+        except TooFewEligibleClientsError:
+            # It has no first round, and says nothing of how far apart participations are.
+            continue
+        separations.append(summarise([each.cohort for each in device_rounds]).took_place.separation)
+    # Participations of a device that took part once are as far apart as a plan can ask for.
+    found = [num_rounds if each is None else each for each in separations]
+    suggested = min(int(_SHARE_KEPT * min(found)), 2 * min(found) - max(found))
+    return {"separations_of_seeds": separations, "suggested_separation": max(1, suggested)}
+
+
+def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participation | None]:
+    """The factorization, if there is one, and the schema that the noise is for, if any is."""
     factorization, schema = None, None
     if values.checkpoint is not None:
         factorization, description = checkpoints.load_with_description(values.checkpoint)
@@ -244,16 +286,18 @@ def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participat
         command_line.check_choice(
             not by_rounds, "--timer=rounds needs --separation, or the one of a --checkpoint."
         )
-        # Nothing is planned: any separation keeps this.
-        schema = MinSeparation(1, values.max_participations)
+        if values.max_participations is not None:
+            schema = MinSeparation(1, values.max_participations)
     return factorization, schema
 
 
-def _run(population: DevicePopulation, num_rounds: int) -> tuple[list[DeviceRound], str | None]:
+def _run(
+    population: DevicePopulation, num_rounds: int, name: str = "participation"
+) -> tuple[list[DeviceRound], str | None]:
     """Runs the rounds; returns those that took place and why there are no more, if so."""
     device_rounds: list[DeviceRound] = []
-    with tqdm.tqdm(
-        total=num_rounds, desc="participation", unit="round", file=sys.stderr, mininterval=0.5
+    with ProgressBar(
+        total=num_rounds, desc=name, unit="round", file=sys.stderr, mininterval=0.5
     ) as bar:
         while len(device_rounds) < num_rounds:
             try:
@@ -305,7 +349,7 @@ def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str
 
 def _privacy_fields(
     factorization: Factorization | None,
-    schema: Participation,
+    schema: Participation | None,
     took_place: RealisedParticipation,
     multiplier: float | None,
     delta: float,
@@ -315,9 +359,9 @@ def _privacy_fields(
     fields: dict[str, Any] = {
         "noise_multiplier": multiplier,
         "delta": delta,
-        "planned_epsilon": accounting.epsilon(multiplier, delta),
+        "planned_epsilon": None if schema is None else accounting.epsilon(multiplier, delta),
     }
-    if factorization is None:
+    if factorization is None or schema is None:
         return fields
     plan = guarantees.planned(factorization, schema, multiplier, delta)
     realised = guarantees.realised(plan, factorization, took_place)
@@ -344,15 +388,17 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
             f"The closest participations of one device were {separation} rounds apart, and none "
             f"took part more than {most} times."
         )
+    if fields["keeps_plan"] is None:
+        return f"{_without_plan(fields)} {found}"
     if by_wall_clock:
         found += (
             " Timers by the wall clock enforce no separation: other devices or days may realise "
             "a smaller one."
         )
     if not fields["keeps_plan"]:
-        found += (
-            f" WARNING: that breaks the schema of the plan ({fields['participation']}), whose "
-            "guarantee does not hold."
+        found = (
+            f"WARNING: the schema of the plan ({fields['participation']}) is broken, and its "
+            f"guarantee does not hold. {found}"
         )
     if "noise_multiplier" not in fields:
         return (
@@ -380,6 +426,27 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
         f"{found}\nPlanned was {planned}. {realised} Whatever else might have happened within "
         "that separation, and the larger of both numbers of participations: "
         f"{pair(fields['widened_epsilon'], delta)}-DP."
+    )
+
+
+def _without_plan(fields: dict[str, Any]) -> str:
+    """What a plan may count on, where there is none."""
+    of_seeds, suggested = fields["separations_of_seeds"], fields["suggested_separation"]
+    known = [each for each in of_seeds if each is not None]
+    if not known:
+        apart = "no device took part twice"
+    else:
+        least, largest = min(known), max(known)
+        more = f"{least}" if least == largest else f"from {least} to {largest}"
+        apart = f"the closest participations were {more} rounds apart"
+        if len(known) < len(of_seeds):
+            apart += f", or no device took part twice, as in {len(of_seeds) - len(known)} of them"
+    seeds = "one seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"
+    return (
+        "There is no plan: without --separation no noise is planned, and no guarantee is kept or "
+        f"broken. Over {seeds} {apart}; with a margin, that suggests "
+        f"--separation={suggested} for a plan. Timers by the wall clock enforce none: other "
+        "devices or days may realise a smaller one."
     )
 
 

@@ -14,9 +14,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tqdm
-
-from mf_aggregators import atomic_files, user_cache
+from mf_aggregators import atomic_files, user_cache, validation
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class FederatedText:
         identity = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
         kept = self.path.with_name(f"{self.path.name}.sha256.json")
         try:
-            contents = json.loads(kept.read_text(encoding="utf-8"))
+            contents = validation.parsed_json(kept.read_text(encoding="utf-8"))
             if contents["identity"] == identity:
                 return str(contents["sha256"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -159,6 +158,9 @@ def default_cache_dir() -> pathlib.Path:
 
     Returns:
         `mf_aggregators` in the user's cache directory: `$XDG_CACHE_HOME`, or `~/.cache`.
+
+    Raises:
+        OSError: There is no home directory.
     """
     return user_cache.directory()
 
@@ -184,11 +186,14 @@ def load(
     Raises:
         ValueError: There is no such data set, its file is not what it should be, or it has too few
             training clients. The message is one line that says what to do.
+        OSError: There is neither a home directory nor a `cache_dir` to keep a data set in.
     """
-    directory = pathlib.Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else user_cache.find()
     if dataset == DOCSTRINGS:
+        directory = directory or default_cache_dir()
         path = _docstrings_file(directory, show_progress)
     elif dataset == STACKOVERFLOW:
+        directory = directory or default_cache_dir()
         path = _stackoverflow_file(directory)
     elif not dataset or not (os.sep in dataset or pathlib.PurePath(dataset).suffix):
         raise ValueError(
@@ -196,8 +201,9 @@ def load(
             " .sqlite file."
         )
     else:
-        path = pathlib.Path(dataset).expanduser().absolute()
+        path = pathlib.Path(os.path.expanduser(dataset)).absolute()
     federated_text.check_format(path)
+    federated_text.check_names(path)
     splits = federated_text.count_splits(path)
     for split in federated_text.SPLITS:
         if split not in splits or not splits[split].examples:
@@ -211,7 +217,7 @@ def load(
             f"{path} has {splits[federated_text.TRAIN].clients} training clients, fewer than the"
             f" {min_train_clients} needed: ask for fewer clients a round or use more text."
         )
-    return FederatedText(dataset, path, splits, directory)
+    return FederatedText(dataset, path, splits, directory or path.parent)
 
 
 def build_docstrings(
@@ -244,7 +250,7 @@ def _sha256(path: pathlib.Path, show_progress: bool = False) -> str:
     digest = hashlib.sha256()
     with (
         path.open("rb") as file,
-        tqdm.tqdm(
+        ProgressBar(
             total=path.stat().st_size,
             desc=f"Hashing {path.name}",
             unit="B",

@@ -17,8 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
-import tqdm
-
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import text_cleaning
 from stackoverflow_nwp.federated_text import Example, split_of_client
 
@@ -223,7 +222,7 @@ def examples(
         for module, path in package.modules:
             sources.setdefault(module, (path, package.name))
     seen: set[str] = set()
-    progress = tqdm.tqdm(
+    progress = ProgressBar(
         sorted(sources), desc="Reading docstrings", unit="module", disable=not show_progress
     )
     for module in progress:

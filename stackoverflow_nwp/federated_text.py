@@ -237,7 +237,8 @@ def tokens_of_proto(serialized: bytes) -> str:
     try:
         values = tf.train.Example.FromString(serialized).features.feature["tokens"].bytes_list.value
         return str(values[0], "utf-8", "replace")
-    except (message.DecodeError, IndexError) as error:
+    # What is no bytes is a TypeError.
+    except (message.DecodeError, IndexError, TypeError) as error:
         raise ValueError("An example holds no `tokens`.") from error
 
 
@@ -289,6 +290,29 @@ def read_only(path: pathlib.Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
+    """Opens a SQLite file, and turns errors of reading it into one line: a ValueError."""
+    try:
+        with contextlib.closing(read_only(path)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        # Damaged pages, names that are no UTF-8, or a table that another program has locked.
+        raise ValueError(f"{path} cannot be read as a SQLite file ({error}): {_REMEDY}.") from error
+
+
+def _in_order(connection: sqlite3.Connection) -> str:
+    """Returns what puts examples in the order in which they were written, at the end of a query.
+
+    A view, and a table WITHOUT ROWID, has only the order of its own.
+    """
+    try:
+        connection.execute("SELECT rowid FROM examples LIMIT 1")
+    except sqlite3.OperationalError:
+        return ""
+    return " ORDER BY rowid"
+
+
 def clients_of_split(path: pathlib.Path, split: str) -> tuple[str, ...]:
     """Lists the clients of a split.
 
@@ -298,8 +322,11 @@ def clients_of_split(path: pathlib.Path, split: str) -> tuple[str, ...]:
 
     Returns:
         The names, sorted, which is the order of TFF's `client_ids`.
+
+    Raises:
+        ValueError: The file cannot be read.
     """
-    with contextlib.closing(read_only(path)) as connection:
+    with _reading(path) as connection:
         rows = connection.execute(
             "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", (split,)
         )
@@ -314,13 +341,23 @@ def count_splits(path: pathlib.Path) -> dict[str, SplitCounts]:
 
     Returns:
         The counts of each split, by name.
+
+    Raises:
+        ValueError: The file cannot be read, or a split has no name or no numbers of examples.
     """
-    with contextlib.closing(read_only(path)) as connection:
+    with _reading(path) as connection:
         rows = connection.execute(
             "SELECT split_name, COUNT(DISTINCT client_id), SUM(num_examples) FROM client_metadata"
             " GROUP BY split_name ORDER BY split_name"
         )
-        return {split: SplitCounts(clients, examples) for split, clients, examples in rows}
+        counts = {split: SplitCounts(clients, examples) for split, clients, examples in rows}
+    for split, count in counts.items():
+        if not isinstance(split, str) or not isinstance(count.examples, int):
+            raise ValueError(
+                f"{path} has the split {split!r} with {count.examples!r} examples, which must be a"
+                f" text and an integer: {_REMEDY}."
+            )
+    return counts
 
 
 def read_tokens(path: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
@@ -332,15 +369,41 @@ def read_tokens(path: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
 
     Yields:
         A client and the tokens of one of its examples, in the order of the file.
+
+    Raises:
+        ValueError: The file cannot be read, or an example is none.
     """
-    with contextlib.closing(read_only(path)) as connection:
+    with _reading(path) as connection:
         rows = connection.execute(
             "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
-            " ORDER BY rowid",
+            + _in_order(connection),
             (split,),
         )
         for client, serialized in rows:
-            yield client, tokens_of_proto(serialized)
+            yield _name(path, client), tokens_of_proto(serialized)
+
+
+def read_tokens_of_client(path: pathlib.Path, split: str, client_id: str) -> list[str]:
+    """Reads the sentences of one client.
+
+    Args:
+        path: A SQLite file of federated text.
+        split: The split's name.
+        client_id: The client.
+
+    Returns:
+        The tokens of its examples, in the order of the file.
+
+    Raises:
+        ValueError: The file cannot be read, or an example is none.
+    """
+    with _reading(path) as connection:
+        rows = connection.execute(
+            "SELECT serialized_example_proto FROM examples"
+            " WHERE client_id = ? AND split_name = ?" + _in_order(connection),
+            (client_id, split),
+        )
+        return [tokens_of_proto(serialized) for (serialized,) in rows]
 
 
 def read_examples(path: pathlib.Path) -> Iterator[Example]:
@@ -350,14 +413,51 @@ def read_examples(path: pathlib.Path) -> Iterator[Example]:
         path: A SQLite file of federated text.
 
     Yields:
-        The examples, in the order of the file.
+        The examples, in the order of the file. Clients that are numbered there are named by their
+        numbers.
+
+    Raises:
+        ValueError: The file cannot be read, a client is neither a text nor an integer, or an
+            example is none.
     """
-    with contextlib.closing(read_only(path)) as connection:
+    with _reading(path) as connection:
         rows = connection.execute(
-            "SELECT client_id, split_name, serialized_example_proto FROM examples ORDER BY rowid"
+            "SELECT client_id, split_name, serialized_example_proto FROM examples"
+            + _in_order(connection)
         )
         for client, split, serialized in rows:
-            yield parse(client, split, serialized)
+            yield parse(_name(path, client), split, serialized)
+
+
+def _name(path: pathlib.Path, client: object) -> str:
+    """Returns the name of a client that a file of another program may number."""
+    if not isinstance(client, str | int):
+        raise ValueError(
+            f"{path} has a client {client!r}, which is neither a text nor an integer: {_REMEDY}."
+        )
+    return str(client)
+
+
+def check_names(path: pathlib.Path) -> None:
+    """Checks that the clients of a file have names and not numbers, by which TFF finds nobody.
+
+    Args:
+        path: A SQLite file of federated text.
+
+    Raises:
+        ValueError: One has none; the message says how to name them.
+    """
+    with _reading(path) as connection:
+        row = connection.execute(
+            "SELECT client_id, typeof(client_id) FROM client_metadata"
+            " WHERE typeof(client_id) != 'text' LIMIT 1"
+        ).fetchone()
+    if row is not None:
+        raise ValueError(
+            f"{path} has a client {row[0]!r}, whose id is of type {row[1]} and not a text:"
+            f" make-text-dataset --input={path} --output=FILE.sqlite makes a file whose clients"
+            " have names."
+        )
 
 
 def check_format(path: pathlib.Path) -> None:
@@ -381,8 +481,8 @@ def check_format(path: pathlib.Path) -> None:
     if row is None:
         raise ValueError(f"{path} holds no examples: {_REMEDY}.")
     try:
-        tokens_of_proto(bytes(row[0]))
-    except (TypeError, ValueError) as error:
+        tokens_of_proto(row[0])
+    except ValueError as error:
         raise ValueError(
             f"{path}: its examples are no StackOverflow examples with `tokens`: {_REMEDY}."
         ) from error

@@ -1,4 +1,4 @@
-r"""make-text-dataset: makes a federated text data set, one client per file or per author.
+r"""make-text-dataset: makes a federated text data set, one client per author or per file.
 
 The result is a SQLite file in the format of TFF's StackOverflow data, one example per sentence,
 its clients split into train (80 %), heldout (10 %) and test (10 %) by a hash of their names.
@@ -8,13 +8,14 @@ Examples:
   make-text-dataset --input='books/*.txt' --output=books.sqlite
   make-text-dataset --input=posts.jsonl --client_column=author --text_column=body \
     --output=posts.sqlite
+  make-text-dataset --input=reviews.csv --client_column=user --text_column=review \
+    --output=reviews.sqlite
   make-text-dataset --input=docstrings --output=docstrings.sqlite
 """
 
 import dataclasses
 import glob
 import itertools
-import json
 import os
 import pathlib
 import sys
@@ -22,16 +23,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands import command_line, flag_groups, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
-from stackoverflow_nwp import datasets, federated_text, text_cleaning
+from mf_aggregators.privacy import client_names
+from mf_aggregators.progress_bars import ProgressBar
+from stackoverflow_nwp import datasets, federated_text, text_cleaning, text_inputs
 from stackoverflow_nwp.federated_text import Example
-
-_JSON_LINES = (".jsonl", ".ndjson")
-_SQLITE = (".sqlite", ".sqlite3", ".db")
+from stackoverflow_nwp.text_inputs import Columns
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -41,97 +41,32 @@ def define_flags(values: flags.FlagValues) -> None:
         values: Where to define them.
     """
     group = FlagGroup(values, "Data")
-    group.repeated(
+    group.repeated_paths(
         "input",
-        "A text file (one client each), a .jsonl file (a JSON object a line), a .sqlite file of"
-        " this format (its clients are split anew), a directory (its .txt files, at any depth), a"
-        ' quoted pattern such as "books/*.txt", or "docstrings" for the installed packages\''
-        " documentation. It may be given several times. Required.",
+        "A file whose records name their client: .jsonl (a JSON object a line), .json (an array of"
+        " objects, or LEAF's users and user_data), .csv or .tsv (the first line names the"
+        " columns); a .sqlite file of this format (its clients are split anew); a text file (one"
+        " client each); a directory (its .txt files, at any depth); a quoted pattern such as"
+        ' "books/*.txt"; or "docstrings" for the installed packages\' documentation. It may be'
+        " given several times. Required.",
     )
+    group.string("client_column", "The field of a record that names the client.", "client")
     group.string(
-        "client_column",
-        "The field of a .jsonl file's objects that names the client.",
-        "client",
+        "text_column",
+        "The field of a record that has the text. LEAF's users may have it in raw or x, too.",
+        "text",
     )
-    group.string("text_column", "The field of a .jsonl file's objects that has the text.", "text")
+    group.boolean(
+        "allow_structured_text",
+        "Read as the text of one client also files that look like JSON, a table, XML or HTML, and"
+        " are not named so.",
+        False,
+    )
     group.integer("min_sentences", "Clients with fewer sentences are left out.", 1, lower_bound=1)
-    FlagGroup(values, "Output").string("output", "The .sqlite file to write. Required.")
+    FlagGroup(values, "Output").path("output", "The .sqlite file to write. Required.")
     output_paths.define_overwrite(values)
-
-
-def text_file_examples(paths: Sequence[pathlib.Path]) -> Iterator[Example]:
-    """Reads text files, one client each.
-
-    Args:
-        paths: The files.
-
-    Yields:
-        Their sentences. A client is named after its file, seen from the directory that contains
-        them all.
-
-    Raises:
-        ValueError: A file is not UTF-8 text.
-        OSError: A file cannot be read.
-    """
-    if not paths:
-        return
-    absolute = [path.absolute() for path in paths]
-    root = pathlib.Path(os.path.commonpath([path.parent for path in absolute]))
-    for path in absolute:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text ({error.reason}): convert it.") from error
-        yield from _examples(path.relative_to(root).as_posix(), text)
-
-
-def json_lines_examples(
-    path: pathlib.Path, client_column: str, text_column: str
-) -> Iterator[Example]:
-    """Reads a file with one JSON object a line.
-
-    Args:
-        path: The file. Blank lines are passed over.
-        client_column: The field that names the client, a text or an integer.
-        text_column: The field that holds text.
-
-    Yields:
-        The sentences, in the order of the file.
-
-    Raises:
-        ValueError: A line is no JSON object or lacks one of the fields.
-        OSError: The file cannot be read.
-    """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                client, text = _client_and_text(line, client_column, text_column)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            yield from _examples(client, text)
-
-
-def _client_and_text(line: bytes, client_column: str, text_column: str) -> tuple[str, str]:
-    """Reads a JSON object's client and text; raises ValueError for any other line."""
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error}).") from error
-    if not isinstance(record, dict):
-        raise ValueError("expected a JSON object.")
-    for flag, column in (("client_column", client_column), ("text_column", text_column)):
-        if column not in record:
-            raise ValueError(
-                f"no field {column!r}, only {', '.join(map(repr, record))}: name it with --{flag}."
-            )
-    client, text = record[client_column], record[text_column]
-    if isinstance(client, bool) or not isinstance(client, str | int) or client == "":
-        raise ValueError(f"{client_column!r} must be a text or an integer.")
-    if not isinstance(text, str):
-        raise ValueError(f"{text_column!r} must be a text.")
-    return str(client), text
+    for name in ("input", "output"):
+        flag_groups.require(values, name)
 
 
 def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Example]:
@@ -171,12 +106,11 @@ def main(values: flags.FlagValues) -> None:
     Args:
         values: The parsed flags.
     """
-    command_line.check_choice(bool(values.input), "--input is required.")
-    command_line.check_choice(bool(values.output), "--output is required.")
-    output = pathlib.Path(values.output).expanduser()
+    output = pathlib.Path(values.output)
     command_line.check_choice(not output.is_dir(), f"--output={output} is a directory.")
     command_line.check_choice(
-        output.suffix in _SQLITE, f"--output={output} must end in one of {', '.join(_SQLITE)}."
+        text_inputs.ending(output) in text_inputs.SQLITE,
+        f"--output={output} must end in one of {', '.join(text_inputs.SQLITE)}.",
     )
     output_paths.check_file(output, "output", values.overwrite)
     command_line.check_extra("a data set in TFF's format", ["tensorflow"])
@@ -191,9 +125,13 @@ def main(values: flags.FlagValues) -> None:
             datasets.DOCSTRINGS not in values.input,
             f"--input={datasets.DOCSTRINGS} cannot be combined with other input.",
         )
-        examples = list(_read(values))
+        names: dict[str, str] = {}
+        examples = list(_read(values, names))
         command_line.check_choice(bool(examples), "The input holds no sentences.")
         federated_text.write(output, split_anew(examples, values.min_sentences))
+        # Of names that differ in what nobody sees, one client was made.
+        fields["merged_client_names"] = len(names) - len(set(names.values()))
+        fields["alike_client_names"] = client_names.num_alike(set(names.values()))
     splits = federated_text.count_splits(output)
     fields["clients"] = sum(split.clients for split in splits.values())
     fields["sentences"] = sum(split.examples for split in splits.values())
@@ -202,7 +140,10 @@ def main(values: flags.FlagValues) -> None:
             fields[f"{name}_clients"] = splits[name].clients
             fields[f"{name}_sentences"] = splits[name].examples
     fields["seconds"] = time.monotonic() - start
-    command_line.print_result(values, fields, command_line.table(list(fields.items())))
+    text = command_line.table(list(fields.items()))
+    if number := fields.get("alike_client_names"):
+        text = f"WARNING: {client_names.warning(number)}\n\n{text}"
+    command_line.print_result(values, fields, text)
 
 
 def run() -> None:
@@ -212,50 +153,75 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
-def _read(values: flags.FlagValues) -> Iterator[Example]:
-    """Yields the sentences of all input."""
-    # A file that two patterns match counts once.
-    paths = list(dict.fromkeys(path.absolute() for text in values.input for path in _expand(text)))
-    text_files = [path for path in paths if path.suffix not in (*_JSON_LINES, *_SQLITE)]
-    # Only for a terminal: a refused input leaves one line on standard error, not two.
-    progress = tqdm.tqdm(desc="Reading sentences", unit="sentence", disable=None, leave=False)
+def _read(values: flags.FlagValues, names: dict[str, str]) -> Iterator[Example]:
+    """Yields the sentences of all input; ``names`` takes clients as given, and as named here."""
+    # A file that two patterns match counts once, by whatever path it is reached.
+    found: dict[pathlib.Path, pathlib.Path] = {}
+    for path in (path for text in values.input for path in _expand(text)):
+        found.setdefault(path.resolve(), path.absolute())
+    paths = list(found.values())
+    columns = Columns(values.client_column, values.text_column)
+    text_files = [path for path in paths if text_inputs.is_prose(path)]
+    others = [path for path in paths if not text_inputs.is_prose(path)]
+    # Its line goes at the end: a refused input leaves one line on standard error, not two.
+    progress = ProgressBar(desc="Reading sentences", unit="sentence", leave=False)
     with progress:
         for example in itertools.chain(
-            *(_examples_of(path, values) for path in paths), text_file_examples(text_files)
+            *(_examples_of(path, columns, names) for path in others),
+            _sentences(text_inputs.prose(text_files, columns, values.allow_structured_text), names),
         ):
             progress.update()
             yield example
 
 
-def _examples_of(path: pathlib.Path, values: flags.FlagValues) -> Iterator[Example]:
-    """Yields the sentences of a JSON Lines or SQLite file, and none of a text file."""
-    if path.suffix in _JSON_LINES:
-        yield from json_lines_examples(path, values.client_column, values.text_column)
-    elif path.suffix in _SQLITE:
-        federated_text.check_format(path)
-        yield from federated_text.read_examples(path)
+def _examples_of(path: pathlib.Path, columns: Columns, names: dict[str, str]) -> Iterator[Example]:
+    """Yields the sentences of a file that names its clients."""
+    if text_inputs.ending(path) not in text_inputs.SQLITE:
+        yield from _sentences(text_inputs.records(path, columns), names)
+        return
+    federated_text.check_format(path)
+    for example in federated_text.read_examples(path):
+        yield dataclasses.replace(example, client_id=_name(example.client_id, names))
+
+
+def _sentences(texts: Iterator[tuple[str, str]], names: dict[str, str]) -> Iterator[Example]:
+    for client, text in texts:
+        name = _name(client, names)
+        for tokens in text_cleaning.sentences_of_text(text):
+            yield Example(client_id=name, split="", tokens=" ".join(tokens), title=name)
+
+
+def _name(client: str, names: dict[str, str]) -> str:
+    """Returns what a client is called in the data set: names that look the same are one client."""
+    if client not in names:
+        # TFF puts names between single quotes in SQL, without escaping any inside.
+        names[client] = client_names.in_one_form(client).replace("'", "%27")
+    return names[client]
 
 
 def _expand(text: str) -> list[pathlib.Path]:
     """Lists the files that one --input names, sorted."""
-    path = pathlib.Path(text).expanduser()
+    path = pathlib.Path(text)
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = sorted(path.rglob("*.txt"))
-    else:
-        found = sorted(pathlib.Path(name) for name in glob.glob(str(path), recursive=True))
+        return _text_files(path, text)
+    found = sorted(pathlib.Path(name) for name in glob.glob(str(path), recursive=True))
     files = [name for name in found if name.is_file()]
     if not files:
         raise ValueError(f"--input={text}: no such file, directory with .txt files or pattern.")
     return files
 
 
-def _examples(client: str, text: str) -> Iterator[Example]:
-    # TFF puts names between single quotes in SQL, without escaping any inside.
-    name = client.replace("'", "%27").replace("\0", "%00")
-    for tokens in text_cleaning.sentences_of_text(text):
-        yield Example(client_id=name, split="", tokens=" ".join(tokens), title=name)
+def _text_files(directory: pathlib.Path, text: str) -> list[pathlib.Path]:
+    """Lists the text files of a directory that an --input names."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    found = [path for path in files if text_inputs.ending(path) == ".txt"]
+    if not found:
+        others = sorted({path.suffix for path in files if not text_inputs.is_prose(path)})
+        hint = f": --input='{text}/*{others[0]}' names others" if others else ""
+        raise ValueError(f"--input={text}: no .txt files in this directory{hint}.")
+    return found
 
 
 if __name__ == "__main__":

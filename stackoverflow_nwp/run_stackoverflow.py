@@ -40,7 +40,7 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the task: its data, model and evaluation."""
     texts = settings.default_texts()
     group = FlagGroup(values, "Data", texts)
-    group.string(
+    group.path(
         "dataset",
         "The text: docstrings (made from the installed packages, once), stackoverflow (TFF's, a "
         "download of 3 GB), or a .sqlite file in its format (make-text-dataset makes one).",

@@ -6,7 +6,6 @@ tokenized and cached when it is first asked for (`LazyClientTokens`). Both give 
 """
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import atomic_files
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp import vocabulary as vocabulary_lib
 from stackoverflow_nwp.token_cache import TokenCache
@@ -264,15 +263,9 @@ class LazyClientTokens:
         return rows
 
     def _tokenized(self, client_id: str) -> np.ndarray:
-        with contextlib.closing(federated_text.read_only(self._path)) as connection:
-            rows = connection.execute(
-                "SELECT serialized_example_proto FROM examples"
-                " WHERE client_id = ? AND split_name = ? ORDER BY rowid",
-                (client_id, self._split),
-            )
-            return self._tokenizer.rows(
-                [federated_text.tokens_of_proto(serialized) for (serialized,) in rows]
-            )
+        return self._tokenizer.rows(
+            federated_text.read_tokens_of_client(self._path, self._split, client_id)
+        )
 
 
 def tokenize_split(
@@ -290,7 +283,7 @@ def tokenize_split(
         The sentences of its clients, each client's in the order of the file.
     """
     rows_of_client: dict[str, list[list[int]]] = collections.defaultdict(list)
-    sentences = tqdm.tqdm(
+    sentences = ProgressBar(
         federated_text.read_tokens(path, split),
         desc=f"Tokenizing {split}",
         unit="sentence",

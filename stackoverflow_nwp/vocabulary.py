@@ -11,9 +11,8 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
-import tqdm
-
 from mf_aggregators import atomic_files
+from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
 
 _LOGGER = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ def count_training_words(path: pathlib.Path, show_progress: bool = True) -> dict
         The counts, most frequent word first, words with equal counts in alphabetical order.
     """
     return count_words(
-        tqdm.tqdm(
+        ProgressBar(
             federated_text.read_tokens(path, federated_text.TRAIN),
             desc="Counting words",
             unit="sentence",

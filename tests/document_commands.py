@@ -19,7 +19,7 @@ from unittest import mock
 
 from absl import flags
 
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, flag_groups
 from reproduction import reproduce_paper
 from simulations import compare_mechanisms
 from simulations.comparison.repeated_runs import MODULES
@@ -98,6 +98,12 @@ def check_runs_from_the_clone(command: Command) -> None:
         assert program == f"{_VIRTUAL_ENVIRONMENT}{command.name}", (
             f"{command}: it is in {_VIRTUAL_ENVIRONMENT}, not on the PATH"
         )
+
+
+def check_some_flags(command: Command, arguments: Sequence[str]) -> None:
+    """Checks flags as :func:`check_flags` does, of a command whose other flags are not printed."""
+    with mock.patch.object(flag_groups, "required", return_value=[]):
+        check_flags(command, arguments)
 
 
 def check_flags(command: Command, arguments: Sequence[str] | None = None) -> None:

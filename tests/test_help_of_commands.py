@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from mf_aggregators.version import __version__
 from tests import console_commands
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -164,3 +165,24 @@ def test_the_most_used_flags_of_a_run_come_first(
         "Noise": "noise_storage",
         "Output": "output_dir",
     }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_version_and_usage(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _help(command, monkeypatch, capsys, "--version") == f"{command} {__version__}\n"
+    text = _help(command, monkeypatch, capsys, columns="100")
+    (usage,) = [each for each in text.split("\n\n") if each.startswith("Usage: ")]
+    # What the help calls required is what a call without flags is told of, all at once.
+    values = console_commands.flags_of(command)
+    required = [name for name in values if (values[name].help or "").endswith("equired.")]
+    for name in required:
+        assert f"--{name}=" in usage
+    assert usage.startswith(f"Usage: {command} ")
+    if required:
+        ended = console_commands.call(command)
+        assert (ended.status, ended.printed) == (2, "")
+        assert ended.errors.count("\n") == 1
+        assert all(f"--{name}" in ended.errors.partition("Usage:")[0] for name in required)
+        assert " ".join(usage.split()) in ended.errors

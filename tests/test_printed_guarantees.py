@@ -174,14 +174,24 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         Represented(20, 70, larger),
     )
     text = statement.to_markdown()
+    part = statement.stated.part_of_client()
+    assert part.epsilon > statement.stated.epsilon
     _check(
         text,
-        [larger.epsilon, statement.stated.epsilon, planned.epsilon, realised.epsilon],
+        [
+            larger.epsilon,
+            statement.stated.epsilon,
+            *([part.epsilon] if math.isfinite(part.epsilon) else []),
+            planned.epsilon,
+            realised.epsilon,
+        ],
         delta,
     )
-    rhos = [Decimal(rho) for rho in re.findall(r"([\d.e+-]+)-zCDP", text)]
-    for rho, guarantee in zip(rhos, [planned, realised], strict=True):
-        assert 0 <= rho - _decimal(guarantee.zcdp_rho) < Decimal("1e-5") * rho
+    assert ("no epsilon is stated." in text) == math.isinf(part.epsilon)
+    zcdp = re.findall(r"approximate zCDP with rho = (\S+) and delta0 = (\S+)\.\s", text)
+    for (rho, failure), guarantee in zip(zcdp, [planned, realised], strict=True):
+        assert 0 <= Decimal(rho) - _decimal(guarantee.zcdp_rho) < Decimal("1e-5") * Decimal(rho)
+        assert Decimal(failure) >= _decimal(guarantee.zcdp_delta) > 0
     # The noise is a hypothesis: exactly what was added, neither more nor less.
     multipliers = re.findall(r"noise multiplier relative to it\s+([\d.e+-]+),", text)
     assert [float(each) for each in multipliers] == [
@@ -202,7 +212,17 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
     )
     planned = guarantees.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
     text = PrivacyStatement(RunFacts("Identity", 50, 5, 0.5, False), planned).to_markdown()
-    _check(text, [planned.epsilon, planned.epsilon], 1e-5)
+    part = planned.part_of_client()
+    assert part.amplified_epsilon is not None
+    assert part.amplified_delta is not None
+    amplified = re.search(r"applied twice is \(([\d.]+), ([\d.e+-]+)\)-DP", text)
+    assert amplified is not None
+    for shown, value in zip(
+        amplified.groups(), (part.amplified_epsilon, part.amplified_delta), strict=True
+    ):
+        assert 0 <= Decimal(shown) - _decimal(value) < Decimal("1e-2") * _decimal(value)
+    without = [part.epsilon] if math.isfinite(part.epsilon) else []
+    _check(text.replace(amplified.group(), ""), [planned.epsilon, *without, planned.epsilon], 1e-5)
 
 
 @pytest.mark.parametrize("multiplier", _MULTIPLIERS)
@@ -211,9 +231,9 @@ def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
     _check(federated_runs.stated_privacy(guarantee), [guarantee.epsilon], 1e-4)
 
 
-def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:
-    status = command_line.run("", command.define_flags, command.main, ["command", *arguments])
-    assert status == 0
+def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str, status: int = 0) -> str:
+    found = command_line.run("", command.define_flags, command.main, ["command", *arguments])
+    assert found == status
     return capsys.readouterr().out
 
 
@@ -237,17 +257,22 @@ def test_mf_report(
         "--separation=3",
         "--delta=1.23456749e-5",
     ]
-    fields = json.loads(_run(capsys, report, *arguments, "--format=json"))
-    text = _run(capsys, report, *arguments)
-    epsilons = [fields["epsilon"], fields["realised_epsilon"]]
-    if fields["widened_epsilon"] is not None:
-        epsilons.append(fields["widened_epsilon"])
+    # A ledger that breaks its plan ends with status 1, and no planned epsilon is printed in words.
+    status = 1 if "a,1" in ledger else 0
+    fields = json.loads(_run(capsys, report, *arguments, "--format=json", status=status))
+    text = _run(capsys, report, *arguments, status=status)
+    if status:
+        epsilons = [fields["realised_epsilon"], fields["widened_epsilon"]]
+    else:
+        epsilons = [fields["epsilon"], fields["realised_epsilon"]]
     _check(text, epsilons, fields["delta"])
     _check_table(text, fields)
 
 
 def _check_table(text: str, fields: dict[str, object]) -> None:
-    shown = dict(re.findall(r"^(\w+) +(\S.*)$", text.split("\n\n")[0], re.MULTILINE))
+    # What warns stands before the table.
+    table = next(block for block in text.split("\n\n") if block.startswith("mechanism "))
+    shown = dict(re.findall(r"^(\w+) +(\S.*)$", table, re.MULTILINE))
     checked = 0
     for name, value in fields.items():
         if not isinstance(value, float):
@@ -256,7 +281,7 @@ def _check_table(text: str, fields: dict[str, object]) -> None:
             assert float(shown[name]) == value
         elif "_lower_bound" in name and "over" not in name:
             assert Decimal(shown[name]) <= _decimal(value), name
-        elif "epsilon" in name or name in ("delta", "zcdp_rho", "mu"):
+        elif "epsilon" in name or name in ("delta", "zcdp_rho", "zcdp_delta", "mu"):
             assert Decimal(shown[name]) >= _decimal(value), name
         else:
             continue

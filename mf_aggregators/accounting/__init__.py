@@ -27,6 +27,7 @@ from mf_aggregators.accounting.gaussian import (
     exact_epsilon,
     noise_multiplier,
     noise_multiplier_of_zcdp,
+    zcdp_delta,
     zcdp_rho,
 )
 from mf_aggregators.accounting.noise_failure import TailError
@@ -49,5 +50,6 @@ __all__ = [
     "sampling_schemes",
     "true_positive_rate",
     "true_positive_rate_of_pairs",
+    "zcdp_delta",
     "zcdp_rho",
 ]

@@ -29,8 +29,8 @@ None is ever more than the guarantee without amplification: that of a Gaussian m
 with as many participations as the scheme allows. The batches must stay secret: who knows
 them sees a run that was not sampled.
 
-That noise is drawn from tables costs a small part of delta (``noise_failure``). In a pass of
-shuffling, the local delta of each batch pays for it, from which the theorem goes on.
+That noise is drawn from tables costs a small part of delta (``noise_failure``), once for the whole
+run, whichever theorem is used for real normal numbers.
 """
 
 import dataclasses
@@ -157,14 +157,14 @@ def amplified(
 
 
 def _epsilon(scheme: PartScheme, sigma: float, delta: float, num_coordinates: int) -> float:
-    less = safe_delta(delta, _participations(scheme))
+    safe_delta(delta, most_participations(scheme))
     unamplified, refused = math.inf, None
     try:
         unamplified = gaussian.epsilon(
             unamplified_noise_multiplier(scheme, sigma),
             delta,
             num_coordinates=num_coordinates,
-            disjoint_participations=_participations(scheme),
+            disjoint_participations=most_participations(scheme),
         )
     except TailError as error:
         # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
@@ -172,7 +172,7 @@ def _epsilon(scheme: PartScheme, sigma: float, delta: float, num_coordinates: in
     if unamplified == 0.0 or sigma < LEAST_NOISE_MULTIPLIER:
         found = unamplified
     else:
-        found = min(unamplified, _amplified(scheme, sigma, less, num_coordinates))
+        found = min(unamplified, _amplified(scheme, sigma, delta, num_coordinates))
     if refused is not None and math.isinf(found):
         raise refused
     return found
@@ -226,15 +226,15 @@ def noise_multiplier(
             certification or Certification(),
             num_coordinates,
         )
-    less = safe_delta(delta, _participations(scheme))
+    safe_delta(delta, most_participations(scheme))
     # What suffices without amplification always suffices.
     enough = gaussian.noise_multiplier(
         target,
         delta,
         num_coordinates=num_coordinates,
-        disjoint_participations=_participations(scheme),
-    ) * math.sqrt(_participations(scheme))
-    found = _searched(scheme, target, less, enough, num_coordinates)
+        disjoint_participations=most_participations(scheme),
+    ) * math.sqrt(most_participations(scheme))
+    found = _searched(scheme, target, delta, enough, num_coordinates)
     step = _RELATIVE_STEP
     while found < enough and not _is_met(scheme, found, target, delta, num_coordinates):
         found = min(found * (1.0 + step), enough)
@@ -292,9 +292,10 @@ def _searched(
         # Fine intervals take time where there is little noise: they only polish.
         interval = interval_for(target)
         coarse = _composed_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
-        near = _smallest(coarse, enough, 1.5)
+        least = _least_accounted(scheme)
+        near = _smallest(coarse, enough, 1.5, least)
         fine = _composed_excess(scheme, target, delta, interval, num_coordinates)
-        return _smallest(fine, near, 1.001)
+        return _smallest(fine, near, 1.001, least)
 
     def excess(log_sigma: float) -> float:
         accounting = _Accounting(scheme, math.exp(log_sigma), num_coordinates)
@@ -305,11 +306,15 @@ def _searched(
         # Infinite values have no place in a search for a root.
         return min(accounting.epsilon(left), _REFUSED) - target
 
-    return _smallest(excess, enough, 1.5)
+    return _smallest(excess, enough, 1.5, _least_accounted(scheme))
 
 
-def _participations(scheme: SamplingScheme) -> int:
-    """The most rounds that one client can be in."""
+def most_participations(scheme: SamplingScheme) -> int:
+    """Returns the most rounds that one client can be in.
+
+    Args:
+      scheme: How batches are drawn.
+    """
     if isinstance(scheme, Shuffling):
         return scheme.num_passes
     return scheme.most_participations
@@ -323,7 +328,7 @@ def unamplified_noise_multiplier(scheme: SamplingScheme, sigma: float) -> float:
       sigma: Relative to the largest column norm of C.
     """
     # The rows that participations change are disjoint: their squared norms add up.
-    return sigma / math.sqrt(_participations(scheme))
+    return sigma / math.sqrt(most_participations(scheme))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,21 +349,33 @@ class _Accounting:
         """The amplified epsilon of real normal numbers."""
         if not isinstance(self.scheme, Shuffling):
             return _composed_epsilon(self.scheme, self.sigma, delta)
-        return shuffled_gaussian.epsilon(
-            self.scheme, self.sigma, delta, self.num_coordinates, interval_for
-        )
+        return shuffled_gaussian.epsilon(self.scheme, self.sigma, delta, interval_for)
 
     def delta_left(self, delta: float) -> float:
-        """What is left of delta for real normal numbers; raises TailError if it is too little."""
-        if isinstance(self.scheme, Shuffling):
-            # The local deltas have paid for it.
-            return delta
-        # Replacing a client, as subsets of a fixed size do, moves a sum by up to twice the norm.
-        each = self.sigma if isinstance(self.scheme, PoissonSampling) else self.sigma / 2.0
-        return noise_failure.delta_left(delta, each, self.num_coordinates)
+        """What of a stated delta is left for real normal numbers; TailError if it is too little."""
+        left = noise_failure.delta_left(
+            delta, self.sigma / _largest_move(self.scheme), self.num_coordinates
+        )
+        # Each part is compared with the whole: the next delta that is refused for one of them is
+        # refused without amplification, too, and none loses its amplification before.
+        return left - composition_rounding(most_participations(self.scheme))
 
 
-def _smallest(excess: Callable[[float], float], enough: float, factor: float) -> float:
+def _largest_move(scheme: PartScheme) -> float:
+    """How many clip norms a client may move a sum by."""
+    # Where it takes the place of another one, twice as much.
+    return 1.0 if isinstance(scheme, PoissonSampling) else 2.0
+
+
+def _least_accounted(scheme: PartScheme) -> float:
+    """The least noise multiplier of which anything amplified is stated."""
+    least = _largest_move(scheme) * noise_failure.LEAST_NOISE_MULTIPLIER
+    return max(LEAST_NOISE_MULTIPLIER, least)
+
+
+def _smallest(
+    excess: Callable[[float], float], enough: float, factor: float, least_multiplier: float
+) -> float:
     """Returns the least noise multiplier with excess(log(sigma)) <= 0, at most ``enough``.
 
     Args:
@@ -366,25 +383,28 @@ def _smallest(excess: Callable[[float], float], enough: float, factor: float) ->
       enough: What is returned if the excess is positive there already, or it is below the
         least noise multiplier.
       factor: The first steps of the search, above 1.
+      least_multiplier: None below is tried.
 
     Returns:
       The noise multiplier, to a relative error of 1e-6 on the side of more noise.
     """
     known = functools.lru_cache(maxsize=None)(excess)
-    least, high = math.log(LEAST_NOISE_MULTIPLIER), math.log(enough)
+    # A search across the least one that is accounted for would creep up to it.
+    least, high = math.log(least_multiplier * (1.0 + 1e-12)), math.log(enough)
     if high <= least or known(high) > 0.0:
         return enough
     step = math.log(factor)
     low = max(least, high - step)
     while known(low) <= 0.0:
         if low == least:
-            return LEAST_NOISE_MULTIPLIER
+            return math.exp(least)
         # Never far below the root: accounting for little noise takes long.
         high, step = low, min(2.0 * step, math.log(2.5))
         low = max(least, high - step)
     root = scipy.optimize.brentq(known, low, high, xtol=5e-7, rtol=1e-9)
+    step = 5e-7
     while known(root) > 0.0:
-        root = min(root + 5e-7, high)
+        root, step = min(root + step, high), 2.0 * step
     return math.exp(root)
 
 

@@ -277,7 +277,8 @@ def composed_epsilon(
       ValueError: If delta is out of its range, or an event cannot be composed so.
     """
     composed = dp_events.ComposedDpEvent(list(events))
-    delta = amplification.safe_delta(delta, _compositions(composed))
+    compositions = _compositions(composed)
+    amplification.safe_delta(delta, compositions)
     if not pld_privacy_accountant.PLDAccountant().supports(composed):
         raise ValueError(
             f"{composed} cannot be composed by privacy loss distributions; compose such events "
@@ -286,7 +287,9 @@ def composed_epsilon(
     # Before losses are composed, which takes long for little noise.
     smallest = _smallest_noise_multiplier(composed)
     if smallest < math.inf:
+        # Each part is compared with the whole of delta.
         delta = noise_failure.delta_left(delta, smallest, _runs(composed) * num_coordinates)
+    delta -= amplification.composition_rounding(compositions)
     accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
     return float(accountant.get_epsilon(delta))
 

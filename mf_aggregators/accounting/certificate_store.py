@@ -1,11 +1,13 @@
-"""A directory of claims that were proved before, so that no plan or statement proves them twice.
+"""A directory of claims that were found before, so that no plan or statement searches twice.
 
-An entry has a name made of everything that its claim follows from, the code that searches and
-proves included. It is written whole or not at all, and a damaged one is computed again.
+An entry has a name made of everything that its claim follows from, the version of the accounting
+included. It is written whole or not at all, and a damaged one is computed again. An entry only says
+what there is to prove: whoever can write into the directory can make any entry with its checksum,
+so that a claim is proved again before it is returned, once in each process. The test has the same
+random numbers as the first time, and takes most of the time that search and proof took.
 """
 
 import hashlib
-import inspect
 import json
 import os
 import pathlib
@@ -15,56 +17,71 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, user_cache
-from mf_aggregators.accounting import (
-    certificates,
-    claim_search,
-    column_bands,
-    confidence_bounds,
-    participation_laws,
-    tilted_outputs,
-)
+from mf_aggregators import atomic_files, user_cache, validation
+from mf_aggregators.accounting import certificates
 from mf_aggregators.accounting.certificates import Claim
+
+# What is kept of another version is computed again. Raise it whenever a number of the accounting
+# changes: a test holds golden values of all its modules against it.
+ACCOUNTING_VERSION = 2
+
+# Names of entries with the claims that this process has proved. Statements ask again and again.
+_proved: set[tuple[str, Claim]] = set()
 
 
 class CertificateStoreWarning(UserWarning):
     """An entry could not be used or written; what it is for was computed."""
 
 
-def default_directory() -> pathlib.Path:
-    """Returns where proved claims are kept unless another place is chosen."""
-    return user_cache.directory() / "certificates"
+def default_directory() -> pathlib.Path | None:
+    """Returns where proved claims are kept unless another place is chosen.
+
+    None stands for nowhere: the user has no home directory.
+    """
+    cache = user_cache.find()
+    return None if cache is None else cache / "certificates"
 
 
 def fetch(
     directory: pathlib.Path | None,
     description: Mapping[str, Any],
     compute: Callable[[], Claim | None],
+    is_proved: Callable[[Claim], bool],
 ) -> Claim | None:
-    """Returns a proved claim from the directory, or computes and keeps it.
+    """Returns a proved claim, found in the directory or computed and kept.
 
     Args:
       directory: Where claims are kept; None for nowhere.
       description: Everything that the claim follows from, JSON-able.
       compute: Searches for the claim and proves it; None if there is none to be proved.
+      is_proved: Proves a claim that was found, and that it is one which ``compute`` may return.
 
     Returns:
       The claim, or None. With a CertificateStoreWarning, it was computed because its entry is
-      damaged, or it could not be kept.
+      damaged or is not proved, or it could not be kept.
     """
     if directory is None:
         return compute()
-    described = {**description, "code": fingerprint(), "numpy": np.__version__}
+    described = {**description, "accounting": ACCOUNTING_VERSION, "numpy": np.__version__}
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
     entry = directory / f"{name}.json"
     if os.path.exists(entry):
         try:
-            return _read(entry, described)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            warnings.warn(
-                f"{entry} is damaged. It is computed again.", CertificateStoreWarning, stacklevel=2
-            )
+            kept = _read(entry, described)
+            if kept is None or (name, kept) in _proved:
+                return kept
+            if is_proved(kept):
+                _proved.add((name, kept))
+                return kept
+            problem = "holds a claim that is not proved"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            problem = "is damaged"
+        warnings.warn(
+            f"{entry} {problem}. It is computed again.", CertificateStoreWarning, stacklevel=2
+        )
     claim = compute()
+    if claim is not None:
+        _proved.add((name, claim))
     contents = {"description": described, "claim": None if claim is None else claim.to_dict()}
     text = json.dumps({**contents, "sha256": _digest(contents)}) + "\n"
     try:
@@ -81,7 +98,7 @@ def fetch(
 
 
 def _read(entry: pathlib.Path, described: Mapping[str, Any]) -> Claim | None:
-    contents = json.loads(entry.read_text(encoding="utf-8"))
+    contents = validation.parsed_json(entry.read_text(encoding="utf-8"))
     stated = contents.pop("sha256")
     if contents["description"] != described or stated != _digest(contents):
         raise ValueError("another entry")
@@ -91,20 +108,3 @@ def _read(entry: pathlib.Path, described: Mapping[str, Any]) -> Claim | None:
 
 def _digest(contents: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
-
-
-def fingerprint() -> str:
-    """Returns what tells versions of the code apart.
-
-    No mended one is served what another proved.
-    """
-    sources = (
-        certificates,
-        claim_search,
-        column_bands,
-        confidence_bounds,
-        participation_laws,
-        tilted_outputs,
-    )
-    contents = "".join(inspect.getsource(module) for module in sources)
-    return hashlib.sha256(contents.encode()).hexdigest()

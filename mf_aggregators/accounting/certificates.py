@@ -18,7 +18,8 @@ shown by betting (``confidence_bounds``).
 
 **Q from P.** Under Q, L is a convex function of independent normal numbers, because it is the
 logarithm of a sum of exponentials of linear functions. Its lower tail is bounded by extrapolation
-from two counts (``confidence_bounds``).
+from two counts (``confidence_bounds``). At epsilon 0 both divergences are one number, the total
+variation distance, and the first test is enough.
 
 **What an attacker can do** depends on the divergence of P from Q at small epsilons, where it is not
 small, and averages over outputs from P itself (a = 1), which are between 0 and 1, bound it closely.
@@ -38,10 +39,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
+from mf_aggregators import validation
 from mf_aggregators.accounting import confidence_bounds
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs, Untilted
+from mf_aggregators.progress_bars import ProgressBar
 
 _BATCH = 1024
 # What rounding may do to a loss, many times over.
@@ -50,8 +52,47 @@ _ROUNDING = 1e-9
 FAILURE_SHARE = 0.01
 ATTEMPTS = 4
 # So many mechanisms share it as well, where a search for a noise multiplier takes the first that
-# is proved to reach its target.
+# is proved to reach its target, or the best of several is chosen.
 MECHANISMS = 16
+
+
+class MechanismBudgetError(ValueError):
+    """One result takes tests of more mechanisms than share its failure probability."""
+
+
+@dataclasses.dataclass(eq=False)
+class MechanismBudget:
+    """How many mechanisms may still be tested for one result: for what is chosen by all tests.
+
+    Attributes:
+      left: How many. It falls with each that is tested, or that a part is made for.
+    """
+
+    left: int = MECHANISMS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.left <= MECHANISMS:
+            raise MechanismBudgetError(
+                f"delta pays for tests of 0 to {MECHANISMS} mechanisms, found {self.left}."
+            )
+
+    def take(self, mechanisms: int = 1) -> "MechanismBudget":
+        """Returns a part of it, and takes it away.
+
+        Args:
+          mechanisms: Of how many; all of them count, whether they are tested or not.
+
+        Raises:
+          MechanismBudgetError: If fewer are left.
+        """
+        if mechanisms > self.left:
+            raise MechanismBudgetError(
+                f"one result takes Monte Carlo tests of more mechanisms than the {MECHANISMS} that "
+                "its delta pays for: compare fewer of them."
+            )
+        part = MechanismBudget(mechanisms)
+        self.left -= mechanisms
+        return part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +145,26 @@ def from_dict(description: Mapping[str, Any]) -> Claim:
     """Returns the claim that ``to_dict`` described.
 
     Raises:
-      ValueError: If it describes none.
+      ValueError: If it describes none: a number is missing, is none, or is not finite.
     """
     try:
         values = {field.name: description[field.name] for field in dataclasses.fields(Claim)}
         low, high = values.pop("thresholds")
-        return Claim(**values, thresholds=(float(low), float(high)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{description!r} describes no certificate.") from error
+        for name in ("epsilon", "delta", "bet"):
+            values[name] = _finite(values[name])
+        for name, value in values.items():
+            if type(value) is not (float if name in ("epsilon", "delta", "bet") else int):
+                raise TypeError(name)
+        return Claim(**values, thresholds=(_finite(low), _finite(high)))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{validation.shown(description)} describes no certificate.") from error
+
+
+def _finite(value: Any) -> float:
+    """A number of JSON as a float."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
 
 
 def is_proved(mechanism: Mechanism, claim: Claim, *, show_progress: bool = False) -> bool:
@@ -126,7 +179,7 @@ def is_proved(mechanism: Mechanism, claim: Claim, *, show_progress: bool = False
       Whether it is proved. A false claim is with probability at most beta, of random seeds.
     """
     total = claim.num_samples + claim.num_untilted
-    with tqdm.tqdm(total=total, desc="certificate", disable=not show_progress) as bar:
+    with ProgressBar(total=total, desc="certificate", disable=not show_progress) as bar:
         return _from_without_is_small(mechanism, claim, bar) and _without_is_small(
             mechanism, claim, bar
         )
@@ -192,13 +245,16 @@ def _from_without_is_small(mechanism: Mechanism, claim: Claim, bar: Any) -> bool
 
 def _without_is_small(mechanism: Mechanism, claim: Claim, bar: Any) -> bool:
     """Whether Q is near enough to P: the loss of not taking part."""
+    if claim.epsilon == 0.0:
+        # Both divergences are the total variation distance, which was tested before.
+        return True
     low, high = claim.thresholds
     if not low < high:
         return False
 
     def counts(losses: np.ndarray) -> np.ndarray:
-        # Losses near a threshold are counted against the claim.
-        return np.array([np.sum(losses <= low + _ROUNDING), np.sum(losses <= high - _ROUNDING)])
+        # Losses near a threshold are counted against the claim, and so is NaN.
+        return np.array([np.sum(~(losses > low + _ROUNDING)), np.sum(losses <= high - _ROUNDING)])
 
     key = _key(mechanism, claim, "Q from P")
     found = in_batches(Untilted(mechanism), key, claim.num_untilted, counts, bar)

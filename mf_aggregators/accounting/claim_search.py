@@ -4,6 +4,7 @@ What is tried here (*pilots*) has random numbers of its own and proves nothing. 
 multipliers that come out of it alone are estimates. Only ``certificates.is_proved`` proves.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -35,6 +36,11 @@ _DEVIATIONS = 2.5
 # An order is worth its larger table if it lowers the largest term so much.
 _WORTHWHILE = 0.7
 _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
+# A search for an epsilon by bisection takes no more steps, and one upwards no more of its smallest
+# step and no more in all. Losses are not known to less than the least epsilon.
+_MOST_HALVINGS = 60
+_UPWARD_STEP, _SMALL_STEPS, _MOST_STEPS = 0.02, 40, 80
+_LEAST_EPSILON = 1e-8
 
 
 class SampleBudgetError(ValueError):
@@ -94,6 +100,37 @@ def proved_claim(
     return None
 
 
+def could_be_found(
+    mechanism: Mechanism,
+    claim: Claim,
+    delta: float,
+    *,
+    below: float = math.inf,
+    seed: int = 0,
+    max_samples: int | None = None,
+) -> bool:
+    """Returns whether a claim is one that :func:`proved_claim` may return for these arguments.
+
+    Args:
+      mechanism: As there.
+      claim: The claim, which others may have written.
+      delta: As there.
+      below: As there.
+      seed: As there.
+      max_samples: As there.
+    """
+    limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
+    return (
+        claim.delta == delta
+        and claim.seed == seed
+        and 0.0 <= claim.epsilon < below
+        and 0 <= claim.attempt < certificates.ATTEMPTS
+        and claim.order in possible_orders(mechanism)
+        and 0 <= claim.num_samples <= limit
+        and claim.num_untilted in _SAMPLES_WITHOUT
+    )
+
+
 def claim_of(
     mechanism: Mechanism,
     epsilon: float,
@@ -141,7 +178,7 @@ def _claim_by(
             f"it would take {found}. Use a larger delta or epsilon, or more samples.",
             needed,
         )
-    without = _thresholds(mechanism, epsilon, delta, seed)
+    without = _Without(mechanism, delta, seed).thresholds(epsilon)
     if without is None:
         raise SampleBudgetError(
             f"epsilon {epsilon:.6g} at delta {delta:.3g} cannot be certified for outputs without "
@@ -281,7 +318,8 @@ class _Pilot:
         """Positive if a claim is not worth trying; continuous and decreasing in epsilon."""
         largest = self.largest(epsilon)
         if largest <= self._mean:
-            return math.log(largest / self._mean) - 1.0
+            # Of a huge epsilon, no float is as small as the term.
+            return math.log(max(largest / self._mean, 1e-300)) - 1.0
         too_large = math.log(float(np.mean(self._with_largest(epsilon))) / (_SHARE * self._mean))
         if too_large > 0.0:
             return too_large + 1e-3
@@ -320,11 +358,44 @@ def _smallest_epsilon(
         if found is None:
             break
         high = found
-    while _thresholds(mechanism, high, delta, seed) is None:
-        high *= 1.02
-        if high >= below:
-            return None
-    return (high, pilot) if high < below else None
+    if high >= below:
+        return None
+    # Each step upwards asks the same losses.
+    without = _Without(mechanism, delta, seed)
+    tested = _first_upwards(lambda each: without.thresholds(each) is not None, high, below)
+    return None if tested is None else (tested, pilot)
+
+
+def _first_upwards(is_enough: Callable[[float], bool], start: float, below: float) -> float | None:
+    """About the smallest epsilon from a start on, below ``below``, that is enough; None if none.
+
+    Args:
+      is_enough: Of an epsilon; true of all larger ones, too.
+      start: The first that is tried, at least 0.
+      below: None of this size is tried; may be infinite.
+    """
+    tried: float | None = None
+    candidate, step = start, _UPWARD_STEP
+    for number in range(_MOST_STEPS):
+        if not candidate < below:
+            break
+        if is_enough(candidate):
+            return candidate if tried is None else _between(is_enough, tried, candidate)
+        if number >= _SMALL_STEPS:
+            # Farther than pilots are wrong by.
+            step *= 2.0
+        tried, candidate = candidate, max(candidate * (1.0 + step), _LEAST_EPSILON)
+    return None
+
+
+def _between(is_enough: Callable[[float], bool], low: float, high: float) -> float:
+    """An epsilon that is enough, of two of which the larger one is: no step above the least."""
+    for _ in range(_MOST_HALVINGS):
+        if high <= (1.0 + 1.01 * _UPWARD_STEP) * low or high <= _LEAST_EPSILON:
+            break
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 def _root(excess: Callable[[float], float], high: float) -> float | None:
@@ -334,7 +405,9 @@ def _root(excess: Callable[[float], float], high: float) -> float | None:
     if excess(0.0) <= 0.0:
         return 0.0
     low = 0.0
-    while high - low > 2e-4 * high:
+    for _ in range(_MOST_HALVINGS):
+        if high - low <= 2e-4 * high or high <= _LEAST_EPSILON:
+            break
         middle = 0.5 * (low + high)
         low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
     return high
@@ -370,36 +443,45 @@ def _best_outputs(mechanism: Mechanism, epsilon: float, delta: float) -> TiltedO
     return best
 
 
-def _thresholds(
-    mechanism: Mechanism, epsilon: float, delta: float, seed: int
-) -> tuple[tuple[float, float], int] | None:
-    """Thresholds and numbers of samples that are likely to bound what Q is from P."""
-    key = _pilot_key(seed, 0, mechanism.columns.shape[0])
-    losses = np.sort(
-        np.concatenate(
-            certificates.in_batches(Untilted(mechanism), key, _PILOT_WITHOUT, lambda losses: losses)
-        )
-    )
-    mean = certificates.tested_delta(delta)
-    failure = certificates.failure_probability(delta)
-    for samples in _SAMPLES_WITHOUT:
-        best = (math.inf, (0.0, 0.0))
-        for low_count in (8, 16, 32, 64, 128, 256, 1024, 4096):
-            for high_count in (_PILOT_WITHOUT // 2, _PILOT_WITHOUT // 8):
-                thresholds = (float(losses[low_count]), float(losses[high_count]))
-                if low_count >= high_count or not thresholds[0] < thresholds[1]:
-                    continue
-                scale = samples / _PILOT_WITHOUT
-                # The count in the pilot may have been small by chance.
-                counts = (
-                    int(scale * (low_count + 2.0 * math.sqrt(low_count))),
-                    int(scale * (high_count - 2.0 * math.sqrt(high_count))),
-                )
-                tail = confidence_bounds.lower_tail(*counts, samples, thresholds, failure)
-                best = min(best, (tail.divergence(epsilon), thresholds))
-        if best[0] < 0.9 * mean:
-            return best[1], samples
-    return None
+class _Without:
+    """Losses of outputs without the client, drawn to find out how what Q is from P is tested."""
+
+    def __init__(self, mechanism: Mechanism, delta: float, seed: int) -> None:
+        self._mechanism, self._seed = mechanism, seed
+        self._mean = certificates.tested_delta(delta)
+        self._failure = certificates.failure_probability(delta)
+
+    @functools.cached_property
+    def _losses(self) -> np.ndarray:
+        key = _pilot_key(self._seed, 0, self._mechanism.columns.shape[0])
+        outputs = Untilted(self._mechanism)
+        drawn = certificates.in_batches(outputs, key, _PILOT_WITHOUT, lambda losses: losses)
+        return np.sort(np.concatenate(drawn))
+
+    def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:
+        """Thresholds and numbers of samples that are likely to bound what Q is from P."""
+        if epsilon == 0.0:
+            # The test of P from Q is of the same number.
+            return (0.0, 0.0), 0
+        losses = self._losses
+        for samples in _SAMPLES_WITHOUT:
+            best = (math.inf, (0.0, 0.0))
+            for low_count in (8, 16, 32, 64, 128, 256, 1024, 4096):
+                for high_count in (_PILOT_WITHOUT // 2, _PILOT_WITHOUT // 8):
+                    thresholds = (float(losses[low_count]), float(losses[high_count]))
+                    if low_count >= high_count or not thresholds[0] < thresholds[1]:
+                        continue
+                    scale = samples / _PILOT_WITHOUT
+                    # The count in the pilot may have been small by chance.
+                    counts = (
+                        int(scale * (low_count + 2.0 * math.sqrt(low_count))),
+                        int(scale * (high_count - 2.0 * math.sqrt(high_count))),
+                    )
+                    tail = confidence_bounds.lower_tail(*counts, samples, thresholds, self._failure)
+                    best = min(best, (tail.divergence(epsilon), thresholds))
+            if best[0] < 0.9 * self._mean:
+                return best[1], samples
+        return None
 
 
 def _pilot_key(seed: int, order: int, num_rounds: int) -> int:

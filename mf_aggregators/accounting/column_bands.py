@@ -100,12 +100,15 @@ def normalised(columns: np.ndarray) -> np.ndarray:
       columns: (n, b), of C.
 
     Raises:
-      ValueError: If all columns are zero.
+      ValueError: If all columns are zero, or an entry is not finite.
     """
-    largest = float(np.sqrt(np.max(np.sum(columns**2, axis=1))))
-    if not largest > 0.0:
-        raise ValueError("the strategy matrix must not be zero.")
-    return np.abs(columns) / largest
+    absolute = np.abs(columns)
+    largest_entry = float(np.max(absolute))
+    if not 0.0 < largest_entry < np.inf:
+        raise ValueError("the strategy matrix must not be zero, and its entries must be finite.")
+    # By a power of two, which rounds nothing: squares of the entries might be beyond floats.
+    absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
+    return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
 
 
 def gram_bands(columns: np.ndarray) -> np.ndarray:

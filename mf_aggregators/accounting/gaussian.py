@@ -10,7 +10,7 @@ Adjacency is zero-out: neighbouring data sets differ in one client, whose contri
 are replaced by zero vectors in every round that it takes part in.
 
 The privacy loss of the Gaussian mechanism is dp-accounting's. That noise is drawn from tables
-costs a small part of delta (``noise_failure``).
+costs a small part of delta, and makes zCDP an approximate one (``noise_failure``).
 """
 
 import functools
@@ -68,7 +68,12 @@ def epsilon(
     """
     noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = validation.delta(delta)
-    return _epsilon(noise_multiplier, delta, num_coordinates, disjoint_participations)
+    return _epsilon(
+        noise_multiplier,
+        delta,
+        validation.positive_integer(num_coordinates, "num_coordinates"),
+        validation.positive_integer(disjoint_participations, "disjoint_participations"),
+    )
 
 
 def exact_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -167,8 +172,8 @@ def noise_multiplier(
     return _noise_multiplier(
         validation.positive_number(epsilon, "epsilon"),
         validation.delta(delta),
-        num_coordinates,
-        disjoint_participations,
+        validation.positive_integer(num_coordinates, "num_coordinates"),
+        validation.positive_integer(disjoint_participations, "disjoint_participations"),
     )
 
 
@@ -222,7 +227,11 @@ def _noise_multiplier(
 
 
 def zcdp_rho(noise_multiplier: float) -> float:
-    """Returns the rho of zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
+    """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
+
+    The noise that is drawn is bounded, and a client moves its bounds. So no released number is
+    zCDP without an exception: what holds is (rho, delta0)-approximate zCDP (Bun and Steinke, 2016,
+    Def. 8.1), with the delta0 of :func:`zcdp_delta`.
 
     Args:
       noise_multiplier: sigma, relative to the sensitivity of C under its schema.
@@ -246,8 +255,45 @@ def zcdp_rho(noise_multiplier: float) -> float:
     return max(0.5 / sigma / sigma, math.ulp(0.0))
 
 
+def zcdp_delta(
+    noise_multiplier: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
+
+    Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
+    (``noise.discrete_gaussian``): in both of two neighbouring worlds there is an event of
+    probability 1 - delta0 or more, given which the Renyi divergences of every order alpha > 1 are
+    at most rho alpha. The delta0 of several runs together is the sum of theirs.
+
+    Args:
+      noise_multiplier: As in :func:`epsilon`.
+      num_coordinates: As there.
+      disjoint_participations: As there.
+
+    Returns:
+      A probability; 0 without noise, where rho is infinite.
+
+    Raises:
+      TailError: If the noise multiplier is so small that nothing is proved.
+      ValueError: If an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.accounting.zcdp_delta(0.5) < 1e-15
+      True
+    """
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    if sigma == 0.0:
+        return 0.0
+    each = sigma * math.sqrt(validation.positive_integer(disjoint_participations, "participations"))
+    return noise_failure.failure_probability(each, num_coordinates)
+
+
 def noise_multiplier_of_zcdp(rho: float) -> float:
-    """Returns the noise multiplier of an unamplified run that is rho-zCDP, the inverse of zcdp_rho.
+    """Returns the noise multiplier of an unamplified run of a rho, the inverse of zcdp_rho.
 
     Args:
       rho: Above 0.
@@ -262,25 +308,41 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
 
 
 def epsilon_of_zcdp(
-    rho: float, delta: float, *, num_coordinates: int = DEFAULT_NUM_COORDINATES
+    rho: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    zcdp_delta: float | None = None,
 ) -> float:
-    """Returns the epsilon of an unamplified run that is rho-zCDP.
+    """Returns the epsilon of an unamplified run that is (rho, delta0)-approximate zCDP.
 
-    Such a run is a Gaussian mechanism, so this is its own epsilon and not the larger one
-    that holds for everything that is rho-zCDP.
+    But for delta0, such a run is a Gaussian mechanism. So this is its own epsilon, at what delta0
+    leaves of delta, and not the larger one that holds for everything that is approximate zCDP.
 
     Args:
       rho: Above 0.
       delta: Above 0 and below 1.
       num_coordinates: As in :func:`epsilon`.
+      zcdp_delta: The delta0, at least that of ``num_coordinates``, which is charged in any case;
+        None for that one.
 
     Returns:
       An epsilon >= 0.
 
     Raises:
-      ValueError: As :func:`epsilon` does.
+      ValueError: As :func:`epsilon` does, or if delta0 leaves nothing of delta.
     """
-    return epsilon(noise_multiplier_of_zcdp(rho), delta, num_coordinates=num_coordinates)
+    sigma = noise_multiplier_of_zcdp(rho)
+    delta = validation.delta(delta)
+    left = noise_failure.delta_left(delta, sigma, num_coordinates)
+    if zcdp_delta is not None:
+        left = min(left, delta - validation.non_negative_number(zcdp_delta, "zcdp_delta"))
+        if left <= 0.0:
+            raise ValueError(
+                f"a zcdp_delta of {zcdp_delta:g} leaves nothing of delta, {delta:g}: use a larger "
+                "delta."
+            )
+    return exact_epsilon(sigma, left)
 
 
 def event(noise_multiplier: float) -> dp_event.DpEvent:
@@ -317,7 +379,7 @@ def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: i
 
 def _exact_epsilon(sigma: float, delta: float) -> float:
     loss = _gaussian(sigma)
-    # zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
+    # Of real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
     rho = zcdp_rho(sigma)
     upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
     return _first_root(lambda candidate: loss.get_delta_for_epsilon(candidate) - delta, upper)

@@ -2,8 +2,9 @@
 
 Rows of Z are drawn from tables of integers (``noise.discrete_gaussian``, which has the proof):
 a guarantee (epsilon, delta) of real normal numbers is one of (epsilon, delta + p) of what is
-drawn. The failure probability p grows with the numbers that are drawn, and does not depend on
-epsilon. Where it is not small beside delta, nothing is stated.
+drawn, and p is the delta0 of approximate zCDP as well. The failure probability p grows with the
+numbers that are drawn, and does not depend on epsilon. Where it is not small beside delta, nothing
+is stated.
 """
 
 from mf_aggregators import validation
@@ -11,12 +12,31 @@ from mf_aggregators.noise import discrete_gaussian
 
 # The largest share of delta that the failure probability may take.
 LARGEST_SHARE = 1e-3
-# The coordinates of all rounds together, where nobody says how many there are.
+# With less noise a client may move a number by more standard deviations than are covered.
+LEAST_NOISE_MULTIPLIER = 1.0 / discrete_gaussian.LARGEST_SHIFT
+# The coordinates of all rounds together that every statement charges for where nobody says how
+# many there are. No noise is made for more (:func:`check_charged`).
 DEFAULT_NUM_COORDINATES = 2**40
 
 
 class TailError(ValueError):
     """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
+
+
+def check_charged(num_parameters: int, num_rounds: int) -> None:
+    """Raises ValueError if a run draws more numbers than guarantees are stated for.
+
+    Args:
+      num_parameters: The numbers of a row: the model's parameters, and one more where the clip
+        norm adapts.
+      num_rounds: The rows.
+    """
+    if num_parameters * num_rounds > DEFAULT_NUM_COORDINATES:
+        raise ValueError(
+            f"noise of {num_parameters} numbers in each of {num_rounds} rounds is of "
+            f"{num_parameters * num_rounds:.3g} numbers, and guarantees are stated for at most "
+            f"2^40 ({DEFAULT_NUM_COORDINATES:.2g}): use a smaller model or fewer rounds."
+        )
 
 
 def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> float:

@@ -191,7 +191,7 @@ def log_exponentials(columns: np.ndarray, sigma: float, products: np.ndarray) ->
 
 
 def _check_probability(probability: float) -> None:
-    if not 0.0 < probability <= 1.0:
+    if not 0.0 < validation.number(probability, "probability") <= 1.0:
         raise ValueError(f"probability must be above 0 and at most 1, found {probability}.")
 
 

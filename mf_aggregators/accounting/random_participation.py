@@ -24,7 +24,7 @@ from mf_aggregators.accounting import (
     noise_failure,
     tilted_outputs,
 )
-from mf_aggregators.accounting.certificates import Claim
+from mf_aggregators.accounting.certificates import Claim, MechanismBudget
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.accounting.participation_laws import (
     CoinsUnderTimers,
@@ -50,6 +50,9 @@ _EPSILONS = tuple(0.25 * step for step in range(41))
 _SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
 # The first step from a noise multiplier whose epsilon is above its target.
 _RELATIVE_STEP = 2e-3
+# Of one that is searched for alone, half of the mechanisms that the failure probability is shared
+# by: its guarantee is another. With fewer than this the search begins with more noise.
+_MOST_TRIES, _TRIES_OF_SMALL_STEPS = certificates.MECHANISMS // 2, 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +63,17 @@ class Certification:
       seed: What all random numbers follow from. Choose it before anything is known of its
         result.
       max_samples: The most samples of a claim; as many as take minutes by default.
-      directory: Where proved claims are kept; None for nowhere.
+      directory: Where claims are kept, to be proved again; None for nowhere.
       show_progress: Whether to show progress bars on standard error.
+      budget: The mechanisms that may be tested. Give one and the same to all calls whose results
+        one is chosen from; None has each call make a result of its own.
     """
 
     seed: int = 0
     max_samples: int | None = None
     directory: pathlib.Path | None = None
     show_progress: bool = False
+    budget: MechanismBudget | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +232,7 @@ def amplified(
       sigma: The noise multiplier, relative to the largest column norm of C.
       delta: Above 0 and below 1.
       columns: As :func:`mechanism_of` takes them.
-      certification: How claims are proved.
+      certification: How claims are proved; it takes one mechanism of a budget.
       num_coordinates: As in ``gaussian.epsilon``.
 
     Raises:
@@ -276,18 +282,26 @@ def noise_multiplier(
       certification: How claims are proved.
       num_coordinates: As in ``gaussian.epsilon``.
 
+    Returns:
+      The noise multiplier; what suffices without amplification where none below it was proved by
+      as many mechanisms as may be tested: 8, or what is left of the budget.
+
     Raises:
       ValueError: As :func:`amplified` does, and if no noise multiplier gives the target.
     """
+    budget = certification.budget
+    if budget is None:
+        budget = MechanismBudget(_MOST_TRIES)
+        certification = dataclasses.replace(certification, budget=budget)
     enough = _enough(scheme, target, delta, num_coordinates)
     found = estimated_noise_multiplier(
         scheme, target, delta, columns, certification, num_coordinates
     )
     step = _RELATIVE_STEP
-    # Half of the mechanisms that the failure probability is shared by; plans compare others.
-    for _ in range(certificates.MECHANISMS // 2):
-        if found >= enough:
-            break
+    for _ in range(_TRIES_OF_SMALL_STEPS - budget.left):
+        found, step = found * (1.0 + step), 2.0 * step
+    while budget.left > 0 and found < enough:
+        left = budget.left
         try:
             epsilon = amplified(
                 scheme, found, delta, columns, certification, num_coordinates
@@ -296,6 +310,9 @@ def noise_multiplier(
             epsilon = math.inf
         if epsilon <= target:
             return found
+        if budget.left == left:
+            # Nothing was tested of it, and nothing will be.
+            budget.take()
         found = min(found * (1.0 + step), enough)
         step *= 2.0
     return enough
@@ -351,6 +368,8 @@ def _enough(scheme: SeparatedScheme, target: float, delta: float, num_coordinate
 def _claim(
     mechanism: Mechanism, delta: float, below: float, certification: Certification
 ) -> Claim | None:
+    if certification.budget is not None:
+        certification.budget.take()
     columns = np.ascontiguousarray(mechanism.columns, dtype="<f8")
     description = {
         "columns": hashlib.sha256(columns.tobytes()).hexdigest(),
@@ -374,5 +393,16 @@ def _claim(
             seed=certification.seed,
             max_samples=certification.max_samples,
             show_progress=certification.show_progress,
+        ),
+        lambda claim: (
+            claim_search.could_be_found(
+                mechanism,
+                claim,
+                delta,
+                below=below,
+                seed=certification.seed,
+                max_samples=certification.max_samples,
+            )
+            and certificates.is_proved(mechanism, claim, show_progress=certification.show_progress)
         ),
     )

@@ -43,8 +43,9 @@ class _Scheme:
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for field in ("num_rounds", "num_bands", "population", "clients_per_round"):
-            validation.positive_integer(getattr(self, field), field)
+        validation.set_positive_integers(
+            self, "num_rounds", "num_bands", "population", "clients_per_round"
+        )
         if self.num_bands > self.num_rounds:
             raise ValueError(
                 f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
@@ -89,7 +90,7 @@ class _SeparatedScheme(_Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.positive_integer(self.separation, "separation")
+        validation.set_positive_integers(self, "separation")
         if self.separation < self.num_bands:
             raise ValueError(
                 f"a separation of {self.separation} is below the {self.num_bands} bands: the rows "
@@ -358,12 +359,15 @@ def create(
             )
         return _PART_SCHEMES[name](num_rounds, num_bands, population, clients_per_round)
     if name not in _SEPARATED_SCHEMES:
-        raise ValueError(f"the sampling scheme {name!r} is not one of {', '.join(names())}.")
+        raise ValueError(
+            f"the sampling scheme {validation.shown(name)} is not one of {', '.join(names())}."
+        )
     if separation is None:
         separation = num_bands
         if name == BallsInBins.name:
             positive = validation.positive_integer(clients_per_round, "clients_per_round")
-            separation = max(population // positive, 1)
+            members = validation.positive_integer(population, "population")
+            separation = max(members // positive, 1)
     return _SEPARATED_SCHEMES[name](
         num_rounds, num_bands, population, clients_per_round, separation
     )
@@ -384,4 +388,6 @@ def from_dict(description: Any) -> SamplingScheme:
     try:
         return create(**description)
     except TypeError as error:
-        raise ValueError(f"{description!r} describes no sampling scheme.") from error
+        raise ValueError(
+            f"{validation.shown(description)} describes no sampling scheme."
+        ) from error

@@ -12,7 +12,6 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.noise_failure import TailError
 from mf_aggregators.accounting.sampling_schemes import Shuffling
 
 # Points of the grid of local deltas over which the bound is minimised.
@@ -23,7 +22,6 @@ def epsilon(
     scheme: Shuffling,
     sigma: float,
     delta: float,
-    num_coordinates: int,
     interval_for: Callable[[float], float],
 ) -> float:
     """Returns the least epsilon over how delta is shared between the theorem's parts.
@@ -31,8 +29,7 @@ def epsilon(
     Args:
       scheme: How batches are shuffled.
       sigma: The noise multiplier, relative to the largest column norm of C.
-      delta: Above 0 and below 1.
-      num_coordinates: Parameters times rounds, as in ``gaussian.epsilon``.
+      delta: Above 0 and below 1: of noise of real normal numbers.
       interval_for: The interval of the grid of losses for an epsilon.
 
     Returns:
@@ -41,16 +38,11 @@ def epsilon(
     passes, batches = scheme.num_passes, scheme.batches_per_pass
     # Composition needs a share of delta of its own.
     pass_delta = delta if passes == 1 else 0.5 * delta / passes
-    # The rows that one participation changes.
-    coordinates = -(-num_coordinates // scheme.most_participations)
     best = math.inf
     for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
         local_delta = share * pass_delta / batches
-        try:
-            # Replacing one client changes a batch by twice what zeroing it does.
-            local_epsilon = gaussian.epsilon(sigma / 2.0, local_delta, num_coordinates=coordinates)
-        except TailError:
-            continue
+        # Replacing one client changes a batch by twice what zeroing it does.
+        local_epsilon = gaussian.exact_epsilon(sigma / 2.0, local_delta)
         bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
         if bound is not None and bound[1] <= pass_delta:
             best = min(best, bound[0])

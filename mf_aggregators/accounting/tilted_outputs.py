@@ -257,7 +257,9 @@ class _Chains:
         while len(who):
             # The next round in which somebody may join, if a coin with the chain's own
             # probability over the largest one says so.
-            now = np.maximum(now + rng.geometric(self._largest_hazard, len(who)), 0)
+            waited = rng.geometric(self._largest_hazard, len(who))
+            # Of a tiny probability, the largest integer, to which none can be added.
+            now = np.maximum(now + np.minimum(waited, self._rounds + 1), 0)
             goes_on = now < self._rounds
             who, now, free_at = who[goes_on], now[goes_on], free_at[goes_on]
             coins = rng.random(len(who))

@@ -86,12 +86,13 @@ def true_positive_rate(
       ValueError: If an argument is out of its range.
     """
     rates = _rates(false_positive_rate)
-    if noise_multiplier == math.inf:
+    participations = validation.positive_integer(disjoint_participations, "disjoint_participations")
+    if validation.number(noise_multiplier, "noise_multiplier") == math.inf:
         return _of_shape(rates, false_positive_rate)
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     if sigma == 0.0:
         return _of_shape(np.ones_like(rates), false_positive_rate)
-    each = sigma * math.sqrt(disjoint_participations)
+    each = sigma * math.sqrt(participations)
     failure = noise_failure.failure_probability(each, num_coordinates)
     found = special.ndtr(special.ndtri(rates) + 1.0 / sigma)
     return _of_shape(_rounded(found + failure), false_positive_rate)
@@ -115,7 +116,8 @@ def true_positive_rate_of_pairs(
     """
     rates = _rates(false_positive_rate)
     found = np.ones_like(rates)
-    for epsilon, delta in guarantees:
+    for pair in guarantees:
+        epsilon, delta = (validation.number(each, "each of guarantees") for each in pair)
         if not (epsilon >= 0.0 and 0.0 <= delta <= 1.0):
             raise ValueError(
                 "guarantees must be pairs of an epsilon of at least 0 and a delta from 0 to 1, "
@@ -249,7 +251,7 @@ def _shuffling_curve(
 
 
 def _rates(false_positive_rate: float | np.ndarray) -> np.ndarray:
-    rates = np.asarray(false_positive_rate, dtype=np.float64)
+    rates = validation.real_array(false_positive_rate, "false_positive_rate")
     if not np.all((rates >= 0.0) & (rates <= 1.0)):
         raise ValueError(f"false_positive_rate must be from 0 to 1, found {false_positive_rate}.")
     return rates

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import validation
 from mf_aggregators.adaptive_clip import HALF
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
+from mf_aggregators.progress_bars import ProgressBar
 
 # Runs without the client that the observer learns the noise from.
 _FEWEST_PILOTS, _PILOTS_PER_DIMENSION = 600, 60
@@ -88,7 +88,7 @@ def audit_clipping(
     trials = validation.positive_integer(trials, "trials")
     rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
     pilots = max(_FEWEST_PILOTS, 2 * _PILOTS_PER_DIMENSION * claim.num_rounds)
-    with tqdm.tqdm(
+    with ProgressBar(
         total=3 * claim.num_rounds, desc="audit of norms", unit="round", disable=not show_progress
     ) as progress:
         runs = _Runs(build_query, claim, lambda: progress.update())

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import accounting, memory, validation
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.participation import Participation, check
+from mf_aggregators.progress_bars import ProgressBar
 
 # Coordinates without a client are cheap, clients are not; odd, so that the owned coordinates
 # are even and odd ones.
@@ -205,7 +205,7 @@ def audit(
     pilots = math.ceil(
         max(_FEWEST_PILOT_COORDINATES, _PILOT_COORDINATES_PER_ROUND * claim.num_rounds) / dimension
     )
-    with tqdm.tqdm(
+    with ProgressBar(
         total=(pilots + len(numbers)) * claim.num_rounds,
         desc="audit",
         unit="round",

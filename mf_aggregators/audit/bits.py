@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import scipy.stats
-import tqdm
 
 from mf_aggregators import validation
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
+from mf_aggregators.progress_bars import ProgressBar
 
 # The float types that models have and that TensorFlow adds in.
 _DTYPES = ("float32", "float64")
@@ -105,7 +105,7 @@ def audit_bits(
     factory, right = build_aggregator(), 0
     rounds = runs * claim.num_rounds
     trials = rounds * _BLOCKS
-    with tqdm.tqdm(
+    with ProgressBar(
         total=rounds * len(_DTYPES), desc="audit of bits", unit="round", disable=not show_progress
     ) as progress:
         for dtype in _DTYPES:

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mf_aggregators import atomic_files, version
-from mf_aggregators.checkpoints import format, user_cache
+from mf_aggregators import atomic_files, user_cache, validation, version
+from mf_aggregators.checkpoints import format
 from mf_aggregators.factorizations import Factorization
 
 
@@ -24,9 +24,13 @@ class FactorizationCacheWarning(UserWarning):
     """An entry of the cache could not be used or written; what it is for was computed."""
 
 
-def default_directory() -> pathlib.Path:
-    """Returns where factorizations are kept unless another place is chosen."""
-    return user_cache.directory() / "factorizations"
+def default_directory() -> pathlib.Path | None:
+    """Returns where factorizations are kept unless another place is chosen.
+
+    None stands for nowhere: the user has no home directory.
+    """
+    cache = user_cache.find()
+    return None if cache is None else cache / "factorizations"
 
 
 def holds(directory: pathlib.Path | None, description: Mapping[str, Any]) -> bool:
@@ -138,7 +142,7 @@ def _is_described(factorization: Factorization, description: Mapping[str, Any]) 
 def _read_number(entry: pathlib.Path, description: Mapping[str, Any]) -> float | None:
     """The number of an entry, or None if it is not whole or is for something else."""
     try:
-        contents = json.loads(entry.read_text(encoding="utf-8"))
+        contents = validation.parsed_json(entry.read_text(encoding="utf-8"))
         stated = contents.pop("sha256")
         number = contents["number"]
     except (OSError, ValueError, AttributeError, KeyError, TypeError):

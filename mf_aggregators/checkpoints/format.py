@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, version, workloads
+from mf_aggregators import atomic_files, validation, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization, registry
@@ -261,8 +261,8 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is broken: it is not text.") from error
     try:
-        description = json.loads(text)
-    except json.JSONDecodeError as error:
+        description = validation.parsed_json(text)
+    except ValueError as error:
         raise CheckpointError(f"{path} is broken: {error}.") from error
     if not isinstance(description, dict) or not isinstance(description.get("format_version"), int):
         raise CheckpointError(f"{path} is broken: it states no format_version.")

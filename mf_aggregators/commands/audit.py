@@ -19,14 +19,14 @@ from absl import flags
 from mf_aggregators import audit, checkpoints, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization, Request, registry
 from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
 
-VIOLATED = 1
+VIOLATED = command_line.REFUTED
 
 # At this noise multiplier errors are rare enough to tell much and frequent enough to count.
 _NOISE_MULTIPLIER = 1.0 / 3.0
@@ -47,7 +47,8 @@ def define_flags(values: flags.FlagValues) -> None:
         mechanism_flags.names(),
         "What is audited, for prefix sums. It or --checkpoint is required.",
     )
-    group.string("checkpoint", "A checkpoint directory to audit, in place of --mechanism.")
+    group.path("checkpoint", "A checkpoint directory to audit, in place of --mechanism.")
+    flag_groups.require(values, "mechanism", "checkpoint")
     group.integer("num_rounds", f"The number of rounds of --mechanism. Default: {_NUM_ROUNDS}.")
     group = FlagGroup(values, "Audit")
     group.integer(
@@ -250,8 +251,8 @@ def _import_tff() -> None:
 def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:
     """The factorization and the schema that its noise is scaled for."""
     command_line.check_choice(
-        (values.checkpoint is None) != (values.mechanism is None),
-        "one of --checkpoint and --mechanism is required, and not both.",
+        values.checkpoint is None or values.mechanism is None,
+        "--checkpoint and --mechanism exclude each other: give one.",
     )
     schema = mechanism_flags.participation(values)
     flag_values = values.flag_values_dict()

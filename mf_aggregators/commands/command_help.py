@@ -11,12 +11,22 @@ from typing import Any
 
 from absl import flags
 
+from mf_aggregators.commands import flag_groups
+
 _NARROWEST, _WIDEST = 40, 100
 # Where the output is no terminal, or its width is unknown.
 _USUAL_SIZE = (80, 24)
 _INDENT = "  "
 _HANGING_INDENT = "      "
 _EXAMPLES = "Examples:"
+# What stands for the values of required flags, by type of flag.
+_PLACEHOLDERS = {
+    "int": "INTEGER",
+    "float": "NUMBER",
+    "path": "PATH",
+    "multi path": "PATH",
+    "string enum": "NAME",
+}
 # What the shell takes for one word, quotes kept.
 _SHELL_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
@@ -26,10 +36,30 @@ def width() -> int:
     return min(max(shutil.get_terminal_size(_USUAL_SIZE).columns, _NARROWEST), _WIDEST)
 
 
-def text(description: str, values: flags.FlagValues, columns: int) -> str:
+def usage(program: str, values: flags.FlagValues) -> str:
+    """Returns the line that says how a command is called: with which flags at least.
+
+    Args:
+      program: The command's name.
+      values: Its flags, not necessarily parsed.
+    """
+    words = ["Usage:", program]
+    for names in flag_groups.required(values):
+        given = [f"--{name}={_placeholder(values[name])}" for name in names]
+        words.append(given[0] if len(given) == 1 else f"({'|'.join(given)})")
+    return " ".join([*words, "[--name=value ...]"])
+
+
+def _placeholder(flag: "flags.Flag[Any]") -> str:
+    """What stands for the value of a flag."""
+    return _PLACEHOLDERS.get(flag.parser.flag_type(), "TEXT")
+
+
+def text(program: str, description: str, values: flags.FlagValues, columns: int) -> str:
     """Returns the help of a command.
 
     Args:
+      program: The command's name.
       description: What it does, with examples, as the module says.
       values: Its flags, not necessarily parsed.
       columns: The longest that a line may be, where its words allow it.
@@ -39,6 +69,7 @@ def text(description: str, values: flags.FlagValues, columns: int) -> str:
     """
     body, _, examples = description.partition(f"\n{_EXAMPLES}\n")
     paragraphs = [_filled(paragraph, columns) for paragraph in body.strip().split("\n\n")]
+    paragraphs.append(_filled(usage(program, values), columns, 2 * _INDENT))
     paragraphs.append(
         _filled(
             "Flags: each is given as --name=value; one that is true or false, as --name or "
@@ -81,8 +112,14 @@ def _default(flag: "flags.Flag[Any]") -> str:
     return "" if default in (None, "") else f"Default: {default}."
 
 
-def _filled(paragraph: str, columns: int) -> str:
-    return textwrap.fill(paragraph, columns, break_long_words=False, break_on_hyphens=False)
+def _filled(paragraph: str, columns: int, hanging_indent: str = "") -> str:
+    return textwrap.fill(
+        paragraph,
+        columns,
+        subsequent_indent=hanging_indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _joined_lines(examples: str) -> list[str]:

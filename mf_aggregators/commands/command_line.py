@@ -17,12 +17,16 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators.commands import command_help
+from mf_aggregators import version
+from mf_aggregators.commands import command_help, flag_groups, standard_streams
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.privacy.printed_guarantees import rounded_down, rounded_up
+from mf_aggregators.tff import installation
 
 # The exit status of a command that is done.
 DONE = 0
+# That of a claim that was found not to hold: by an attack, or by the ledger of a run.
+REFUTED = 1
 # That of flags or input that it cannot work with.
 BAD_INPUT = 2
 # EX_SOFTWARE of sysexits.h. Python's own status 1 would be that of a violated claim in mf-audit.
@@ -30,17 +34,23 @@ INTERNAL_ERROR = 70
 # That of a command that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
 
-# What only the extra `tff` of setup.py installs, and no command that runs TensorFlow does without.
-_PACKAGES_OF_EXTRA = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
 # TensorFlow Federated's main branch has the second one, and has this package beside it.
 _OF_MAIN_BRANCH, _WITHIN_MAIN_BRANCH = "federated_language", "tensorflow_privacy"
-_INSTALL_EXTRA = "install the extra mf-aggregators[tff], as docs/installing.md describes."
 
 # What a message about too little memory ends with.
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
 # Names that no mechanism's option may have.
-FLAGS_OF_ALL_COMMANDS = ("flagfile", "format", "help", "helpfull", "helpshort", "undefok")
+FLAGS_OF_ALL_COMMANDS = (
+    "flagfile",
+    "format",
+    "help",
+    "helpfull",
+    "helpshort",
+    "undefok",
+    "version",
+)
+_VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 
 
@@ -73,23 +83,47 @@ def run(
     """
     argv = list(sys.argv if argv is None else argv)
     program = argv[0].rsplit("/", 1)[-1] if argv else "command"
+    if os.path.expanduser("~") == "~":
+        # Without a home directory, Keras would make a folder of that name here.
+        os.environ.setdefault("KERAS_HOME", os.devnull)
+    with standard_streams.usable():
+        return _run(program, description, define_flags, main, argv)
+
+
+def _run(
+    program: str,
+    description: str,
+    define_flags: Callable[[flags.FlagValues], None],
+    main: Callable[[flags.FlagValues], int | None],
+    argv: Sequence[str],
+) -> int:
     try:
         values = flags_of(define_flags)
         if _HELP.intersection(argv[1:]):
-            print(command_help.text(description, values, command_help.width()))
+            columns = command_help.width()
+            standard_streams.print_text(command_help.text(program, description, values, columns))
+            return DONE
+        if _VERSION.intersection(argv[1:]):
+            standard_streams.print_text(f"{program} {version.__version__}")
             return DONE
         rest = values(argv, known_only=False)
         if len(rest) > 1:
             raise CommandError(f"unexpected argument {rest[1]!r}; flags start with --.")
+        _check_required(program, values)
         return main(values) or DONE
     except BrokenPipeError:
-        # Whoever read our output has read enough; nothing is left to be flushed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has read enough.
+        standard_streams.drop_output()
         return DONE
     except flags.Error as error:
         return _refuse(program, f"{error} (--help lists the flags)")
+    except UnicodeError as error:
+        return _refuse(
+            program,
+            f"a name or a text is not UTF-8 ({error}): give files and clients names in UTF-8.",
+        )
     except ImportError as error:
-        return _refuse(program, f"{error}: {_INSTALL_EXTRA}")
+        return _refuse(program, _missing(error))
     except MemoryError as error:
         return _refuse(program, f"there is too little memory. {_memory_message(error)}")
     except (OSError, ValueError, TypeError) as error:
@@ -127,7 +161,7 @@ def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str)
     """
     if values.format == "json":
         text = json.dumps({name: _json_able(value) for name, value in fields.items()})
-    print(text)
+    standard_streams.print_text(text)
 
 
 def check_choice(condition: bool, message: str) -> None:
@@ -136,7 +170,7 @@ def check_choice(condition: bool, message: str) -> None:
         raise CommandError(message)
 
 
-def check_extra(what: str, packages: Sequence[str] = _PACKAGES_OF_EXTRA) -> None:
+def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> None:
     """Checks that packages of the extra ``tff`` are installed, without importing them.
 
     Args:
@@ -150,7 +184,15 @@ def check_extra(what: str, packages: Sequence[str] = _PACKAGES_OF_EXTRA) -> None
         is_there = _is_installed(package) or (
             package == _WITHIN_MAIN_BRANCH and _is_installed(_OF_MAIN_BRANCH)
         )
-        check_choice(is_there, f"{what} needs {package}, which is not installed: {_INSTALL_EXTRA}")
+        check_choice(
+            is_there, f"{what} needs {package}, which is not installed. {installation.advice()}"
+        )
+
+
+def _missing(error: ImportError) -> str:
+    """What a message says of a package that is not there."""
+    advice, said = installation.advice(), str(error)
+    return said if advice in said else f"{said}. {advice}"
 
 
 def _is_installed(package: str) -> bool:
@@ -190,6 +232,21 @@ def readable(name: str, value: Any) -> str:
     if words & _NEVER_ROUNDED_DOWN:
         return rounded_up(value, ".6g")
     return f"{value:.6g}"
+
+
+def _check_required(program: str, values: flags.FlagValues) -> None:
+    """Names all flags that are missing at once, and how the command is called."""
+    missing = [
+        " or ".join(f"--{name}" for name in alternatives)
+        for alternatives in flag_groups.required(values)
+        if all(values[name].value in (None, []) for name in alternatives)
+    ]
+    if missing:
+        *others, last = missing
+        named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+        raise CommandError(
+            f"{named} required. {command_help.usage(program, values)} (--help lists the flags)"
+        )
 
 
 def _json_able(value: Any) -> Any:

@@ -64,7 +64,11 @@ def fields(
     multiplier = extensions.noise_multiplier(
         whole,
         participation,
-        FirstPlan(participation, _of_first(factorization, participation, noise_multiplier)),
+        FirstPlan(
+            participation,
+            _of_first(factorization, participation, noise_multiplier),
+            (participation,) * len(factorization.plans),
+        ),
         num_parameters=num_parameters,
     )
     found["extended_noise_multiplier"] = multiplier

@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import checkpoints, lower_bounds, memory, workloads
-from mf_aggregators.commands import command_line, mechanism_flags, output_paths
+from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization, Request, registry
 from mf_aggregators.participation import (
@@ -30,16 +30,16 @@ def define_flags(values: flags.FlagValues) -> None:
     FlagGroup(values, "Training").integer("num_rounds", "The number of rounds n. Required.")
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
-    FlagGroup(values, "Output").string("output", "The checkpoint directory to write. Required.")
+    FlagGroup(values, "Output").path("output", "The checkpoint directory to write. Required.")
     output_paths.define_overwrite(values)
     mechanism_flags.define_options(values)
+    for name in ("mechanism", "num_rounds", "output"):
+        flag_groups.require(values, name)
 
 
 @memory.limited()
 def main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
-    for name in ("mechanism", "num_rounds", "output"):
-        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
     flag_values = values.flag_values_dict()
     mechanism_flags.check_options(flag_values, values.mechanism)
     output_paths.check_file(values.output, "output")

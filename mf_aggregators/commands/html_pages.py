@@ -105,7 +105,7 @@ def define_report(values: flags.FlagValues, meaning: str) -> None:
       values: Where it is defined.
       meaning: What the page has: the end of a sentence that begins with "An .html file to write".
     """
-    FlagGroup(values, "Output").string(
+    FlagGroup(values, "Output").path(
         _FLAG, f"An {_SUFFIX} file to write: one page that needs no other file, with {meaning}"
     )
 
@@ -126,13 +126,7 @@ def check_report(values: flags.FlagValues, checkpoint: str | None) -> None:
         return
     check_choice(path.endswith(_SUFFIX), f"--{_FLAG} must name an {_SUFFIX} file, found {path}.")
     if checkpoint is not None:
-        # With other files in it, a checkpoint is never replaced.
-        page, directory = (pathlib.Path(each).expanduser().resolve() for each in (path, checkpoint))
-        check_choice(
-            not page.is_relative_to(directory) and not directory.is_relative_to(page),
-            f"--{_FLAG}={path} is not apart from the checkpoint {checkpoint}: choose another "
-            "place.",
-        )
+        output_paths.check_apart(path, _FLAG, checkpoint)
     output_paths.check_file(path, _FLAG, values.overwrite)
 
 
@@ -147,8 +141,9 @@ def write(path: str | os.PathLike[str], title: str, sections: Sequence[Section])
     Raises:
       CommandError: If it cannot be written.
     """
-    contents = text(title, sections)
-    target = pathlib.Path(path).expanduser()
+    # Names of files may be no Unicode text.
+    contents = text(title, sections).encode("utf-8", "backslashreplace").decode("utf-8")
+    target = pathlib.Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write_text(target, contents)

@@ -7,11 +7,19 @@ from typing import Any
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import amplification_conditions, attackers, guarantees, sampled_cohorts
+from mf_aggregators.privacy import (
+    amplification_conditions,
+    attackers,
+    client_names,
+    guarantees,
+    sampled_cohorts,
+)
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
 from mf_aggregators.sampling import data_samplers
+
+_ALL_DRAWN = " Every batch of the ledger is the one that the sampler's seed draws."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +39,8 @@ class LedgerReport:
       worst_client: The client that is protected least. None for batches of a data sampler: who
         was drawn is a secret.
       worst_case: What holds for a plan that was broken; None for others.
+      num_alike_names: How many clients have a name that looks like another client's
+        (``client_names.num_alike``).
     """
 
     plan: Guarantee
@@ -41,6 +51,7 @@ class LedgerReport:
     num_absent: int | None
     worst_client: WorstClient | None
     worst_case: Guarantee | None
+    num_alike_names: int
 
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by what they are called in a figure."""
@@ -50,18 +61,25 @@ class LedgerReport:
             return {"planned": self.plan, "what took place": self.realised}
         return {"amplified": self.plan, "for who knows the batches": self.realised}
 
-    def fields(self) -> dict[str, Any]:
-        """Returns it as fields of a report."""
+    def fields(self, *, name_clients: bool = False) -> dict[str, Any]:
+        """Returns it as fields of a report.
+
+        Args:
+          name_clients: Whether the client that is protected least is named, with its rounds,
+            which tell it from all others as well.
+        """
         worst, worst_case = self.worst_client, self.worst_case
         widened = _no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")
         return {
             "keeps_plan": self.keeps_plan,
+            "alike_client_names": self.num_alike_names,
             **self._of_sampling(),
             **self._of_what_took_place(),
             "widened_epsilon": None if worst_case is None else worst_case.epsilon,
             **widened,
-            "worst_client": None if worst is None else worst.client_id,
-            "worst_client_rounds": None if worst is None else list(worst.rounds),
+            "worst_client": worst.client_id if worst and name_clients else None,
+            "worst_client_rounds": list(worst.rounds) if worst and name_clients else None,
+            "worst_client_num_rounds": None if worst is None else len(worst.rounds),
             "worst_client_sensitivity": None if worst is None else worst.sensitivity,
             "worst_client_epsilon": None if worst is None else worst.epsilon,
         }
@@ -97,6 +115,7 @@ class LedgerReport:
             "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
             "realised_noise_multiplier": guarantee.noise_multiplier,
             "realised_zcdp_rho": guarantee.zcdp_rho,
+            "realised_zcdp_delta": guarantee.zcdp_delta,
             "realised_epsilon": guarantee.epsilon,
             **guarantee.attacker("realised_"),
         }
@@ -165,6 +184,7 @@ def read(
         worst_case=(
             guarantees.worst_case(plan, factorization, took_place) if keeps_plan is False else None
         ),
+        num_alike_names=client_names.num_alike(ledger.client_ids),
     )
 
 
@@ -181,39 +201,72 @@ def is_sampled(found: Mapping[str, Any]) -> bool:
     return "sampling" in found
 
 
-def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
-    """Returns sentences that say what the fields mean.
+def warning_of_names(found: Mapping[str, Any]) -> str | None:
+    """Returns what to know before all else of names that look alike; None if there are none.
+
+    Args:
+      found: What :meth:`LedgerReport.fields` returned, or an empty mapping.
+    """
+    number = found.get("alike_client_names", 0)
+    return f"WARNING: {client_names.warning(number)}" if number else None
+
+
+def warning(found: Mapping[str, Any], num_rounds: int, delta: float) -> str | None:
+    """Returns what a reader must know before anything else, or None.
 
     Args:
       found: What :meth:`LedgerReport.fields` returned.
       num_rounds: Of the factorization.
       delta: That the epsilons are for.
     """
+    if found["keeps_plan"] is False:
+        breaks = (
+            f"the ledger contradicts its sampling scheme ({found['sampling_deviation']}), so that "
+            "nothing is amplified."
+            if is_sampled(found)
+            else "the ledger breaks the schema that is declared, whose guarantee does not hold."
+        )
+        return (
+            f"WARNING: {breaks} {_of_what_took_place(found, num_rounds, delta)} Whatever else "
+            "might have happened within that separation, and the larger of both numbers of "
+            f"participations: {pair(found['widened_epsilon'], delta)}-DP. "
+            f"{attackers.remark(found, 'widened_')}"
+        )
+    if absent := found.get("absent_participations"):
+        return (
+            f"WARNING: of the participations that the sampler's seed draws, {absent} are not in "
+            "the ledger, and all that are in it were drawn. This is right if these clients could "
+            "not be asked. If they took part, the ledger is not complete, and what is said below "
+            "of what took place is too good."
+        )
+    return None
+
+
+def text(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
+    """Returns sentences that say what the fields of a plan mean that was not broken.
+
+    Args:
+      found: What :meth:`LedgerReport.fields` returned.
+      num_rounds: Of the factorization.
+      delta: That the epsilons are for.
+    """
+    guarantee = _of_what_took_place(found, num_rounds, delta)
+    if is_sampled(found):
+        return _text_of_sampling(found, num_rounds, delta, guarantee)
+    return guarantee
+
+
+def _of_what_took_place(found: Mapping[str, Any], num_rounds: int, delta: float) -> str:
     guarantee = (
-        f"What took place gives {pair(found['realised_epsilon'], delta)}-DP, by the rounds "
-        "between participations of one client and their largest number."
+        f"What took place gives {pair(found['realised_epsilon'], delta)}-DP (zero-out adjacency), "
+        "by the rounds between participations of one client and their largest number."
     )
     if found["realised_num_rounds"] < num_rounds:
         guarantee += (
             f" Only {found['realised_num_rounds']} of {num_rounds} rounds were released: that "
             "helps only if neither the data nor what was released had a part in stopping."
         )
-    guarantee = f"{guarantee} {attackers.remark(found, 'realised_')}"
-    if is_sampled(found) and found["keeps_plan"] is not False:
-        return _text_of_sampling(found, num_rounds, delta, guarantee)
-    if found["keeps_plan"]:
-        return guarantee
-    breaks = (
-        f"the ledger contradicts its sampling scheme ({found['sampling_deviation']}), so that "
-        "nothing is amplified."
-        if is_sampled(found)
-        else "the ledger breaks the schema that is declared, whose guarantee does not hold."
-    )
-    return (
-        f"WARNING: {breaks} {guarantee} Whatever else might have happened within that separation, "
-        f"and the larger of both numbers of participations: "
-        f"{pair(found['widened_epsilon'], delta)}-DP. {attackers.remark(found, 'widened_')}"
-    )
+    return f"{guarantee} {attackers.remark(found, 'realised_')}"
 
 
 def _text_of_sampling(
@@ -225,18 +278,10 @@ def _text_of_sampling(
         f"about one client at most what {pair(found['amplified_epsilon'], delta)}-DP allows "
         "(zero-out adjacency)"
     )
-    attacker = attackers.sentence(found, "amplified_")
+    attacker = attackers.sentence(found, "amplified_", knows_rounds=False)
     if found["keeps_plan"]:
-        absent = found["absent_participations"]
-        batches = (
-            "Every batch of the ledger is the one that the sampler's seed draws"
-            if not absent
-            else f"WARNING: of the participations that the sampler's seed draws, {absent} are not "
-            "in the ledger, and all that are in it were drawn. This is right if these clients "
-            "could not be asked. If they took part, the ledger is not complete, and what is said "
-            "below of what took place is too good"
-        )
-        amplified += f". {attacker} {batches}. The seed must have come from secret random bits."
+        batches = "" if found["absent_participations"] else _ALL_DRAWN
+        amplified += f". {attacker}{batches} The seed must have come from secret random bits."
     else:
         amplified += (
             f", if every batch was drawn by the scheme of the ledger. {attacker} No ledger shows "

@@ -67,7 +67,7 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
         elif kind == "boolean":
             group.boolean(name, meaning)
         else:
-            group.string(name, meaning)
+            group.path(name, meaning)
 
 
 def option_names(*, for_runs: bool = False) -> list[str]:
@@ -232,7 +232,7 @@ def define_workload(values: flags.FlagValues) -> None:
         "Default: prefix_sum, or what the checkpoint was made for.",
     )
     group.number("momentum", "The momentum of --workload=momentum_sgd. Default: 0.9.")
-    group.string(
+    group.path(
         "learning_rates",
         "A text file of one learning rate for each round, for --workload=momentum_sgd. "
         "Default: 1 in every round.",
@@ -309,7 +309,7 @@ def _learning_rates(file_name: str) -> list[float]:
         with warnings.catch_warnings():
             # NumPy warns of a file without numbers; their count is checked later.
             warnings.simplefilter("ignore", UserWarning)
-            rates = np.loadtxt(path, dtype=np.float64, ndmin=1)
+            rates = np.loadtxt(path, dtype=np.float64, ndmin=1, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise CommandError(
             f"--learning_rates={file_name} cannot be read as numbers, one a line: {error}"

@@ -4,7 +4,7 @@ import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from absl import flags
 
@@ -35,13 +35,68 @@ def check_file(path: str | os.PathLike[str], flag: str, overwrite: bool = True) 
     Raises:
       CommandError: If it cannot be written, or is there and may not be.
     """
-    target = pathlib.Path(path).expanduser()
+    target = pathlib.Path(path)
     with _refusing(path, flag):
         check_choice(
             overwrite or not os.path.lexists(target),
             f"--{flag}={path} is there already: replace it by --overwrite, or choose another name.",
         )
         _try(target.absolute().parent, target.name)
+
+
+def check_parent(path: str | os.PathLike[str], flag: str) -> None:
+    """Checks that the directory of a file exists, for commands that make none for it.
+
+    Args:
+      path: The file.
+      flag: The flag that named it, for the message.
+
+    Raises:
+      CommandError: If its directory is not there.
+    """
+    with _refusing(path, flag):
+        check_choice(
+            pathlib.Path(path).absolute().parent.is_dir(),
+            f"--{flag}={path} is in no directory that exists: make it, or choose another.",
+        )
+
+
+def check_name(path: str | os.PathLike[str], flag: str) -> None:
+    """Checks that TensorFlow can write below a directory: it takes names in UTF-8 alone.
+
+    Args:
+      path: The directory.
+      flag: The flag that named it, for the message.
+
+    Raises:
+      CommandError: If its name, or that of a directory above it, is not UTF-8.
+    """
+    try:
+        os.path.abspath(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise CommandError(
+            f"--{flag}={path} has a name that is not UTF-8, in which TensorFlow writes no file: "
+            "choose another place."
+        ) from None
+
+
+def check_apart(path: str | os.PathLike[str], flag: str, checkpoint: str) -> None:
+    """Checks that a file is not in a checkpoint, which is never replaced with other files in it.
+
+    Args:
+      path: The file.
+      flag: The flag that named it, for the message.
+      checkpoint: The directory of the checkpoint.
+
+    Raises:
+      CommandError: If one of both is in the other.
+    """
+    with _refusing(path, flag):
+        file, directory = (pathlib.Path(each).resolve() for each in (path, checkpoint))
+    check_choice(
+        not file.is_relative_to(directory) and not directory.is_relative_to(file),
+        f"--{flag}={path} is not apart from the checkpoint {checkpoint}: choose another place.",
+    )
 
 
 def check_directory(path: str | os.PathLike[str], flag: str) -> None:
@@ -56,6 +111,32 @@ def check_directory(path: str | os.PathLike[str], flag: str) -> None:
     """
     with _refusing(path, flag):
         _try(pathlib.Path(path).absolute(), "output")
+
+
+def cache_directory(
+    named: str | None, default: pathlib.Path | None, say: Callable[[str], None]
+) -> pathlib.Path | None:
+    """Returns where a command keeps what it may need again.
+
+    Args:
+      named: What --cache_dir names; None without it.
+      default: Where it is otherwise; None if there is no home directory.
+      say: Is told why nothing more is kept, in one line, if so.
+
+    Returns:
+      The directory; None for nowhere: a cache that is not there and cannot be made is no reason
+      to end. One that is there may have something to be read.
+    """
+    directory = default if named is None else pathlib.Path(named)
+    reason = "there is no home directory"
+    if directory is not None:
+        try:
+            _try(directory, "output")
+            return directory
+        except OSError as error:
+            reason = f"{directory} cannot be written: {error.strerror}"
+    say(f"warning: results are used without being kept ({reason}): name a place by --cache_dir.")
+    return directory if directory is not None and directory.is_dir() else None
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
+    flag_groups,
     html_pages,
     output_paths,
     plan_steps,
@@ -35,9 +36,12 @@ from mf_aggregators.commands import (
     training_recipes,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.factorizations import registry
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.planning import Candidate, Computation, Setting
+from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting
 
+# Of plans for devices with timers; the whole command ends within a minute.
+_TIME_LIMIT = 50.0
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
 
 
@@ -85,14 +89,26 @@ def define_flags(values: flags.FlagValues) -> None:
         "that need more are left out.",
         100.0,
     )
+    group = FlagGroup(values, "Search")
+    group.words(
+        "mechanisms",
+        "The mechanisms to compare, with commas between them. Default: all.",
+    )
+    group.number(
+        "time_limit",
+        "Seconds after which no mechanism is computed any more that was not kept from an earlier "
+        "plan: those that are not done are skipped and named, and what is recommended is the best "
+        "of the others. The proof of a guarantee by sampling comes on top. 0 for no limit. "
+        f"Default: {_TIME_LIMIT:g}, and with --sampling no limit.",
+    )
     group = FlagGroup(values, "Output")
-    group.string(
+    group.path(
         "dataset",
         "What the printed commands train on, as run-stackoverflow --dataset has it: docstrings, "
         "stackoverflow or the path of a .sqlite file. Default: docstrings or stackoverflow if "
         "--population is theirs (2511 or 342477); otherwise a template is printed.",
     )
-    group.string(
+    group.path(
         "output",
         "A directory to write the recommended factorization to, as mf-factorize would.",
     )
@@ -102,33 +118,50 @@ def define_flags(values: flags.FlagValues) -> None:
         "commands to copy.",
     )
     output_paths.define_overwrite(values, "--output and --report")
-    group.string(
+    group.path(
         "cache_dir",
         "Where factorizations are kept between calls. Default: in the user's cache directory.",
     )
+    for name in _REQUIRED:
+        flag_groups.require(values, name)
 
 
 @memory.limited()
-def main(values: flags.FlagValues) -> None:
+def main(values: flags.FlagValues) -> int:
     """Plans and reports."""
-    for name in _REQUIRED:
-        command_line.check_choice(getattr(values, name) is not None, f"--{name} is required.")
     setting = _setting(values)
     recipe = training_recipes.find(values.dataset, setting.population)
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
     html_pages.check_report(values, values.output)
-    cache = (
-        pathlib.Path(values.cache_dir).expanduser()
-        if values.cache_dir
-        else factorization_cache.default_directory()
+    cache = output_paths.cache_directory(
+        values.cache_dir, factorization_cache.default_directory(), _Progress._print
     )
-    progress = _Progress(planning.computations(setting, cache_directory=cache))
-    with progress.warning():
-        plan = planning.make(
-            setting, cache_directory=cache, progress=progress.begin, processes=_processes()
-        )
+    mechanisms, time_limit = _mechanisms(values), _time_limit(values)
+    progress = _Progress(
+        planning.computations(setting, cache_directory=cache, mechanisms=mechanisms),
+        _processes(),
+        time_limit,
+    )
+    weighed: list[Candidate | LeftOut] = []
+    try:
+        with progress.warning():
+            plan = planning.make(
+                setting,
+                cache_directory=cache,
+                progress=progress.begin,
+                processes=_processes(),
+                mechanisms=mechanisms,
+                time_limit=time_limit,
+                weighed=weighed.append,
+            )
+    except KeyboardInterrupt:
+        progress.interrupt(len(weighed), cache)
+        _print_finished(values, setting, weighed)
+        return command_line.INTERRUPTED
+    for each in plan.skipped:
+        progress.skip(each)
     progress.finish(cache)
     if values.output is not None:
         checkpoints.save(
@@ -151,9 +184,9 @@ def main(values: flags.FlagValues) -> None:
         "candidates": [
             _fields_of(candidate, candidate is plan.recommended) for candidate in plan.candidates
         ],
-        "left_out": [
-            {"mechanism": each.mechanism, "reason": each.reason} for each in plan.left_out
-        ],
+        "left_out": _fields_of_left_out(plan.left_out),
+        "skipped": _fields_of_left_out(plan.skipped),
+        "time_limit": time_limit,
         "dataset": None if recipe is None else recipe.dataset,
         "commands": plan_steps.as_strings(steps),
         "steps": [step.to_dict() for step in steps],
@@ -174,6 +207,50 @@ def main(values: flags.FlagValues) -> None:
                 plan_page.sections(plan, guarantee, steps, show_rates, values, cache),
             )
     command_line.print_result(values, fields, plan_text.text(plan, steps, show_rates))
+    return command_line.DONE
+
+
+def _print_finished(
+    values: flags.FlagValues, setting: Setting, weighed: Sequence[Candidate | LeftOut]
+) -> None:
+    """Prints what was weighed before an interrupt."""
+    candidates = sorted(
+        (each for each in weighed if isinstance(each, Candidate)),
+        key=lambda each: each.effective_rmse,
+    )
+    left_out = [each for each in weighed if isinstance(each, LeftOut)]
+    fields = {
+        "recommended": None,
+        "interrupted": True,
+        "candidates": [_fields_of(each, False) for each in candidates],
+        "left_out": _fields_of_left_out(left_out),
+    }
+    command_line.print_result(
+        values, fields, plan_text.text_of_finished(setting, candidates, left_out)
+    )
+
+
+def _fields_of_left_out(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
+    return [{"mechanism": each.mechanism, "reason": each.reason} for each in left_out]
+
+
+def _mechanisms(values: flags.FlagValues) -> tuple[str, ...] | None:
+    if values.mechanisms is None:
+        return None
+    known = registry.mechanisms()
+    for name in values.mechanisms:
+        command_line.check_choice(
+            name in known, f"--mechanisms knows {', '.join(known)}, found {name!r}."
+        )
+    command_line.check_choice(bool(values.mechanisms), "--mechanisms names no mechanism.")
+    return tuple(values.mechanisms)
+
+
+def _time_limit(values: flags.FlagValues) -> float | None:
+    """Seconds, or None for no limit."""
+    if values.time_limit is None:
+        return _TIME_LIMIT if values.sampling is None else None
+    return validation.non_negative_number(values.time_limit, "--time_limit") or None
 
 
 def run() -> None:
@@ -260,7 +337,16 @@ def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
 class _Progress:
     """Says on standard error what is being computed, a line for each mechanism."""
 
-    def __init__(self, computations: Sequence[Computation]) -> None:
+    def __init__(
+        self,
+        computations: Sequence[Computation],
+        processes: int = 1,
+        time_limit: float | None = None,
+    ) -> None:
+        self._processes, self._time_limit = processes, time_limit
+        self._left = {
+            each.name: each.expected_seconds or 0.0 for each in computations if not each.is_kept
+        }
         self._count = len(computations)
         self._computations = {each.name: each for each in computations}
         self._done = -1
@@ -284,15 +370,38 @@ class _Progress:
             seconds = f"{computation.expected_seconds:.1g}"
             expected = f", takes about {float(seconds):.0f} s on two idle cores"
         self._print(
-            f"{name}: {self._done} of {self._count} done, {self._elapsed()} s so far{expected}"
+            f"{name}: {self._done} of {self._count} done, {self._elapsed()} s so far"
+            f"{self._estimate()}{expected}"
+        )
+        self._left.pop(name, None)
+
+    def _estimate(self) -> str:
+        """How long all that is left takes, if that is long."""
+        seconds = sum(self._left.values()) / self._processes
+        if self._time_limit is not None:
+            seconds = min(seconds, max(0.0, self._time_limit - self._elapsed()))
+        return f", about {seconds:.0f} s left" if seconds >= 1.0 else ""
+
+    def skip(self, skipped: LeftOut) -> None:
+        """Says that a mechanism was skipped, and why."""
+        self._print(f"skipped {skipped.mechanism}: it {skipped.reason}")
+
+    def interrupt(self, done: int, cache: pathlib.Path) -> None:
+        """Says that the plan was interrupted, and what goes on from there."""
+        self._print(
+            f"interrupted in {self._name or 'its beginning'}: {done} of {self._count} mechanisms "
+            f"are compared. What was computed is kept in {cache}: the same command goes on there."
         )
 
-    def finish(self, cache: pathlib.Path) -> None:
+    def finish(self, cache: pathlib.Path | None) -> None:
         """Says what was kept, and where."""
-        self._print(
-            f"compared {self._count} mechanisms in {self._elapsed()} s; matrices and "
-            f"noise multipliers are kept in {cache}: the next plan of as many rounds takes seconds."
+        kept = (
+            ""
+            if cache is None or not os.access(cache, os.W_OK)
+            else f"; matrices and noise multipliers are kept in {cache}: the next plan of as many "
+            "rounds takes seconds"
         )
+        self._print(f"compared {self._count} mechanisms in {self._elapsed()} s{kept}.")
 
     def draw(self, path: str) -> None:
         """Says that a page is drawn, for which more epsilons are computed."""

@@ -41,7 +41,7 @@ def sections(
     steps: Sequence[Step],
     show_rates: bool,
     values: flags.FlagValues,
-    cache: pathlib.Path,
+    cache: pathlib.Path | None,
 ) -> list[Section]:
     """Returns the parts of a page.
 
@@ -51,7 +51,7 @@ def sections(
       steps: What a user types to run it; the notes of the last say what the guarantee depends on.
       show_rates: Whether the table has server learning rates.
       values: The parsed flags.
-      cache: Where noise multipliers are kept between calls.
+      cache: Where noise multipliers are kept between calls; None for nowhere.
     """
     lines = plan_text.setting_lines(plan.setting)
     return [
@@ -72,7 +72,7 @@ def sections(
     ]
 
 
-def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path) -> list[Part]:
+def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) -> list[Part]:
     setting, chosen = plan.setting, plan.recommended
     finite = [each for each in plan.candidates if math.isfinite(each.effective_rmse)]
     drawn = _drawn(plan)
@@ -155,7 +155,7 @@ def _is_independent(candidate: Candidate) -> bool:
 
 
 def _epsilons(
-    plan: Plan, drawn: dict[str, Candidate], cache: pathlib.Path
+    plan: Plan, drawn: dict[str, Candidate], cache: pathlib.Path | None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Epsilons over effective RMSEs.
 
@@ -187,7 +187,7 @@ def _epsilons(
     return curves
 
 
-def _estimated(plan: Plan, cache: pathlib.Path) -> dict[float, float]:
+def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
     """About the noise multipliers that other epsilons of what is recommended need."""
     setting, chosen = plan.setting, plan.recommended
     assert chosen.sampling is not None

@@ -132,6 +132,7 @@ def _plan_again(plan: Plan, directory: str) -> Step:
         f"--clients_per_round={setting.clients_per_round} --sampling={setting.sampling}",
         f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
         f"--model_size={setting.model_size}",
+        "" if plan.mechanisms is None else f"--mechanisms={','.join(plan.mechanisms)}",
         "" if memory is None else f"--noise_memory_gb={memory / 1e9!r}",
         "" if disk is None else f"--noise_disk_gb={disk / 1e9!r}",
         f"--output={shlex.quote(directory)}",

@@ -1,11 +1,12 @@
 """What mf-plan prints for a reader: the setting, a table of the candidates, and steps to run."""
 
 import math
+from collections.abc import Sequence
 
 from mf_aggregators import planning
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.participation import FixedEpochOrder
-from mf_aggregators.planning import Candidate, Plan, Setting
+from mf_aggregators.planning import Candidate, LeftOut, Plan, Setting
 from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
 
 # Of the table; the first has a mark at what is recommended, and the last is not always shown.
@@ -84,23 +85,48 @@ def text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
       steps: What a user types to run it.
       show_rates: As :func:`table` takes it.
     """
-    rows = table(plan, show_rates)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [*setting_lines(plan.setting), ""]
-    for row in rows:
-        name = f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}}"
-        numbers = (f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
-        lines.append("  ".join([name, *numbers]).rstrip())
+    lines = [*setting_lines(plan.setting), "", *_aligned(table(plan, show_rates))]
     remark = remark_on_estimates(plan)
     if remark:
         lines += ["", *remark]
     lines += ["", f"Recommended: {plan.reason}"]
     if plan.left_out:
         lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in plan.left_out)]
+    if plan.skipped:
+        lines += ["", "Skipped for lack of time (--time_limit=0 computes them, and keeps them):"]
+        lines += [f"  {each.mechanism} {each.reason}" for each in plan.skipped]
     lines += ["", "To run it:"]
     for step in steps:
         lines += ["", *(f"  {line}" for line in step.lines())]
     return "\n".join(lines)
+
+
+def text_of_finished(
+    setting: Setting, candidates: Sequence[Candidate], left_out: Sequence[LeftOut]
+) -> str:
+    """Returns what is printed of a plan that was interrupted.
+
+    Args:
+      setting: The setting.
+      candidates: What was weighed by then, in the order of the rows.
+      left_out: What does not fit.
+    """
+    rows = [_COLUMNS, *(_row(each, False) for each in candidates)]
+    lines = [*setting_lines(setting), "", *_aligned([row[:-1] for row in rows])]
+    if left_out:
+        lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in left_out)]
+    return "\n".join([*lines, "", "Interrupted: the others are not compared."])
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        name = f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}}"
+        numbers = (f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
+        lines.append("  ".join([name, *numbers]).rstrip())
+    return lines
 
 
 def _budget(setting: Setting) -> str:

@@ -25,9 +25,11 @@ from mf_aggregators import (
     memory,
     validation,
 )
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.commands import (
     command_line,
     extension_report,
+    flag_groups,
     html_pages,
     ledger_report,
     mechanism_flags,
@@ -46,13 +48,14 @@ from mf_aggregators.sampling import sampling_seeds
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
-    FlagGroup(values, "Mechanism").string(
+    FlagGroup(values, "Mechanism").path(
         "checkpoint", "The checkpoint directory to report on. Required."
     )
+    flag_groups.require(values, "checkpoint")
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
     group = FlagGroup(values, "Participation")
-    group.string(
+    group.path(
         "ledger",
         "A ledger of who took part in which round: the participation.npz of a run, or a text file "
         "(UTF-8) with a client, a comma and a round from 0 on each line. Its first line may be a "
@@ -60,7 +63,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "guarantee that follows from it, and the amplified one where a data sampler drew the "
         "batches.",
     )
-    group.string(
+    group.path(
         "sampling_seed",
         "The file with the secret seed of the data sampler that drew the batches of --ledger: "
         "checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger. "
@@ -87,7 +90,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "that it has. Adds what guarantee and error of the whole would be, beside the error of "
         "the same mechanism planned for so many rounds. The participation flags are for both.",
     )
-    FlagGroup(values, "Output").string(
+    FlagGroup(values, "Output").path(
         "figure",
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
         "what an attacker can do.",
@@ -97,7 +100,13 @@ def define_flags(values: flags.FlagValues) -> None:
         "the same as pictures, epsilon over noise, what the noise costs, all numbers, and what "
         "uses the checkpoint.",
     )
-    output_paths.define_overwrite(values, "--report")
+    output_paths.define_overwrite(values, "--figure and --report")
+    FlagGroup(values, "Output").boolean(
+        "name_clients",
+        "Whether the report names the client of --ledger that was protected least, with its "
+        "rounds.",
+        False,
+    )
 
 
 def _headings() -> str:
@@ -107,8 +116,8 @@ def _headings() -> str:
 
 
 @memory.limited()
-def main(values: flags.FlagValues) -> None:
-    """Reads, computes and reports."""
+def main(values: flags.FlagValues) -> int:
+    """Reads, computes and reports; returns the exit status."""
     _check_flags(values)
     start = time.monotonic()
     subject = report_subject.read(values)
@@ -122,6 +131,9 @@ def main(values: flags.FlagValues) -> None:
         )
     fields |= _guarantee(subject, multiplier, values.delta, values.clients_per_round)
     if values.model_size is not None:
+        if multiplier:
+            rounds = max(factorization.num_rounds, values.extend_to or 0)
+            noise_failure.check_charged(values.model_size, rounds)
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     if values.extend_to is not None:
         fields |= extension_report.fields(
@@ -142,14 +154,23 @@ def main(values: flags.FlagValues) -> None:
         found = ledger_report.read(
             ledger, factorization, subject.schema, multiplier, values.delta, seed
         )
-        realised, stated = found.fields(), found.guarantees()
+        realised = found.fields(name_clients=values.name_clients)
+        stated = found.guarantees()
         fields |= realised
+    is_broken = bool(realised) and realised["keeps_plan"] is False
+    warnings: list[str | None] = []
+    if realised:
+        warnings = [
+            ledger_report.warning(realised, factorization.num_rounds, values.delta),
+            ledger_report.warning_of_names(realised),
+        ]
+    first = [warning for warning in warnings if warning is not None]
     sentences = _sentences(fields, subject, values.delta, realised)
     # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
         from mf_aggregators.commands import report_page
 
-        report_page.save_figure(subject, stated, pathlib.Path(values.figure))
+        report_page.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     if values.report is not None:
         from mf_aggregators.commands import report_page
@@ -160,14 +181,14 @@ def main(values: flags.FlagValues) -> None:
         html_pages.write(
             values.report,
             report_page.title(subject),
-            report_page.sections(subject, stated, fields, sentences, values),
+            report_page.sections(subject, stated, fields, [*first, *sentences], is_broken, values),
         )
-    text = "\n\n".join([command_line.table(list(fields.items())), *sentences])
+    text = "\n\n".join([*first, command_line.table(list(fields.items())), *sentences])
     command_line.print_result(values, fields, text)
+    return command_line.REFUTED if is_broken else command_line.DONE
 
 
 def _check_flags(values: flags.FlagValues) -> None:
-    command_line.check_choice(values.checkpoint is not None, "--checkpoint is required.")
     command_line.check_choice(
         values.figure is None or values.figure.endswith(".png"),
         f"--figure must name a .png file, found {values.figure}.",
@@ -186,7 +207,9 @@ def _check_flags(values: flags.FlagValues) -> None:
         "--sampling_seed needs --ledger, whose draws it checks.",
     )
     if values.figure is not None:
-        output_paths.check_file(values.figure, "figure")
+        output_paths.check_parent(values.figure, "figure")
+        output_paths.check_apart(values.figure, "figure", values.checkpoint)
+        output_paths.check_file(values.figure, "figure", values.overwrite)
     html_pages.check_report(values, values.checkpoint)
 
 
@@ -232,7 +255,7 @@ def _guarantee(
 ) -> dict[str, Any]:
     """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
     if multiplier is None:
-        names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "epsilon", "delta")
+        names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "zcdp_delta", "epsilon", "delta")
         return dict.fromkeys((*names, *map(attackers.name, attackers.FALSE_POSITIVE_RATES)))
     return {
         "noise_multiplier": multiplier,
@@ -242,6 +265,8 @@ def _guarantee(
             else multiplier * subject.errors.rmse / clients_per_round
         ),
         "zcdp_rho": accounting.zcdp_rho(multiplier),
+        # Zero without noise: nothing is stated then.
+        "zcdp_delta": accounting.zcdp_delta(multiplier),
         "epsilon": accounting.epsilon(multiplier, delta),
         "delta": delta,
         **_planned(subject, multiplier, delta).attacker(),
@@ -251,10 +276,12 @@ def _guarantee(
 def _sentences(
     fields: dict[str, Any], subject: Subject, delta: float, realised: dict[str, Any]
 ) -> list[str]:
-    """In words, what guarantee the fields state."""
+    """In words, what guarantee the fields state; nothing where a warning has said it."""
     num_rounds = subject.factorization.num_rounds
     if fields["noise_multiplier"] is None:
         return ["--noise_multiplier or --target_epsilon adds the privacy guarantee."]
+    if realised and realised["keeps_plan"] is False:
+        return []
     found = []
     if math.isfinite(fields["epsilon"]) and not ledger_report.is_sampled(realised):
         found.append(

@@ -20,13 +20,16 @@ _TITLE_OF_ERRORS = "Output at noise multiplier 1"
 _LEAST_MULTIPLIER, _NUM_MULTIPLIERS = 0.2, 15
 
 
-def save_figure(subject: Subject, stated: Mapping[str, Guarantee], path: pathlib.Path) -> None:
+def save_figure(
+    subject: Subject, stated: Mapping[str, Guarantee], is_broken: bool, path: pathlib.Path
+) -> None:
     """Draws a report as a PNG file.
 
     Args:
       subject: What it is about.
       stated: The guarantees whose trade-off curves are drawn, by name.
-      path: The file; missing parents are made.
+      is_broken: Whether a ledger breaks the plan.
+      path: The file.
 
     Raises:
       CommandError: If it cannot be written.
@@ -37,11 +40,9 @@ def save_figure(subject: Subject, stated: Mapping[str, Guarantee], path: pathlib
     panels.matrix(figure, axes[1], factorization)
     if stated:
         panels.trade_offs(axes[2], stated)
-    figures.heading(
-        figure, f"{factorization.mechanism}, n = {factorization.num_rounds}: {subject.schema}"
-    )
+    schema = f"NOT kept: {subject.schema}" if is_broken else str(subject.schema)
+    figures.heading(figure, f"{factorization.mechanism}, n = {factorization.num_rounds}: {schema}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         figures.save(figure, str(path))
     except OSError as error:
         raise command_line.CommandError(
@@ -59,6 +60,7 @@ def sections(
     stated: Mapping[str, Guarantee],
     fields: Mapping[str, Any],
     sentences: Sequence[str],
+    is_broken: bool,
     values: flags.FlagValues,
 ) -> list[Section]:
     """Returns the parts of a page.
@@ -67,7 +69,9 @@ def sections(
       subject: What the report is about.
       stated: The guarantees that may be stated, by name.
       fields: What ``--format=json`` prints.
-      sentences: What the fields mean, and what a guarantee depends on.
+      sentences: What the fields mean, and what a guarantee depends on; what a reader must know
+        before anything else is the first.
+      is_broken: Whether a ledger breaks the plan.
       values: The parsed flags.
     """
     rows = [(name, command_line.readable(name, value)) for name, value in fields.items()]
@@ -75,8 +79,11 @@ def sections(
         Section(
             "",
             [
-                Paragraph(f"Clients keep to: {subject.schema}. Workload: {subject.workload.name}."),
                 *(Paragraph(sentence, is_condition=True) for sentence in sentences),
+                Paragraph(
+                    f"Clients {'were to keep' if is_broken else 'keep'} to: {subject.schema}. "
+                    f"Workload: {subject.workload.name}."
+                ),
             ],
         ),
         Section("How good it is, and what it guarantees", _pictures(subject, stated, values.delta)),

@@ -16,9 +16,12 @@ from mf_aggregators.factorizations.band_constraints import (
 from mf_aggregators.factorizations.banded_search import BandedSearch
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
+from mf_aggregators.factorizations.dense import squared_rows_of_prefix_sums
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import (
+    POWER_OF_SECONDS,
     RELATIVE_GAP_OF_A_PLAN,
+    ROUNDS_OF_SECONDS,
     Mechanism,
     Option,
     Request,
@@ -43,13 +46,19 @@ from mf_aggregators.sensitivity import Sensitivity
 
 # Of bands, blocks and steps that a search keeps, at least, for each entry of C.
 _BYTES_PER_ENTRY = 8 * 30
+# With more bands than one in so many rounds, up to so many, the inverse of the dense matrix is
+# quicker than blocks.
+_MOST_SHARE_OF_BANDS, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
 # In a plan: the most rounds of all searches, and of the one for the most bands, which is the best,
 # if it takes no more than so many n b^2. Fewer bands are for those who look for less memory.
 _MOST_ROUNDS_OF_A_PLAN, _MOST_ROUNDS_OF_THE_BEST = 4096, 20_000
 _MOST_OPERATIONS_OF_THE_BEST = 4e8
 _FEWER_BANDS_OF_A_PLAN = (4, 16, 64)
-# How long the search for so many bands takes for 2,052 rounds; fewer take less.
-_SECONDS_OF_A_PLAN, _BANDS_OF_SECONDS = 12.0, 342
+# How long searches take for 2,052 rounds: for few bands, and for so many beyond that; others take
+# a power of that. That of all bands is another one.
+_SECONDS_OF_FEW_BANDS, _SECONDS_OF_A_PLAN, _BANDS_OF_SECONDS = 1.5, 24.0, 342
+_POWER_OF_BANDS, _POWER_OF_ROUNDS = 1.6, 2.0
+_SECONDS_OF_ALL_BANDS = 5.0
 
 
 class BandedFactorization(Factorization):
@@ -70,7 +79,7 @@ class BandedFactorization(Factorization):
           ValueError: If the array is not as said.
         """
         super().__init__(**attributes)
-        bands = np.array(bands, dtype=np.float64)
+        bands = validation.real_array(bands, "bands").copy()
         if bands.ndim != 2 or not 1 <= bands.shape[1] <= bands.shape[0]:
             raise ValueError(
                 "bands must have a row for each round and 1 to num_rounds columns, found an "
@@ -129,10 +138,18 @@ class BandedFactorization(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2, in O(n b) memory where A has a banded inverse."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, workloads.Workload):
             self._check_rounds(workload.num_rounds)
         else:
             workload = self._checked(workload)
+        if (
+            _MOST_SHARE_OF_BANDS * self.num_bands > self.num_rounds
+            and self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
+            and isinstance(workload, workloads.Workload)
+            and workload.name == "prefix_sum"
+        ):
+            return squared_rows_of_prefix_sums(self.strategy_matrix())
         inverse = workloads.inverse_bands(workload)
         if inverse is None:
             return super().squared_decoder_rows(workload)
@@ -216,8 +233,8 @@ def banded(
     the result says so; its sensitivity under MinSeparation is larger, and exact as well.
 
     Args:
-      workload: A, an (n, n) lower-triangular array of full rank, or a
-        ``workloads.Workload``.
+      workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
+        int n for the prefix sum of n rounds.
       num_bands: The number of bands b, 1 (independent noise) to n (no limit).
       equal_column_norms: Whether the columns of C have equal norms.
       participation: The schema that the factorization is for; at least ``num_bands``
@@ -247,10 +264,11 @@ def banded(
       >>> factorization.sensitivity(timers).is_exact
       True
     """
+    workload = workloads.resolve(workload)
     if isinstance(workload, workloads.Workload):
         num_rounds = workload.num_rounds
     else:
-        num_rounds = len(workload)
+        num_rounds = validation.num_rows(workload, "the workload")
         memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
         workload = validation.lower_triangular(workload, "the workload")
     num_bands = validation.positive_integer(num_bands, "num_bands")
@@ -273,9 +291,31 @@ def banded(
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
 
-    prepared = BandedWorkload.of(workload, num_bands)
     constraint: ColumnConstraint = EqualNorms(num_bands)
     most = participation.most_participations(num_rounds)
+    if num_bands == num_rounds and (equal_column_norms or most == 1):
+        # No limit on the bands: the dense optimum, by eigenvalues in place of n^3 operations a
+        # step. That module needs this one, for another search.
+        from mf_aggregators.factorizations.optimal import optimal
+
+        optimum = optimal(
+            workload,
+            relative_gap=relative_gap,
+            max_evaluations=max_evaluations,
+            show_progress=show_progress,
+        )
+        return BandedFactorization(
+            recursions.bands_of_matrix(optimum.strategy_matrix(), num_bands),
+            participation=participation,
+            optimality_gap=optimum.optimality_gap,
+            parameters={
+                "num_bands": num_bands,
+                "equal_column_norms": True,
+                "relative_gap": relative_gap,
+                "workload": workloads.fingerprint(workload),
+            },
+        )
+    prepared = BandedWorkload.of(workload, num_bands)
     if not equal_column_norms and most > 1 and not isinstance(participation, SingleParticipation):
         participation = FixedEpochOrder(most, participation.separation)
         layout = PatternLayout(num_rounds, participation.separation, most)
@@ -401,10 +441,16 @@ def variant_of_a_plan(
     Returns:
       The variant, with a reason if its search would take minutes.
     """
+    seconds = _SECONDS_OF_ALL_BANDS
+    if num_bands < num_rounds:
+        share = (num_bands / _BANDS_OF_SECONDS) ** _POWER_OF_BANDS
+        seconds = _SECONDS_OF_FEW_BANDS + _SECONDS_OF_A_PLAN * share
+        # They grow with a smaller power of the rounds than those of dense matrices.
+        seconds *= (num_rounds / ROUNDS_OF_SECONDS) ** (_POWER_OF_ROUNDS - POWER_OF_SECONDS)
     return Variant(
         {"num_bands": num_bands},
         {"relative_gap": RELATIVE_GAP_OF_A_PLAN},
         depends_on_schema=False,
-        seconds=_SECONDS_OF_A_PLAN * min(1.0, num_bands / _BANDS_OF_SECONDS),
+        seconds=seconds,
         reason=too_many_rounds(most_rounds) if num_rounds > most_rounds else "",
     )

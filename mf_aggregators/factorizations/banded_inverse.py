@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import scipy.optimize
 import scipy.special
-import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
@@ -32,8 +31,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     PatternOfRounds,
     check_bands,
     check_measure,
-    check_momentum,
-    check_rounds,
+    check_workload,
     error_weights,
     parameters_of,
     with_momentum,
@@ -43,7 +41,7 @@ from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
-from mf_aggregators.workloads import Workload
+from mf_aggregators.progress_bars import ProgressBar
 
 # Bounds of the search's variables: logarithms of steps, or of odds.
 _LARGEST_LOG = 40.0
@@ -106,27 +104,27 @@ class BandedInverseFactorization(ToeplitzStructure):
 
 
 def banded_inverse(
-    num_rounds: int,
-    num_bands: int,
+    num_rounds: Any = None,
+    num_bands: int | None = None,
     participation: Participation | None = None,
     *,
     coefficients: Literal["optimised", "square_root"] = "optimised",
     error: ErrorMeasure = "mean",
-    workload: Workload | None = None,
+    workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BandedInverseFactorization:
     """Computes a factorization of a Toeplitz workload with a banded C^-1, in O(n) memory.
 
     Args:
-      num_rounds: n.
+      num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
       num_bands: The number of bands of C^-1, 1 (independent noise) to n.
       participation: The schema to optimise for; SingleParticipation by default.
       coefficients: ``optimised``, or ``square_root`` for those of the inverse of the workload's
         square root, (1 - x)^(1/2) for the prefix sum.
       error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
       workload: What to optimise for: the prefix sum, which is the default, or momentum with
-        constant learning rates.
+        constant learning rates, a ``workloads.Workload`` or an (n, n) array.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -136,9 +134,8 @@ def banded_inverse(
       NotConvergedWarning.
 
     Raises:
-      TypeError: If the workload is not a ``workloads.Workload``.
-      ValueError: If an argument is out of its range, the learning rates of the workload
-        change, or the schema names more participations than fit.
+      ValueError: If an argument is out of its range, the workload has other learning rates than
+        constant ones or is given twice, or the schema names more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -146,8 +143,7 @@ def banded_inverse(
       >>> make(4, num_bands=2, coefficients="square_root").noising_matrix()[:, 0]
       array([ 1. , -0.5,  0. ,  0. ])
     """
-    num_rounds = check_rounds(num_rounds, "the banded inverse")
-    momentum = check_momentum(workload, num_rounds)
+    num_rounds, momentum = check_workload(num_rounds, workload, "the banded inverse")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -156,7 +152,8 @@ def banded_inverse(
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     if coefficients not in ("optimised", "square_root"):
         raise ValueError(
-            f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
+            "coefficients must be 'optimised' or 'square_root', found "
+            f"{validation.shown(coefficients)}."
         )
     weights = error_weights(num_rounds, error)
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)
@@ -281,7 +278,7 @@ def _optimised(
     start: np.ndarray, error: _ErrorByRatios, max_evaluations: int, show_progress: bool
 ) -> tuple[np.ndarray, Any]:
     """L-BFGS over the free variables of the ratios, from the coefficients of some C^-1."""
-    with tqdm.tqdm(
+    with ProgressBar(
         desc=f"banded inverse, {len(start)} bands", unit=" evaluations", disable=not show_progress
     ) as progress:
 

@@ -12,13 +12,13 @@ tr(V). :mod:`mf_aggregators.factorizations.band_certificate` bounds the trace fr
 """
 
 import numpy as np
-import tqdm
 
 from mf_aggregators.factorizations import band_algebra, band_certificate
 from mf_aggregators.factorizations.band_constraints import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import Converged, minimise
 from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances
+from mf_aggregators.progress_bars import ProgressBar
 
 # Evaluations before the first look at the certificate, which costs about five of them, and the
 # fewest and the most between two looks.
@@ -67,7 +67,7 @@ class BandedSearch:
         self._num_bands = constraint.num_bands
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
-        self.progress = tqdm.tqdm(
+        self.progress = ProgressBar(
             desc=f"{self._num_bands} bands", unit=" evaluations", disable=not show_progress
         )
         self.evaluations = 0

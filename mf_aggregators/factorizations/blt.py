@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 import scipy.signal
-import tqdm
 
 from mf_aggregators import validation
 from mf_aggregators.factorizations import blt_errors
@@ -33,8 +32,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
     PatternOfRounds,
     check_measure,
-    check_momentum,
-    check_rounds,
+    check_workload,
     error_weights,
     parameters_of,
     with_momentum,
@@ -42,6 +40,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
 from mf_aggregators.factorizations.toeplitz_structure import ERROR, ToeplitzStructure
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 MOST_BUFFERS = 8
@@ -84,8 +83,8 @@ class BltFactorization(ToeplitzStructure):
             non-increasing: its sensitivity would not be known.
         """
         super().__init__(num_rounds, "the BLT matrix", **attributes)
-        decays = np.array(buffer_decays, dtype=np.float64)
-        inverse = np.array(inverse_decays, dtype=np.float64)
+        decays = validation.real_array(buffer_decays, "buffer_decays").copy()
+        inverse = validation.real_array(inverse_decays, "inverse_decays").copy()
         if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
             raise ValueError(
                 "buffer_decays and inverse_decays must be vectors of one length, found shapes "
@@ -127,8 +126,8 @@ class BltFactorization(ToeplitzStructure):
         Raises:
           ValueError: If the coefficients of C would not be non-negative and non-increasing.
         """
-        decays = np.array(buffer_decays, dtype=np.float64)
-        scales = np.array(output_scales, dtype=np.float64)
+        decays = validation.real_array(buffer_decays, "buffer_decays")
+        scales = validation.real_array(output_scales, "output_scales")
         if decays.ndim != 1 or decays.shape != scales.shape:
             raise ValueError(
                 "buffer_decays and output_scales must be vectors of one length, found shapes "
@@ -235,12 +234,12 @@ class BltFactorization(ToeplitzStructure):
 
 
 def blt(
-    num_rounds: int,
-    num_buffers: int,
+    num_rounds: Any = None,
+    num_buffers: int | None = None,
     participation: Participation | None = None,
     *,
     error: ErrorMeasure = "mean",
-    workload: Workload | None = None,
+    workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BltFactorization:
@@ -251,12 +250,13 @@ def blt(
     with one more pair of decays between any two, so that more buffers are not worse.
 
     Args:
-      num_rounds: n.
+      num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
       num_buffers: The number of buffers m, 1 to 8.
       participation: The schema to optimise for; SingleParticipation by default.
       error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
       workload: What to optimise for: the prefix sum, which is the default, or momentum with
-        constant learning rates, for which each evaluation takes O(n) time.
+        constant learning rates, for which each evaluation takes O(n) time; a
+        ``workloads.Workload`` or an (n, n) array.
       max_evaluations: Give up a search after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -265,9 +265,8 @@ def blt(
       best decays found, with a NotConvergedWarning.
 
     Raises:
-      TypeError: If the workload is not a ``workloads.Workload``.
-      ValueError: If an argument is out of its range, the learning rates of the workload
-        change, or the schema names more participations than fit.
+      ValueError: If an argument is out of its range, the workload has other learning rates than
+        constant ones or is given twice, or the schema names more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -276,8 +275,7 @@ def blt(
       >>> round(buffered.rmse(mfa.workloads.prefix_sum(64), timers), 2)
       4.92
     """
-    num_rounds = check_rounds(num_rounds, "the BLT matrix")
-    momentum = check_momentum(workload, num_rounds)
+    num_rounds, momentum = check_workload(num_rounds, workload, "the BLT matrix")
     num_buffers = validation.positive_integer(num_buffers, "num_buffers")
     if num_buffers > MOST_BUFFERS:
         raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
@@ -287,7 +285,7 @@ def blt(
     error = check_measure(error)
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     pattern = PatternOfRounds.of(participation, num_rounds)
-    with tqdm.tqdm(
+    with ProgressBar(
         desc=f"{num_buffers} buffers", unit=" evaluations", disable=not show_progress
     ) as progress:
         distances = _Search(pattern, error, max_evaluations, progress, momentum).run(num_buffers)
@@ -309,7 +307,7 @@ class _Search:
         pattern: PatternOfRounds,
         error: ErrorMeasure,
         max_evaluations: int,
-        progress: "tqdm.tqdm[Any]",
+        progress: "ProgressBar",
         momentum: float = 0.0,
     ) -> None:
         self._pattern = pattern

@@ -24,16 +24,17 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 
 # How much of the noise multiplier a recursion may take: rounding takes far less.
 _TOLERANCE = 1e-8
-# C, its inverse and their product.
-_BYTES_PER_ENTRY = 3 * 8
+# C, the identity, the rows and what they keep of earlier ones, and a product.
+_BYTES_PER_ENTRY = 5 * 8
 
 
 class CheckedFactorization(Factorization):
     """A factorization of another package's class, with the errors that its matrix has.
 
-    The strategy matrix is copied, and the recursion is run: its rows must be those of C^-1.
-    Sensitivity and errors are computed by the base class from the copy. A certified gap is
-    dropped.
+    The strategy matrix is copied. The recursion is made anew from copies of its arrays, and is run:
+    its rows must be those of C^-1. (An aggregator draws rows by its graphs as well, and compares
+    them with C: ``tff.noise_making``.) Sensitivity and errors are computed by the base class from
+    the copy. A certified gap is dropped.
     """
 
     def __init__(self, factorization: Factorization) -> None:
@@ -59,7 +60,7 @@ class CheckedFactorization(Factorization):
             raise ValueError(f"{name} has shape {matrix.shape}, and num_rounds is {num_rounds}.")
         self.mechanism = factorization.mechanism
         self._matrix = DenseFactorization(matrix).strategy_matrix()
-        self._recursion = copy.deepcopy(factorization.noise_recursion())
+        self._recursion = _rebuilt(factorization.noise_recursion())
         difference = _difference(self._matrix, self._recursion)
         # Written so that NaN does not pass.
         if not difference <= _TOLERANCE:
@@ -161,7 +162,7 @@ class CheckedMechanism(Mechanism):
             raise ValueError(f"{self.name} made {type(made).__name__}, which is no factorization.")
         if type(made) not in self._own:
             return CheckedFactorization(made)
-        # Rebuilt from its arrays, by the class that checks them.
+        # Rebuilt from its arrays, by the class that checks and copies them.
         rebuilt = type(made).from_arrays(
             made.num_rounds,
             made.arrays(),
@@ -212,18 +213,36 @@ def relabelled(factorization: Factorization, name: str) -> Factorization:
     return labelled
 
 
+def _rebuilt(recursion: NoiseRecursion) -> NoiseRecursion:
+    """The recursion that the library's class makes of copies of a recursion's fields.
+
+    A subclass could show the check one matrix and the run another, and so could what an object has
+    beside its fields: a cached ``unit``, for one.
+    """
+    kind = type(recursion)
+    if not any(kind is known for known in recursions.KINDS):
+        raise ValueError(f"{kind.__name__} is no recursion of the library.")
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    values = {field.name: getattr(recursion, field.name) for field in fields}
+    return kind(
+        **{
+            name: np.array(value) if isinstance(value, np.ndarray) else value
+            for name, value in values.items()
+        }
+    )
+
+
 def _difference(matrix: np.ndarray, recursion: NoiseRecursion) -> float:
     """The Frobenius norm of E = C N - I for the rows N that a recursion makes of the identity.
 
     The encoded stream is hidden by C N Z = (I + E) Z, which is at least as much noise as
     (1 - ||E||) Z: so E takes no more than its norm of the noise multiplier.
     """
-    if type(recursion) not in recursions.KINDS:
-        raise ValueError(f"{type(recursion).__name__} is no recursion of the library.")
     if recursion.num_rounds != len(matrix):
         return math.inf
     with np.errstate(all="ignore"):
-        product = matrix @ recursion.noising_matrix()
+        # The recursion is run; its noising matrix may come from a solution of its own.
+        product = matrix @ recursion.apply(np.eye(len(matrix)))
     product[np.diag_indices(len(matrix))] -= 1.0
     return float(np.linalg.norm(product))
 

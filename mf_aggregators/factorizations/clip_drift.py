@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import validation, workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
+from mf_aggregators.workloads import Workload
 
 # Columns of C^-1 at a time: bounds memory at n times this.
 _COLUMNS_AT_A_TIME = 256
@@ -39,42 +41,54 @@ class ClipDrift:
         return self.equivalent_norm / self.independent_norm - 1.0
 
 
-def squared_rows(
-    factorization: Factorization, norms: Any, workload: np.ndarray | None = None
-) -> np.ndarray:
+def squared_rows(factorization: Factorization, norms: Any, workload: Any = None) -> np.ndarray:
     """Returns the squared norm of each row of A diag(norms) C^-1.
 
     Args:
       factorization: What makes the noise.
       norms: (m,) the clip norms of the first m rounds, 1 <= m <= n.
-      workload: A, (m, m), lower triangular; None for prefix sums, which need no matrix.
+      workload: A, an (m, m) lower-triangular array, a ``workloads.Workload``, or the int m for
+        the prefix sum; None for prefix sums as well, which need no matrix.
 
     Returns:
       (m,) float64: the variance of the noise in each output, in variances of Z.
 
     Raises:
-      ValueError: If there are no norms, or more than rounds.
+      ValueError: If there are no norms, or more than rounds, or the workload is not for as many.
     """
-    norms = np.asarray(norms, np.float64)
-    num_rounds, rounds = factorization.num_rounds, len(norms)
+    norms = validation.real_array(norms, "norms")
+    num_rounds, rounds = factorization.num_rounds, norms.size
     if norms.ndim != 1 or not 1 <= rounds <= num_rounds:
         raise ValueError(
             f"there must be a norm for each of 1 to {num_rounds} rounds, found shape {norms.shape}."
         )
+    matrix = _matrix(workload, rounds)
     squares = np.zeros(rounds)
     for start in range(0, rounds, _COLUMNS_AT_A_TIME):
         columns = np.arange(start, min(start + _COLUMNS_AT_A_TIME, rounds))
         unit = np.zeros((num_rounds, len(columns)))
         unit[columns, columns - start] = 1.0
         rows = norms[:, np.newaxis] * factorization.noise_rows(unit)[:rounds]
-        outputs = np.cumsum(rows, axis=0) if workload is None else workload @ rows
+        outputs = np.cumsum(rows, axis=0) if matrix is None else matrix @ rows
         squares += np.einsum("ij,ij->i", outputs, outputs)
     return squares
 
 
-def measure(
-    factorization: Factorization, norms: Any, workload: np.ndarray | None = None
-) -> ClipDrift:
+def _matrix(workload: Any, rounds: int) -> np.ndarray | None:
+    """The (m, m) matrix of a workload for m rounds; None for the prefix sum."""
+    workload = workloads.resolve(rounds if workload is None else workload)
+    if isinstance(workload, Workload):
+        found = workload.num_rounds
+        matrix = None if workload.name == "prefix_sum" else workload.matrix()
+    else:
+        matrix = validation.lower_triangular(workload, "the workload")
+        found = len(matrix)
+    if found != rounds:
+        raise ValueError(f"the workload is for {found} rounds, and there are {rounds} norms.")
+    return matrix
+
+
+def measure(factorization: Factorization, norms: Any, workload: Any = None) -> ClipDrift:
     """Returns what norms that moved cost in the noise of the outputs.
 
     Args:
@@ -85,16 +99,14 @@ def measure(
     Raises:
       ValueError: As there.
     """
-    norms = np.asarray(norms, np.float64)
+    norms = validation.real_array(norms, "norms")
     return ClipDrift(
         _equivalent(factorization, norms, workload),
         _equivalent(identity(factorization.num_rounds), norms, workload),
     )
 
 
-def _equivalent(
-    factorization: Factorization, norms: np.ndarray, workload: np.ndarray | None
-) -> float:
+def _equivalent(factorization: Factorization, norms: np.ndarray, workload: Any) -> float:
     moved = float(np.sum(squared_rows(factorization, norms, workload)))
     return math.sqrt(
         moved / float(np.sum(squared_rows(factorization, np.ones_like(norms), workload)))

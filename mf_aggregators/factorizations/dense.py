@@ -6,9 +6,33 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import validation
+from mf_aggregators import validation, workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise.recursions import DenseNoise
+from mf_aggregators.workloads import Workload
+
+# Rows of a decoder that are summed together.
+_ROWS_AT_A_TIME = 256
+
+
+def squared_rows_of_prefix_sums(strategy_matrix: np.ndarray) -> np.ndarray:
+    """Returns ||row i of B||^2 of the prefix sum: running sums of the rows of C^-1.
+
+    The inverse of a triangle takes a third of the operations of a solve for B.
+
+    Args:
+      strategy_matrix: C, (n, n), lower triangular and invertible.
+    """
+    # LAPACK's order of columns makes rows of C^-1 of its columns.
+    inverse, _ = scipy.linalg.lapack.dtrtri(strategy_matrix.T, lower=0)
+    num_rounds = len(strategy_matrix)
+    sums, squared = np.zeros((1, num_rounds)), np.empty(num_rounds)
+    for first in range(0, num_rounds, _ROWS_AT_A_TIME):
+        rows = slice(first, first + _ROWS_AT_A_TIME)
+        decoder = sums + np.cumsum(np.triu(inverse[:, rows], -first).T, axis=0)
+        squared[rows] = np.einsum("ij,ij->i", decoder, decoder)
+        sums = decoder[-1:]
+    return squared
 
 
 class DenseFactorization(Factorization):
@@ -38,6 +62,14 @@ class DenseFactorization(Factorization):
             self._strategy_matrix, np.eye(self.num_rounds), lower=True, check_finite=False
         )
         return DenseNoise(np.tril(inverse))
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns ||row i of B||^2: for the prefix sum from the inverse alone."""
+        workload = workloads.resolve(workload)
+        if isinstance(workload, Workload) and workload.name == "prefix_sum":
+            self._check_rounds(workload.num_rounds)
+            return squared_rows_of_prefix_sums(self._strategy_matrix)
+        return super().squared_decoder_rows(workload)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the lower triangle of C, row by row."""

@@ -120,7 +120,7 @@ class Factorization(abc.ABC):
         num_rounds: int,
         *,
         participation: Participation | None = None,
-        workload: Workload | None = None,
+        workload: Workload | int | None = None,
     ) -> "Factorization":
         """Returns a factorization for more rounds whose leading part of C is this one's C.
 
@@ -131,7 +131,8 @@ class Factorization(abc.ABC):
           num_rounds: The number of rounds of the whole, above n.
           participation: The schema of the whole that further rows are optimised for, where they
             are; by default the one that this factorization was optimised for.
-          workload: The workload of the whole, likewise; the prefix sum by default.
+          workload: The workload of the whole, likewise; the prefix sum by default, and for an
+            int.
 
         Returns:
           The factorization, with :attr:`plans`; it states no optimality gap.
@@ -148,13 +149,13 @@ class Factorization(abc.ABC):
                 f"extension has more, found {rounds}."
             )
         schema = check_fits(participation or self._participation or SingleParticipation(), rounds)
-        workload = workload or workloads.describe({"name": "prefix_sum"}, rounds)
-        if workload.num_rounds != rounds:
+        whole: Workload = workloads.resolve(rounds if workload is None else workload)
+        if whole.num_rounds != rounds:
             raise ValueError(
-                f"the workload is for {workload.num_rounds} rounds, and the extension for {rounds}."
+                f"the workload is for {whole.num_rounds} rounds, and the extension for {rounds}."
             )
         parameters = {**self._parameters, _EXTENDS: [*self.plans, self.num_rounds]}
-        made = self._extended(rounds, schema, workload, parameters)
+        made = self._extended(rounds, schema, whole, parameters)
         return made._labelled(self.mechanism)
 
     def _extended(
@@ -289,7 +290,7 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If the number of rows is not n.
         """
-        x = np.asarray(x, dtype=np.float64)
+        x = validation.real_array(x, "x")
         if x.shape[:1] != (self.num_rounds,):
             raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
         return self._encode(x)
@@ -340,7 +341,8 @@ class Factorization(abc.ABC):
         """Returns B with A = BC.
 
         Args:
-          workload: A, an (n, n) lower-triangular array or a ``workloads.Workload``.
+          workload: A, an (n, n) lower-triangular array, a ``workloads.Workload``, or an int n
+            for the prefix sum of n rounds.
 
         Returns:
           B = A C^-1, an (n, n) float64 lower-triangular array.
@@ -420,8 +422,8 @@ class Factorization(abc.ABC):
         """Returns all errors of the outputs A x for a workload A.
 
         Args:
-          workload: A, an (n, n) lower-triangular array or a ``workloads.Workload``, with
-            which structured mechanisms need no (n, n) matrix.
+          workload: A, an (n, n) lower-triangular array, or a ``workloads.Workload`` or an int n
+            for the prefix sum of n rounds, with which structured mechanisms need no (n, n) matrix.
           participation: The schema under which C has sensitivity sens(C).
 
         Returns:
@@ -430,7 +432,7 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: As :meth:`decoder_matrix` does.
         """
-        squared_rows = self.squared_decoder_rows(workload)
+        squared_rows = self.squared_decoder_rows(workloads.resolve(workload))
         sensitivity = self.sensitivity(participation)
         return Errors(sensitivity, sensitivity.value**2 * squared_rows)
 
@@ -498,6 +500,7 @@ class Factorization(abc.ABC):
         return self.errors(workload, participation).max_error
 
     def _checked(self, workload: Any) -> np.ndarray:
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
             return workload.matrix()

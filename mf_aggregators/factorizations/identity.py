@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, validation
+from mf_aggregators import memory, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import (
@@ -64,6 +64,7 @@ class IdentityFactorization(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns the squared row norms of the workload: see the base class."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
             coefficients = workload.coefficients()

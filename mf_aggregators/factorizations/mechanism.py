@@ -13,6 +13,9 @@ from mf_aggregators.workloads import Workload
 
 # Plans compare optima that are certified to this relative gap of the squared error.
 RELATIVE_GAP_OF_A_PLAN = 1e-3
+# Variants say how long they take for so many rounds, which grows with a power of the rounds.
+ROUNDS_OF_SECONDS = 2052
+POWER_OF_SECONDS = 2.5
 
 
 class OptionError(ValueError):

@@ -17,7 +17,6 @@ import dataclasses
 import numpy as np
 import scipy.linalg
 import scipy.optimize
-import tqdm
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.convergence import (
@@ -36,6 +35,7 @@ from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
 from mf_aggregators.participation import FixedEpochOrder
+from mf_aggregators.progress_bars import ProgressBar
 
 # Evaluations between two certificates, each of which costs about as much as one.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 8
@@ -146,7 +146,7 @@ class MultiEpochSearch:
         self._equal_column_norms = equal_column_norms
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
-        self.progress = tqdm.tqdm(
+        self.progress = ProgressBar(
             desc="(k, b)-participation", unit=" evaluations", disable=not show_progress
         )
         self._dual = MultiEpochDual(

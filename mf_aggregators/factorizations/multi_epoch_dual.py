@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mf_aggregators import validation
 from mf_aggregators.factorizations import pattern_spectra
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.factorizations.pattern_spectra import PatternRoot
@@ -246,7 +247,7 @@ def bounded_entries(pattern_entries: Any) -> PatternEntries:
     if pattern_entries not in ("any", "non_negative", "orthogonal"):
         raise ValueError(
             "pattern_entries must be 'any', 'non_negative' or 'orthogonal', found "
-            f"{pattern_entries!r}."
+            f"{validation.shown(pattern_entries)}."
         )
     checked: PatternEntries = pattern_entries
     return checked

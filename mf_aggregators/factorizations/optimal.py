@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations import workload_spectra
@@ -45,6 +44,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check_fits,
 )
+from mf_aggregators.progress_bars import ProgressBar
 
 # How far log(v) may move from the start: keeps exp() finite in a line search.
 _LARGEST_CHANGE_OF_LOG = 12.0
@@ -105,8 +105,8 @@ def optimal(
     Problem 1: see ``multi_epoch``.
 
     Args:
-      workload: A, an (n, n) lower-triangular array of full rank, or a
-        ``workloads.Workload``.
+      workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
+        int n for the prefix sum of n rounds.
       participation: The schema to optimise for: SingleParticipation, the default, or
         FixedEpochOrder.
       equal_column_norms: For clients that return: whether the columns of C must have
@@ -139,7 +139,11 @@ def optimal(
       >>> best.optimality_gap < 1e-6
       True
     """
-    num_rounds = workload.num_rounds if isinstance(workload, workloads.Workload) else len(workload)
+    workload = workloads.resolve(workload)
+    if isinstance(workload, workloads.Workload):
+        num_rounds = workload.num_rounds
+    else:
+        num_rounds = validation.num_rows(workload, "the workload")
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
     if not isinstance(workload, workloads.Workload):
         workload = validation.lower_triangular(workload, "the workload")
@@ -219,7 +223,7 @@ class _Search:
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
         self._show_progress = show_progress
-        self.progress = tqdm.tqdm(
+        self.progress = ProgressBar(
             desc="fixed point", unit=" evaluations", disable=not show_progress
         )
         self.evaluations = 0

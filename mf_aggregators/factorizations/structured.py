@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
-import tqdm
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.banded import (
@@ -36,6 +35,7 @@ from mf_aggregators.linear_algebra import stacked_cholesky
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import MinSeparation
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # Denisov et al. App. H: the weight of the squared norms of L and R, for columns of C of
@@ -77,7 +77,8 @@ class StructuredFactorization(Factorization):
         """
         super().__init__(**attributes)
         diagonals, left, right = (
-            np.array(array, dtype=np.float64) for array in (diagonals, left, right)
+            validation.real_array(array, name).copy()
+            for name, array in (("diagonals", diagonals), ("left", left), ("right", right))
         )
         if diagonals.ndim != 2 or not 1 <= diagonals.shape[1] <= diagonals.shape[0]:
             raise ValueError(
@@ -172,6 +173,7 @@ class StructuredFactorization(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2: see the base class; O(n (h + r^2)) for the prefix sum."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
             return _squared_rows(self._diagonals, self._left, self._right)
@@ -298,7 +300,7 @@ def _alternating_least_squares(
     transposed = np.ascontiguousarray(rest.T)
     best_error, best_factors = np.inf, (left, right)
     patience = _PATIENCE
-    progress = tqdm.tqdm(
+    progress = ProgressBar(
         total=max_iterations, desc=f"rank {rank}", unit=" iterations", disable=not show_progress
     )
     with progress:
@@ -480,7 +482,7 @@ class StructuredMechanism(Mechanism):
     def _of(self, num_rounds: int, base: tuple[str, Variant]) -> list[Variant]:
         # Of fewer rounds, the rank would be that of the base itself.
         return [
-            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=3.0)
+            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=7.0)
             for rank in _RANKS_OF_A_PLAN
             if num_rounds > _DIAGONALS_OF_A_PLAN + rank
         ]

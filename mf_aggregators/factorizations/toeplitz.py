@@ -7,7 +7,7 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import validation
+from mf_aggregators import validation, workloads
 from mf_aggregators.factorizations import toeplitz_search
 from mf_aggregators.factorizations.factorization import ExtensionError
 from mf_aggregators.factorizations.mechanism import (
@@ -23,7 +23,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     check_bands,
     check_measure,
     check_momentum,
-    check_rounds,
+    check_workload,
     parameters_of,
 )
 from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
@@ -183,6 +183,7 @@ class ToeplitzFactorization(ToeplitzStructure):
         """Returns the squared row norms of B: see the base class."""
         if not self._equal_column_norms:
             return super().squared_decoder_rows(workload)
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
             return self._squared_rows_of_prefix_sums()
@@ -271,14 +272,14 @@ class ToeplitzFactorization(ToeplitzStructure):
 
 
 def toeplitz(
-    num_rounds: int,
+    num_rounds: Any = None,
     num_bands: int | None = None,
     participation: Participation | None = None,
     *,
     coefficients: Literal["optimised", "square_root"] = "optimised",
     error: ErrorMeasure = "mean",
     equal_column_norms: bool = False,
-    workload: Workload | None = None,
+    workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> ToeplitzFactorization:
@@ -291,7 +292,7 @@ def toeplitz(
     (``sensitivity.from_toeplitz_coefficients``).
 
     Args:
-      num_rounds: n.
+      num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
       num_bands: The number of bands b, 1 (independent noise) to n. None: all n for single
         participation, else the separation.
       participation: The schema to optimise for; SingleParticipation by default.
@@ -301,7 +302,7 @@ def toeplitz(
         last b - 1 columns, cut off by the last round, are shorter than the others.
         The coefficients are optimised for the matrix before that.
       workload: What to optimise for: the prefix sum, which is the default, or momentum with
-        constant learning rates.
+        constant learning rates, a ``workloads.Workload`` or an (n, n) array.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -310,9 +311,8 @@ def toeplitz(
       coefficients found, with a NotConvergedWarning.
 
     Raises:
-      TypeError: If the workload is not a ``workloads.Workload``.
-      ValueError: If an argument is out of its range, the learning rates of the workload
-        change, or the schema names more participations than fit.
+      ValueError: If an argument is out of its range, the workload has other learning rates than
+        constant ones or is given twice, or the schema names more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -320,8 +320,7 @@ def toeplitz(
       >>> square_root.strategy_matrix()[:, 0]
       array([1.    , 0.5   , 0.375 , 0.3125])
     """
-    num_rounds = check_rounds(num_rounds, "the Toeplitz matrix")
-    momentum = check_momentum(workload, num_rounds)
+    num_rounds, momentum = check_workload(num_rounds, workload, "the Toeplitz matrix")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -331,7 +330,8 @@ def toeplitz(
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     if coefficients not in ("optimised", "square_root"):
         raise ValueError(
-            f"coefficients must be 'optimised' or 'square_root', found {coefficients!r}."
+            "coefficients must be 'optimised' or 'square_root', found "
+            f"{validation.shown(coefficients)}."
         )
     if equal_column_norms and num_bands * num_rounds > _LARGEST_NORMALISED:
         raise ValueError(
@@ -403,7 +403,7 @@ def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
     Raises:
       ValueError: If they are not as said.
     """
-    series = np.array(coefficients, dtype=np.float64)
+    series = validation.real_array(coefficients, "coefficients").copy()
     if series.ndim != 1 or not 1 <= len(series) <= num_rounds:
         raise ValueError(
             f"coefficients must be a vector of 1 to {num_rounds} entries, found an array of "

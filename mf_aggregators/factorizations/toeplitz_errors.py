@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.signal
 
-from mf_aggregators import memory, validation
+from mf_aggregators import memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.linear_algebra import power_series
@@ -29,8 +29,14 @@ from mf_aggregators.workloads import Workload
 # What is minimised: the mean of the squared errors of all rounds, or the largest.
 ErrorMeasure = Literal["mean", "max"]
 
+_USE_ANOTHER = (
+    "use banded or optimal, or optimise for constant ones and have the schedule as post-processing."
+)
 # A lower estimate, for errors and sensitivity as well.
 _BYTES_PER_ROUND = 64
+# How far an array's entries may be from those of a workload that is known by its name.
+_ROUNDING_OF_WORKLOAD = 1e-9
+_DIGITS_OF_MOMENTUM = 12
 
 
 def check_rounds(num_rounds: int, what: str) -> int:
@@ -40,10 +46,61 @@ def check_rounds(num_rounds: int, what: str) -> int:
     return rounds
 
 
+def check_workload(num_rounds: Any, workload: Any, what: str) -> tuple[int, float]:
+    """Returns the rounds and the momentum of what Toeplitz coefficients are optimised for.
+
+    Args:
+      num_rounds: n, or the workload in its place; None where the other argument says it.
+      workload: A ``workloads.Workload``, an (n, n) array or an int; None for the prefix sum of
+        the rounds, or where the other argument is the workload.
+      what: What is to be made, for a message about memory.
+
+    Returns:
+      n, and beta as :func:`check_momentum` returns it.
+
+    Raises:
+      ValueError: If there are two workloads or none, n is not above zero, the rounds of both
+        arguments differ, or Toeplitz coefficients cannot be optimised for the workload.
+      InsufficientMemoryError: If there is too little memory.
+    """
+    is_number = num_rounds is not None and np.ndim(num_rounds) == 0
+    if not (num_rounds is None or is_number) or isinstance(num_rounds, Workload):
+        if workload is not None:
+            raise ValueError(
+                "there are two workloads, the first argument and workload=: give one of them."
+            )
+        num_rounds, workload = None, num_rounds
+    workload = workloads.resolve(workload)
+    if workload is not None and not isinstance(workload, Workload):
+        workload = _described(workload)
+    if num_rounds is None and workload is not None:
+        num_rounds = workload.num_rounds
+    rounds = check_rounds(num_rounds, what)
+    return rounds, check_momentum(workload, rounds)
+
+
+def _described(matrix: Any) -> Workload:
+    """The workload of an array: a multiple of the prefix sum, or of one of constant momentum."""
+    matrix = validation.lower_triangular(matrix, "the workload")
+    num_rounds, rate = len(matrix), float(matrix[0, 0])
+    momentum = 0.0 if num_rounds == 1 else float(matrix[1, 0]) / rate - 1.0
+    for beta in (round(momentum, _DIGITS_OF_MOMENTUM), momentum):
+        if not 0.0 <= beta < 1.0:
+            continue
+        found = Workload("momentum_sgd", num_rounds, beta) if beta else None
+        found = found or Workload("prefix_sum", num_rounds)
+        if np.allclose(matrix / rate, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
+            return found
+    raise ValueError(
+        f"the workload, an array of shape {matrix.shape}, is no multiple of the prefix sum or of "
+        f"momentum with constant learning rates: {_USE_ANOTHER}"
+    )
+
+
 def check_measure(error: str) -> ErrorMeasure:
     """Returns ``error``, or raises ValueError unless it is ``mean`` or ``max``."""
     if error not in ("mean", "max"):
-        raise ValueError(f"error must be 'mean' or 'max', found {error!r}.")
+        raise ValueError(f"error must be 'mean' or 'max', found {validation.shown(error)}.")
     return "mean" if error == "mean" else "max"
 
 
@@ -76,8 +133,7 @@ def check_momentum(workload: Workload | None, num_rounds: int) -> float:
     if momentum is None:
         raise ValueError(
             "toeplitz, blt and banded_inverse can be optimised for prefix sums and for momentum "
-            "with constant learning rates, and these learning rates change: use banded or "
-            "optimal, or optimise for constant ones and have the schedule as post-processing."
+            f"with constant learning rates, and these learning rates change: {_USE_ANOTHER}"
         )
     return momentum
 

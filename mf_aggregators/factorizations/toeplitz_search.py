@@ -5,10 +5,7 @@ runs over all coefficients but the first. Where they overlap, the sensitivity is
 non-increasing coefficients alone (Kalinin and Lampert, Thm 2), and their decrements are bounded.
 """
 
-from typing import Any
-
 import numpy as np
-import tqdm
 
 from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz_errors import (
@@ -18,6 +15,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     squared_rows_by_strategy,
 )
 from mf_aggregators.linear_algebra import power_series
+from mf_aggregators.progress_bars import ProgressBar
 
 # Of the search for the coefficients that an extension adds.
 _EVALUATIONS_OF_EXTENSION = 500
@@ -46,7 +44,7 @@ def optimised(
       before its slope vanished.
     """
     log_error = _log_error_of(pattern, error, momentum, len(start))
-    with tqdm.tqdm(
+    with ProgressBar(
         desc=f"Toeplitz, {len(start)} bands", unit=" evaluations", disable=not show_progress
     ) as progress:
         if len(start) <= pattern.separation:
@@ -119,7 +117,7 @@ def _log_error_of(
 
 
 def _minimise_free(
-    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
+    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "ProgressBar"
 ) -> np.ndarray:
     """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
     start = start / start[0]
@@ -141,7 +139,7 @@ def _minimise_free(
 
 
 def _minimise_non_increasing(
-    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "tqdm.tqdm[Any]"
+    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "ProgressBar"
 ) -> np.ndarray:
     """L-BFGS-B over the decrements of c, which must not be negative."""
 

@@ -8,6 +8,7 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators import workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.mechanism import Option
 from mf_aggregators.factorizations.toeplitz_errors import check_rounds
@@ -100,6 +101,7 @@ class ToeplitzStructure(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns the squared row norms of B; in O(n) memory for a Toeplitz ``Workload``."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
             coefficients = workload.coefficients()

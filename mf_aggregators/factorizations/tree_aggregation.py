@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import memory, validation
+from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations import tree_noise, tree_sensitivity
 from mf_aggregators.factorizations.binary_tree import Tree, binary_tree
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
@@ -147,6 +147,7 @@ class TreeAggregationFactorization(Factorization):
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2: see the base class; O(n log n) for the prefix sum."""
+        workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
             if self._decoder == "full":

@@ -111,17 +111,19 @@ class DenseSpectra(WorkloadSpectra):
 
 
 class TridiagonalSpectra(WorkloadSpectra):
-    """Those of a workload whose inverse has two bands."""
+    """Those of a workload whose inverse has one or two bands."""
 
     def __init__(self, inverse_bands: np.ndarray) -> None:
         """Keeps D.
 
         Args:
-          inverse_bands: (n, 2), or (1, 1), with ``inverse_bands[i, t] = D[i, i - t]``.
+          inverse_bands: (n, 2), or (n, 1), with ``inverse_bands[i, t] = D[i, i - t]``.
         """
         self.num_rounds = len(inverse_bands)
         self._diagonal = inverse_bands[:, 0]
-        self._below = inverse_bands[1:, 1] if inverse_bands.shape[1] > 1 else np.empty(0)
+        # That of a diagonal workload has one band.
+        has_second = inverse_bands.shape[1] > 1
+        self._below = inverse_bands[1:, 1] if has_second else np.zeros(self.num_rounds - 1)
 
     def gram_diagonal(self) -> np.ndarray:
         """Returns the diagonal of A^T A, by the columns of A from the last one on."""

@@ -47,8 +47,31 @@ of the release needs |z| > COVERED. Since
 a guarantee (eps, delta) of rounded normals, which is one of real normal numbers followed by
 rounding, gives P(S) - e^eps Q'(S) <= delta + E_P[r], with no factor e^eps. The total variation
 between P' and P is at most N (eta + Q(|z| > COVERED)). So the release has the guarantee
-(eps, delta + :func:`failure_probability` (N)). All of this presumes words that are independent
-and uniform, which those of a generator can only seem to be.
+(eps, delta + :func:`failure_probability` (N)).
+
+**Approximate zCDP.** Z is bounded and its bounds move with the data, so every Renyi divergence of
+P' from Q' may be infinite: no pure zCDP holds. But if rounded normals have shifts of at most
+LARGEST_SHIFT s, of squares that sum up to at most (s / sigma)^2 whatever was released, then P' and
+Q' are (rho, delta0)-approximate zCDP (Bun and Steinke, 2016, Def. 8.1) with rho = 1 / (2 sigma^2),
+for the same rho, and delta0 = :func:`failure_probability` (N). *Proof.* Let a coordinate have the
+means h and h' in the two worlds, given what was released before. Cut both real normals off to the
+interval A of centre (h + h') / 2 and half length COVERED - |h - h'| / 2 - 1/2, and round.
+
+1. *Order alpha.* The product of the densities to alpha and 1 - alpha is
+   exp(alpha (alpha - 1) (h - h')^2 / (2 s^2)) times a normal density of mean
+   alpha h + (1 - alpha) h'. For alpha > 1 that mean is no nearer to the centre of A than h, so A
+   has no more of that density than of the one at h. It has as much of the one at h' as of that at
+   h. So the divergence of the cut normals is at most that of whole ones, alpha (h - h')^2 /
+   (2 s^2), and rounding makes it no larger. Backwards over the coordinates, the divergence of all
+   of them, F from G, is at most alpha rho, and so is that of G from F.
+2. *Probability.* A misses the normal at h with a probability t of at most that of a normal number
+   beyond (COVERED - 1/2) / s - LARGEST_SHIFT standard deviations. Whatever rounds from A is within
+   COVERED of h. So P' >= ((1 - eta) (1 - t))^N F >= (1 - N (eta + t)) F: with a coin of its own, P'
+   has an event of that probability given which it is F. Likewise Q' and G. And N (eta + t) is at
+   most :func:`failure_probability` (N), which has both of them twice.
+
+All of this presumes words that are independent and uniform, which those of a generator can only
+seem to be.
 """
 
 import dataclasses
@@ -295,7 +318,7 @@ def failure_probability(num_coordinates: int) -> float:
     """Returns what Z adds to delta if it is accounted for as normal numbers.
 
     Divide by STANDARD_DEVIATION: a contribution moves a coordinate by at most LARGEST_SHIFT of
-    them. The module's docstring has the proof.
+    them. It is the delta0 of approximate zCDP as well. The module's docstring has the proofs.
 
     Args:
       num_coordinates: The coordinates of all rounds together.

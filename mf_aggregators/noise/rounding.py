@@ -101,7 +101,8 @@ class Rounding:
             _weights_by_rows(unit) if blocks is None else _weights_by_blocks(blocks)
         ):
             found, errors = weights.errors(matrix, start, errors)
-            largest = max(largest, found)
+            # Unlike ``max``, it keeps NaN.
+            largest = float(np.maximum(largest, found))
         norm = _strategy_norm(unit) if unit.draws_earlier_rows_of_z else 1.0
         return cls(rows, norm, largest, first)
 
@@ -175,7 +176,8 @@ class Rounding:
         least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
         # At most, since enlarging makes steps larger.
         steps_of_sum = sizes.largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
-        if steps_of_sum > 2.0**_SUM_BITS:
+        # Comparisons are written so that NaN does not pass.
+        if not steps_of_sum <= 2.0**_SUM_BITS:
             raise ValueError(
                 f"noise of standard deviation {noise_stddev:g} is so little beside sums of "
                 f"{sizes.largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
@@ -187,7 +189,7 @@ class Rounding:
         of_rows = self.operator_norm * (1.0 + 2.0 * self.float_error) * STEP
         of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
         share = noise_stddev * (of_sums + of_rows / least_sensitivity) / clip_norm
-        if share > LARGEST_SHARE:
+        if not share <= LARGEST_SHARE:
             raise ValueError(
                 f"in integers of {ROW_BITS} bits, rounding could take {share:.2g} of the noise of "
                 f"{num_parameters} parameters, whose standard deviation is "
@@ -262,6 +264,18 @@ def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, np.ndarray]]:
         if first not in weights:
             weights[first] = blocks.weights(int(first))
         yield int(blocks.starts[block]), weights[first]
+
+
+def largest_row_sum(unit: NoiseRecursion) -> float:
+    """Returns the largest sum of |C1_ij| of a row: how many steps of e a number of d z may have.
+
+    Args:
+      unit: A unit recursion, whose rows follow from earlier rows of Z.
+    """
+    inverse = scipy.linalg.solve_triangular(
+        unit.noising_matrix(), np.eye(unit.num_rounds), lower=True, check_finite=False
+    )
+    return float(np.linalg.norm(inverse, np.inf))
 
 
 def _strategy_norm(unit: NoiseRecursion) -> float:

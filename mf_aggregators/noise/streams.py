@@ -48,12 +48,12 @@ class NoiseStreamState:
     """
 
     round_index: int
-    seed: np.ndarray
+    seed: np.ndarray = dataclasses.field(repr=False)
     source: NoiseSource
     structure: Any
     layout: row_layout.RowLayout
     rows: IntegerRows
-    histories: tuple[NoiseState, ...]
+    histories: tuple[NoiseState, ...] = dataclasses.field(repr=False)
 
 
 def initial_state(

@@ -6,27 +6,22 @@ sigma(b)^2 L(b), with the noise multiplier that the sampling scheme of b parts n
 error L(b) of the best matrix of b bands with equal column norms.
 """
 
+import collections
 import dataclasses
 import hashlib
-import inspect
 import pathlib
 from collections.abc import Sequence
 from typing import Any
-
-import tqdm
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
 from mf_aggregators.accounting import (
     amplification,
     certificate_store,
-    fixed_size_gaussian,
-    gaussian,
-    noise_failure,
     random_participation,
     sampling_schemes,
-    shuffled_gaussian,
 )
+from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
@@ -38,6 +33,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations.mechanism import RELATIVE_GAP_OF_A_PLAN
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.privacy import amplification_conditions
+from mf_aggregators.progress_bars import ProgressBar
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
 # much less on average, and reach their own default in twice the time.
@@ -125,7 +121,9 @@ def compare(
       A choice for each candidate, in their order.
 
     Raises:
-      ValueError: If an argument is out of its range, or a candidate is not possible.
+      ValueError: If an argument is out of its range, a candidate is not possible, or there are
+        more than 15 for a scheme without parts: what is chosen of them is one result, and delta
+        pays for Monte Carlo tests of 16 mechanisms, of which its guarantee is one.
     """
     largest = most_bands(num_rounds, population, clients_per_round)
     chosen = powers_of_two(largest) if candidates is None else list(candidates)
@@ -139,16 +137,37 @@ def compare(
         )
         for num_bands in chosen
     ]
+    budgets = _budgets(schemes)
     choices = []
-    for scheme in tqdm.tqdm(schemes, desc="bands", disable=not show_progress):
+    for scheme in ProgressBar(schemes, desc="bands", disable=not show_progress):
         matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
-        multiplier = noise_multiplier(scheme, epsilon, delta, cache_directory, matrix)
+        multiplier = noise_multiplier(
+            scheme, epsilon, delta, cache_directory, matrix, budget=budgets.popleft()
+        )
         workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
         rmse = matrix.rmse(workload, SingleParticipation())
         choices.append(
             BandChoice(scheme.num_bands, multiplier, rmse, multiplier * rmse / clients_per_round)
         )
     return tuple(choices)
+
+
+def _budgets(
+    schemes: Sequence[SamplingScheme],
+) -> collections.deque[MechanismBudget | None]:
+    """What of one budget each scheme may test."""
+    if not any(isinstance(scheme, MinSeparationSampling | BallsInBins) for scheme in schemes):
+        return collections.deque([None] * len(schemes))
+    # One is left for the guarantee of what is chosen.
+    budget = MechanismBudget(MECHANISMS - 1)
+    each = min(budget.left // len(schemes), MECHANISMS // 2)
+    if each < 1:
+        raise ValueError(
+            f"candidates must be at most {budget.left} for sampling by {schemes[0].name}, where "
+            f"each takes Monte Carlo tests that delta pays for, found {len(schemes)}: compare "
+            "fewer at a time."
+        )
+    return collections.deque(budget.take(each) for _ in schemes)
 
 
 def best(choices: Sequence[BandChoice]) -> BandChoice:
@@ -176,6 +195,7 @@ def noise_multiplier(
     matrix: Factorization | None = None,
     *,
     is_estimate: bool = False,
+    budget: MechanismBudget | None = None,
 ) -> float:
     """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
 
@@ -187,6 +207,9 @@ def noise_multiplier(
       matrix: What makes the noise. Only schemes without parts depend on it.
       is_estimate: For schemes without parts, whether to return a rough estimate, of which no
         guarantee may be stated, in the place of a certified number.
+      budget: Of schemes without parts, the mechanisms that may be tested: a part of what the
+        result has that this is used for, and all of it counts as tested; None where this is the
+        result.
 
     Returns:
       The noise multiplier, relative to the largest column norm of C.
@@ -199,14 +222,16 @@ def noise_multiplier(
         **scheme.to_dict(),
         "epsilon": epsilon,
         "delta": delta,
-        "accounting": _accounting_fingerprint(),
+        "accounting": certificate_store.ACCOUNTING_VERSION,
     }
     if isinstance(scheme, MinSeparationSampling | BallsInBins):
         columns = None if matrix is None else amplification_conditions.columns_of(matrix, scheme)
         if columns is not None:
             description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
         description["is_estimate"] = is_estimate
-        certification = certification_in(cache_directory)
+        certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
+        if budget is not None:
+            description["mechanisms"] = budget.left
         if is_estimate:
             return factorization_cache.fetch_number(
                 cache_directory,
@@ -286,19 +311,3 @@ def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
         "num_bands": num_bands,
         "relative_gap": RELATIVE_GAP,
     }
-
-
-def _accounting_fingerprint() -> str:
-    """Tells versions of the accounting apart, so that no mended one serves old numbers."""
-    sources = (
-        amplification,
-        fixed_size_gaussian,
-        gaussian,
-        noise_failure,
-        random_participation,
-        sampling_schemes,
-        shuffled_gaussian,
-    )
-    contents = "".join(inspect.getsource(module) for module in sources)
-    contents += certificate_store.fingerprint()
-    return hashlib.sha256(contents.encode()).hexdigest()[:16]

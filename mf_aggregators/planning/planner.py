@@ -7,32 +7,43 @@ model parameter after a round, on average over rounds, for SGD with clip norm an
 rate one.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 
 from mf_aggregators import accounting, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.accounting import noise_failure, sampling_schemes
+from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
     MinSeparationSampling,
     PoissonSampling,
     SamplingScheme,
 )
-from mf_aggregators.factorizations import Factorization, MechanismError
+from mf_aggregators.factorizations import (
+    DenseFactorization,
+    Factorization,
+    MechanismError,
+    registry,
+)
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
-from mf_aggregators.noise.recursions import IndependentNoise
+from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.planning import band_choice, proposals, side_processes
 from mf_aggregators.planning.proposals import Proposal
+from mf_aggregators.planning.side_processes import TimeLimitError
 
 _BYTES_OF_ROW = 4
 # Noise that takes longer than this a round, and so many times as long as independent noise, is
@@ -43,6 +54,13 @@ _MOST_TIMES_INDEPENDENT = 100.0
 _BYTES_PER_ROUND = 24
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
+
+# Mechanisms that are tested for the noise multiplier of one candidate: with those of three, and
+# with the guarantee of what is recommended, as many as delta pays for.
+_MECHANISMS_OF_A_CANDIDATE = 5
+
+# What the cache has is read and weighed after the time limit as well, in so many seconds.
+_SECONDS_TO_READ = 60.0
 
 # What a plan is asked for that weighs all ways of taking part.
 ANY_SAMPLING = "any"
@@ -102,6 +120,7 @@ class Setting:
             validation.non_negative_number(self.noise_memory, "noise_memory")
         if self.noise_disk is not None:
             validation.non_negative_number(self.noise_disk, "noise_disk")
+        noise_failure.check_charged(self.model_size, self.num_rounds)
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.participation is None:
@@ -209,6 +228,8 @@ class Plan:
       left_out: Those that do not.
       recommended: One of the candidates.
       reason: Why, in one sentence.
+      skipped: Those that were not weighed within the time limit.
+      mechanisms: The names of the mechanisms that were asked for; None for all.
     """
 
     setting: Setting
@@ -216,6 +237,8 @@ class Plan:
     left_out: tuple[LeftOut, ...]
     recommended: Candidate
     reason: str
+    skipped: tuple[LeftOut, ...] = ()
+    mechanisms: tuple[str, ...] | None = None
 
 
 def server_learning_rate(effective_rmse: float) -> float:
@@ -255,20 +278,27 @@ class Computation:
 
 
 def computations(
-    setting: Setting, *, cache_directory: pathlib.Path | None = None
+    setting: Setting,
+    *,
+    cache_directory: pathlib.Path | None = None,
+    mechanisms: Collection[str] | None = None,
 ) -> tuple[Computation, ...]:
     """Returns what :func:`make` computes for a setting, in the same order.
 
     Args:
       setting: What the run is given.
       cache_directory: Where factorizations are kept between calls; None for nowhere.
+      mechanisms: As :func:`make` takes them.
 
     Returns:
       A computation for each mechanism that is not left out beforehand.
+
+    Raises:
+      ValueError: If a name is of no mechanism.
     """
     return tuple(
         Computation(proposal.name, proposal.is_kept, proposal.expected_seconds)
-        for proposal in _proposals(setting, cache_directory)
+        for proposal in _proposals(setting, cache_directory, mechanisms)
         if proposal.compute is not None
     )
 
@@ -279,6 +309,9 @@ def make(
     cache_directory: pathlib.Path | None = None,
     progress: Callable[[str], None] = lambda message: None,
     processes: int = 1,
+    mechanisms: Collection[str] | None = None,
+    time_limit: float | None = None,
+    weighed: Callable[[Candidate | LeftOut], None] = lambda found: None,
 ) -> Plan:
     """Compares the mechanisms that fit a setting.
 
@@ -289,44 +322,136 @@ def make(
       processes: How many processes may compute at a time what takes long; with one, or
         without a cache, this one computes all. Others are spawned, so that a program has to
         guard its main module as ``multiprocessing`` asks.
+      mechanisms: The names of the mechanisms to weigh; None for all.
+      time_limit: Seconds after which nothing more is computed that the cache does not have: what
+        is not weighed by then is skipped. Proofs of what is recommended come on top of it. Where a
+        cache is given, what takes long is computed in another process, which is ended then; what
+        this process computes is interrupted between two operations, in the main thread of systems
+        that have alarms. None for no limit.
+      weighed: Is told of each mechanism once it is weighed or left out, for those who may have to
+        do with a part of the plan.
 
     Returns:
       The plan.
 
     Raises:
-      ValueError: If no mechanism fits, or the privacy target cannot be met.
+      ValueError: If no mechanism fits or none is weighed within the time limit, a name is of no
+        mechanism, or the privacy target cannot be met.
     """
-    proposed = _proposals(setting, cache_directory)
-    compute = functools.partial(_compute, setting, cache_directory)
+    if time_limit is not None:
+        time_limit = validation.positive_number(time_limit, "time_limit")
+    proposed = _proposals(setting, cache_directory, mechanisms)
+    compute = functools.partial(_compute, setting, cache_directory, mechanisms)
     most = 1 if cache_directory is None else processes
-    weighed = []
-    with side_processes.computing(proposed, compute, most) as wait:
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    candidates, left_out, skipped = [], [], []
+    # Bases of approximations that nobody has: these are skipped as well.
+    without: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
+    with side_processes.computing(
+        proposed, compute, most, deadline if cache_directory is not None else None
+    ) as wait:
         for number, proposal in enumerate(proposed):
+            found: Candidate | LeftOut
             if proposal.compute is not None:
                 progress(proposal.name)
-                wait(number)
-            weighed.append(_weighed(setting, proposal, cache_directory))
-    candidates = [found for found in weighed if isinstance(found, Candidate)]
-    left_out = tuple(found for found in weighed if isinstance(found, LeftOut))
+            try:
+                if proposal.base in without:
+                    raise TimeLimitError(f"approximates {without[proposal.base]}, which is skipped")
+                is_there = proposal.is_kept or proposal.compute is None or wait(number)
+                until = deadline
+                if deadline is not None and is_there:
+                    # It is read, unless it is damaged or could not be kept.
+                    until = max(deadline, time.monotonic() + _SECONDS_TO_READ)
+                with _until(until):
+                    found = _weighed(setting, proposal, cache_directory)
+            except TimeLimitError as error:
+                without[proposal.mechanism, proposal.options] = proposal.name
+                skipped.append(LeftOut(proposal.name, str(error)))
+                continue
+            weighed(found)
+            if isinstance(found, Candidate):
+                candidates.append(found)
+            else:
+                left_out.append(found)
+    if not candidates and skipped:
+        raise ValueError(
+            f"no mechanism that fits was computed within {time_limit:g} s; {skipped[0].mechanism} "
+            f"{skipped[0].reason}: allow more time, or name quicker mechanisms."
+        )
     if not candidates:
         raise ValueError(
             "no mechanism fits: allow more noise memory or disk, a smaller model or fewer rounds."
         )
     candidates.sort(key=_error)
     recommended = _recommended(candidates)
-    while recommended.is_estimate:
+    budget = MechanismBudget(MECHANISMS - 1)
+    while recommended.is_estimate and budget.left >= _MECHANISMS_OF_A_CANDIDATE:
         progress(f"certificate of {recommended.name_with_sampling}")
-        certified = _certified(setting, recommended, cache_directory)
+        certified = _certified(
+            setting, recommended, cache_directory, budget.take(_MECHANISMS_OF_A_CANDIDATE)
+        )
         candidates[candidates.index(recommended)] = certified
         candidates.sort(key=_error)
         recommended = _recommended(candidates)
+    if recommended.is_estimate:
+        # Those that were certified turned out to need more noise than the estimates of others.
+        recommended = _recommended([each for each in candidates if not each.is_estimate])
     reason = _reason(candidates, recommended)
-    return Plan(setting, tuple(candidates), left_out, recommended, reason)
+    return Plan(
+        setting,
+        tuple(candidates),
+        tuple(left_out),
+        recommended,
+        reason,
+        tuple(skipped),
+        None if mechanisms is None else tuple(mechanisms),
+    )
 
 
-def _compute(setting: Setting, cache_directory: pathlib.Path | None, number: int) -> None:
+@contextlib.contextmanager
+def _until(deadline: float | None) -> Iterator[None]:
+    """Raises TimeLimitError in a block at a time of ``time.monotonic``, where the system can."""
+    reason = "was not done when the time had passed"
+    if deadline is None:
+        yield
+        return
+    left = deadline - time.monotonic()
+    if left <= 0.0:
+        raise TimeLimitError("was not begun when the time had passed")
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def ring(*_: Any) -> None:
+        raise _AlarmError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        try:
+            yield
+        finally:
+            # Rings here as well end in the handler below.
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+    except _AlarmError:
+        raise TimeLimitError(reason) from None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class _AlarmError(BaseException):
+    """The time is over. No exception that anybody catches who guards against other packages."""
+
+
+def _compute(
+    setting: Setting,
+    cache_directory: pathlib.Path | None,
+    mechanisms: Collection[str] | None,
+    number: int,
+) -> None:
     """Puts what is proposed into the cache."""
-    compute = _proposals(setting, cache_directory)[number].compute
+    compute = _proposals(setting, cache_directory, mechanisms)[number].compute
     assert compute is not None
     compute()
 
@@ -336,7 +461,10 @@ def _error(candidate: Candidate) -> float:
 
 
 def _certified(
-    setting: Setting, candidate: Candidate, cache_directory: pathlib.Path | None
+    setting: Setting,
+    candidate: Candidate,
+    cache_directory: pathlib.Path | None,
+    budget: MechanismBudget,
 ) -> Candidate:
     """The candidate with the noise multiplier that is proved to give the target."""
     assert candidate.sampling is not None
@@ -346,6 +474,7 @@ def _certified(
         setting.delta,
         cache_directory,
         candidate.factorization,
+        budget=budget,
     )
     return dataclasses.replace(
         candidate,
@@ -385,6 +514,12 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     if len(candidates) == 1:
         return f"{recommended.name} is the only mechanism that fits."
     best = candidates[0]
+    if recommended.effective_rmse > (1.0 + _TIE) * best.effective_rmse:
+        return (
+            f"{recommended.name_with_sampling} has the smallest effective RMSE of those whose "
+            f"noise is proved to be enough, {recommended.effective_rmse:.4g}; delta pays for no "
+            f"test of {best.name_with_sampling}, of about {best.effective_rmse:.4g}."
+        )
     if recommended is not best:
         return (
             f"{recommended.name_with_sampling} has an effective RMSE within {100 * _TIE:g} % of "
@@ -402,7 +537,26 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     )
 
 
-def _proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:
+def _proposals(
+    setting: Setting,
+    cache_directory: pathlib.Path | None,
+    mechanisms: Collection[str] | None = None,
+) -> list[Proposal]:
+    """What is weighed of the mechanisms that are asked for."""
+    unknown = [name for name in mechanisms or () if name not in registry.mechanisms()]
+    if unknown:
+        raise ValueError(
+            f"there is no mechanism {validation.shown(unknown[0])}, only "
+            f"{', '.join(registry.mechanisms())}."
+        )
+    return [
+        proposal
+        for proposal in _all_proposals(setting, cache_directory)
+        if mechanisms is None or proposal.mechanism in mechanisms
+    ]
+
+
+def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:
     memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
     sizes = (setting.num_rounds, setting.population, setting.clients_per_round)
     if setting.sampling is None:
@@ -490,6 +644,14 @@ def _left_out(setting: Setting, candidate: Candidate) -> str | None:
     return None
 
 
+def _recursion_of(factorization: Factorization) -> NoiseRecursion:
+    """A recursion that costs as much as the factorization's, which follows from sizes alone."""
+    if isinstance(factorization, DenseFactorization):
+        # Its own takes the inverse of a dense matrix.
+        return DenseNoise(np.eye(factorization.num_rounds))
+    return factorization.noise_recursion()
+
+
 def _candidate(
     setting: Setting, proposal: Proposal, cache_directory: pathlib.Path | None
 ) -> Candidate:
@@ -511,7 +673,7 @@ def _candidate(
             is_estimate=is_estimate,
         )
     bound = lower_bounds.compute(workload, schema) if proposal.sampling is None else None
-    recursion = factorization.noise_recursion()
+    recursion = _recursion_of(factorization)
     num_bands = dict(proposal.options).get("num_bands")
     return Candidate(
         mechanism=proposal.mechanism,

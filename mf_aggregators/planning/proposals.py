@@ -1,7 +1,8 @@
 """Which mechanisms a plan weighs, how each is computed, and how long that takes.
 
 Everything that can be the best is proposed once, in the order in which it is computed: what
-takes no time first. What would take too long is named with the reason.
+takes no time first, and last what has fewer bands than others. What would take too long is named
+with the reason.
 """
 
 import dataclasses
@@ -24,14 +25,12 @@ from mf_aggregators.factorizations import (
     Variant,
     registry,
 )
+from mf_aggregators.factorizations.mechanism import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
 from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
 from mf_aggregators.planning import band_choice
 
 # The option of a mechanism that approximates another factorization.
 _BASE = "base_checkpoint"
-# Variants say how long they take for so many rounds, which grows with a power of the rounds.
-_ROUNDS_OF_SECONDS = 2052
-_POWER_OF_SECONDS = 2.5
 # What takes less is not worth a word.
 _SHORT_SECONDS = 3.0
 
@@ -96,11 +95,18 @@ def for_timers(
     separation = _separation(participation, num_rounds)
     affordable, budget = affordable_bands(separation)
     setting = TimerSetting(num_rounds, participation, separation, affordable, budget)
-    return [
+    found = [
         _proposal(name, variant, num_rounds, participation, cache_directory)
         for name, mechanism in registry.mechanisms().items()
         for variant in mechanism.for_timers(setting)
     ]
+    most: dict[str, int] = {}
+    for proposal in found:
+        if proposal.compute is not None:
+            most[proposal.mechanism] = max(_bands(proposal), most.get(proposal.mechanism, 0))
+    # Fewer bands than another matrix has are for those who look for less memory: in a limited time
+    # they come last.
+    return sorted(found, key=lambda each: _bands(each) < most.get(each.mechanism, 0))
 
 
 def for_sampling(
@@ -278,8 +284,13 @@ def _description(
 
 
 def _expected_seconds(variant: Variant, num_rounds: int, is_kept: bool) -> float | None:
-    seconds = variant.seconds * (num_rounds / _ROUNDS_OF_SECONDS) ** _POWER_OF_SECONDS
+    seconds = variant.seconds * (num_rounds / ROUNDS_OF_SECONDS) ** POWER_OF_SECONDS
     return None if is_kept or seconds < _SHORT_SECONDS else seconds
+
+
+def _bands(proposal: Proposal) -> int:
+    """The bands that the options name, or 0."""
+    return int(dict(proposal.options).get("num_bands", 0))
 
 
 def _separation(schema: Participation, num_rounds: int) -> int:

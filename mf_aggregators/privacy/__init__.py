@@ -3,6 +3,7 @@
 __all__ = [
     "amplification_conditions",
     "attackers",
+    "client_names",
     "extensions",
     "guarantees",
     "ledgers",

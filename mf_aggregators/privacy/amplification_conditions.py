@@ -10,6 +10,7 @@ from mf_aggregators.accounting.sampling_schemes import (
     SamplingScheme,
 )
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import rounding
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rounding import Rounding
@@ -46,7 +47,9 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
     """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
 
     The noise must follow from rows of the noise as well: where it follows from earlier rows of Z,
-    roundings of a participation stay in all later rows (``noise.rounding``), and not in b.
+    roundings of a participation stay in all later rows (``noise.rounding``), and not in b, unless b
+    is all rounds. Where clients draw for themselves, no row may be rounded by more than
+    ``LARGEST_ROUNDING`` steps of Z.
 
     Args:
       factorization: C.
@@ -73,11 +76,14 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 def _check_rounding(factorization: Factorization) -> None:
     """Raises ValueError unless rows are rounded by no more than accounting charges."""
     rows = IntegerRows.of(factorization.noise_recursion())
+    # Rows that follow from rows of Z have all earlier roundings, times entries of C (``rounding``).
+    factor = rounding.largest_row_sum(rows.unit) if rows.unit.draws_earlier_rows_of_z else 1.0
     for blocks in (None, Blocks.of(rows.recursion)):
-        moved = 1.0 + 2.0 * Rounding.of(rows, blocks).float_error
-        if moved > LARGEST_ROUNDING:
+        moved = factor * (1.0 + 2.0 * Rounding.of(rows, blocks).float_error)
+        # Written so that NaN does not pass.
+        if not moved <= LARGEST_ROUNDING:
             raise ValueError(
                 f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and "
                 f"{LARGEST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
-                "matrix that is better conditioned."
+                "banded mechanism, or a matrix that is better conditioned."
             )

@@ -44,19 +44,25 @@ def name(false_positive_rate: float, prefix: str = "") -> str:
     return f"{prefix}true_positive_rate_at_{false_positive_rate:g}"
 
 
-def sentence(found: Mapping[str, float | None], prefix: str = "") -> str:
+def sentence(
+    found: Mapping[str, float | None], prefix: str = "", *, knows_rounds: bool = True
+) -> str:
     """Returns what the fields say as a sentence; nothing where nothing is stated.
 
     Args:
       found: Has the fields, with rates from 0 to 1, or None.
       prefix: Of the names of the fields.
+      knows_rounds: Whether the attacker knows who took part in which round; False for what is
+        amplified, which holds towards nobody who does.
     """
     brief = in_brief(found, prefix)
     if not brief:
         return ""
+    secrets = "its noise" if knows_rounds else "its noise and who was drawn"
     return (
-        "An attacker who knows everything but whether one client's updates were used or replaced "
-        f"by zeros, and guesses it, has a true positive rate of at most {brief}."
+        f"An attacker who knows everything of a run but its secrets ({secrets}), and guesses "
+        "whether one client's updates were used or replaced by zeros, has a true positive rate of "
+        f"at most {brief}."
     )
 
 

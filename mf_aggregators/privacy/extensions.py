@@ -7,6 +7,10 @@ sigma s with sigma the noise multiplier of the first plan and s its sensitivity.
 the noise multiplier sigma s / s', with s' the sensitivity of C' under the participations that the
 whole allows, and less what the roundings of more rounds take (``noise.rounding``).
 
+A run may be extended more than once. Each of its horizons let clients take part by a schema of its
+own, and each has to allow what the one before it allowed (``participation.check_extended``): then
+the whole allows all that took place under any of them.
+
 It is the guarantee of all rounds, also where what was released had a part in the decision to go
 on: docs/privacy-proofs.md says why.
 """
@@ -33,21 +37,52 @@ class FirstPlan:
     """What a run began with that was extended since.
 
     Attributes:
-      participation: The schema of the plan.
+      participation: The schema of the first horizon.
       noise_multiplier: The standard deviation of Z over (clip norm times the sensitivity of C under
         that schema).
+      later_participations: For a run that is extended again: the schemas of the horizons between
+        the first one and the whole, in their order; one for each of ``Factorization.plans`` but
+        the first.
 
     Raises:
-      TypeError: If the participation is no schema.
+      TypeError: If a participation is no schema.
       ValueError: If the noise multiplier is negative or not finite.
     """
 
     participation: Participation
     noise_multiplier: float
+    later_participations: tuple[Participation, ...] = ()
 
     def __post_init__(self) -> None:
         participations.check(self.participation)
         validation.non_negative_number(self.noise_multiplier, "noise_multiplier")
+        # A list is as good, and a frozen object holds none.
+        object.__setattr__(self, "later_participations", tuple(self.later_participations))
+        for schema in self.later_participations:
+            participations.check(schema)
+
+
+def horizons(factorization: Factorization, first: FirstPlan) -> dict[int, Participation]:
+    """Returns the schema of each horizon that was extended, by its number of rounds.
+
+    Args:
+      factorization: What the run goes on with: an extension.
+      first: What it began with, and the schemas since.
+
+    Raises:
+      ValueError: If the factorization extends none, or other numbers of schemas are given than it
+        extends horizons.
+    """
+    _first_factorization(factorization)
+    schemas = (first.participation, *first.later_participations)
+    if len(schemas) != len(factorization.plans):
+        raise ValueError(
+            f"the factorization extends horizons of {_listed(factorization.plans)} rounds, and the "
+            f"schemas of {len(schemas)} are given: name that of each, in FirstPlan(participation, "
+            "noise_multiplier, later_participations). What any of them allowed has to enter the "
+            "guarantee of the whole."
+        )
+    return dict(zip(factorization.plans, schemas, strict=True))
 
 
 def first_recursion(factorization: Factorization, first: FirstPlan) -> NoiseRecursion:
@@ -96,7 +131,7 @@ def noise_multiplier(
     Args:
       factorization: What the run goes on with: an extension.
       participation: The schema of the whole.
-      first: What it began with.
+      first: What it began with, and the schemas of all horizons since.
       num_parameters: The numbers of a row of noise; None leaves out what roundings take.
       largest_cohort: The most updates in a sum; None for as many as ``mf_dp_aggregator`` allows.
       storage: Where the noise of earlier rounds is kept; AUTO chooses as for the first plan.
@@ -106,16 +141,11 @@ def noise_multiplier(
       the whole), as real arithmetic would need it for the same guarantee; 0 without noise.
 
     Raises:
-      ValueError: If the factorization extends none; the schema of the whole forbids what the first
-        plan allowed, so that the whole may have broken it already; or roundings take too much.
+      ValueError: If the factorization extends none; the schema of a horizon is missing; one forbids
+        what the one before it allowed, so that the run may have broken it already; or roundings
+        take too much.
     """
-    before = _first_factorization(factorization)
-    if not participations.allows(participation, first.participation, before.num_rounds):
-        raise ValueError(
-            f"the plan that the run began with allows {first.participation}, and that of the whole "
-            f"{participation}: what took place already may be more than the whole allows. Keep the "
-            "separation, and at least as many participations."
-        )
+    participations.check_extended(horizons(factorization, first), participation)
     multiplier = first.noise_multiplier
     if multiplier == 0.0:
         return 0.0
@@ -166,6 +196,10 @@ def _covered(
         drawn, clip_norm=1.0, num_parameters=num_parameters, largest_cohort=largest_cohort
     )
     return min(first.noise_multiplier, covered)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return " and ".join(map(str, numbers))
 
 
 def _first_factorization(factorization: Factorization) -> Factorization:

@@ -40,6 +40,43 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import amplification_conditions, attackers, pattern_sensitivities
 from mf_aggregators.privacy.ledgers import Ledger
 
+# Of a product of floats and an exponential, relative to it; and where the latter overflows.
+_ROUNDING = 1e-12
+_LARGEST_EXPONENT = 700.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOfClient:
+    """What holds for a part of a client's data: an example, or one of several people who share it.
+
+    With or without the part, the client sends an update within the clip norm, and these two are up
+    to two clip norms apart. So all of its participations change C x by up to twice what the noise
+    multiplier is relative to, also after rounding and where clip norms adapt
+    (docs/privacy-proofs.md).
+
+    Attributes:
+      noise_multiplier: Half of that of whole clients, without amplification.
+      epsilon: The epsilon that follows; infinity where that is too little noise to state one.
+      delta: The delta that it is for, that of whole clients.
+      amplified_epsilon: Where the guarantee of whole clients is amplified, what follows from
+        applying it twice: twice its epsilon. None where nothing is amplified, or nothing follows.
+      amplified_delta: The delta that it is for: that of whole clients times 1 + e^epsilon.
+    """
+
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    amplified_epsilon: float | None = None
+    amplified_delta: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
+        return {
+            **dataclasses.asdict(self),
+            "noise_multiplier": _finite_or_none(self.noise_multiplier),
+            "epsilon": _finite_or_none(self.epsilon),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
@@ -52,7 +89,8 @@ class Guarantee:
         guarantee the largest column norm of C, which is that of one participation.
       sensitivity_is_exact: False if the sensitivity is an upper bound.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
-      zcdp_rho: rho of zero-concentrated DP, never amplified; infinity without noise.
+      zcdp_rho: rho of approximate zero-concentrated DP, never amplified; infinity where epsilon is,
+        if that is not amplified either.
       epsilon: The epsilon of (epsilon, delta)-DP; infinity without noise, and where
         participations that broke the plan leave so little that no epsilon can be stated
         (``accounting.noise_failure``).
@@ -79,6 +117,42 @@ class Guarantee:
     certificate: Claim | None = None
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def zcdp_delta(self) -> float:
+        """The delta0 of (rho, delta0)-approximate zCDP; 0 where rho is 0 or infinite."""
+        if self.zcdp_rho == 0.0 or math.isinf(self.zcdp_rho):
+            return 0.0
+        return accounting.zcdp_delta(
+            self.unamplified_noise_multiplier, disjoint_participations=self._disjoint_participations
+        )
+
+    @property
+    def unamplified_noise_multiplier(self) -> float:
+        """The noise multiplier of all participations of a client, towards who knows the rounds."""
+        return self.noise_multiplier / math.sqrt(self._disjoint_participations)
+
+    @property
+    def _disjoint_participations(self) -> int:
+        return 1 if self.sampling is None else amplification.most_participations(self.sampling)
+
+    def part_of_client(self) -> PartOfClient:
+        """Returns what holds for a part of a client's data, at the same delta."""
+        half = 0.5 * self.unamplified_noise_multiplier
+        if math.isinf(half):
+            return PartOfClient(half, 0.0, self.delta)
+        part = PartOfClient(
+            half, _epsilon(half, self.delta, self._disjoint_participations), self.delta
+        )
+        # Without the part, and before that without the client: a triangle of two guarantees.
+        if self.sampling is None or self.epsilon > _LARGEST_EXPONENT:
+            return part
+        delta = self.delta * (1.0 + math.exp(self.epsilon)) * (1.0 + _ROUNDING)
+        if delta >= 1.0:
+            return part
+        return dataclasses.replace(
+            part, amplified_epsilon=2.0 * self.epsilon, amplified_delta=delta
+        )
 
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
@@ -133,6 +207,7 @@ class Guarantee:
             "sensitivity_is_exact": self.sensitivity_is_exact,
             "noise_multiplier": _finite_or_none(self.noise_multiplier),
             "zcdp_rho": _finite_or_none(self.zcdp_rho),
+            "zcdp_delta": self.zcdp_delta if math.isfinite(self.zcdp_rho) else None,
             "epsilon": _finite_or_none(self.epsilon),
             "delta": self.delta,
             **self.attacker(),
@@ -315,7 +390,7 @@ def _unamplified(
         sensitivity=bound.value,
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=noise_multiplier,
-        zcdp_rho=accounting.zcdp_rho(noise_multiplier),
+        zcdp_rho=_zcdp_rho(noise_multiplier),
         epsilon=_epsilon(noise_multiplier, delta),
         delta=delta,
     )
@@ -341,7 +416,7 @@ def _amplified(
         participation = FixedEpochOrder(most, scheme.separation)
     else:
         participation = FixedEpochOrder(most, scheme.num_bands)
-    unamplified = noise_multiplier / math.sqrt(scheme.most_participations)
+    unamplified = amplification.unamplified_noise_multiplier(scheme, noise_multiplier)
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
     if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
@@ -355,7 +430,7 @@ def _amplified(
         sensitivity=bound.value,
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=noise_multiplier,
-        zcdp_rho=accounting.zcdp_rho(unamplified),
+        zcdp_rho=_zcdp_rho(unamplified, most),
         epsilon=found.epsilon,
         delta=delta,
         sampling=scheme,
@@ -506,12 +581,23 @@ def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedPartici
     return smallest >= plan.separation and (allowed is None or most <= allowed)
 
 
-def _epsilon(noise_multiplier: float, delta: float) -> float:
+def _epsilon(noise_multiplier: float, delta: float, disjoint_participations: int = 1) -> float:
     """Epsilon; infinity also where there is so little noise that none is stated."""
     try:
-        return accounting.epsilon(noise_multiplier, delta)
+        return accounting.epsilon(
+            noise_multiplier, delta, disjoint_participations=disjoint_participations
+        )
     except accounting.TailError:
         return math.inf
+
+
+def _zcdp_rho(noise_multiplier: float, disjoint_participations: int = 1) -> float:
+    """Rho of approximate zCDP; infinity also where no delta0 is proved."""
+    try:
+        accounting.zcdp_delta(noise_multiplier, disjoint_participations=disjoint_participations)
+    except accounting.TailError:
+        return math.inf
+    return accounting.zcdp_rho(noise_multiplier)
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -10,17 +10,17 @@ meaning, and is refused, with the number of the line, where it may have another.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from mf_aggregators import validation
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.privacy import client_names
 
 # The first line of a text file may be one of the first with one of the second, in any case.
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
@@ -32,8 +32,6 @@ _FIELD = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
 _LINE = re.compile(f"{_FIELD},{_FIELD}")
 # Eighteen digits fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
-# Control and format characters, and separators of lines and paragraphs: nobody sees them.
-_INVISIBLE = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _MOST_CHARACTERS_SHOWN = 60
 
 
@@ -91,7 +89,8 @@ def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
       LedgerError: If the file is missing, damaged, or is no ledger; of a text file, for any
         other line: one without exactly one client and one round, with a round that is not
         written in the digits 0 to 9 alone or was not released, with a name that is empty or
-        has characters that cannot be seen, or that repeats another line.
+        has characters that cannot be seen (``client_names.hidden_character``), or that repeats
+        another line.
     """
     file = pathlib.Path(path)
     if is_archive(file):
@@ -106,9 +105,9 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path names the ``.npz`` file of a ledger and not a text file.
 
     Args:
-      path: The path, which need not be there.
+      path: The path, which need not be there; its ending may be in any case.
     """
-    return pathlib.Path(path).suffix == ".npz"
+    return pathlib.Path(path).suffix.lower() == ".npz"
 
 
 def load_archive(path: str | os.PathLike[str]) -> Ledger:
@@ -123,18 +122,19 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
     Raises:
       LedgerError: If the file is missing or damaged; or its arrays are not of integers, do not
         fit together, have a client's rounds out of order or outside the rounds that were
-        released, or name two clients alike.
+        released, or name two clients alike; or if clients are named neither by texts (bytes are
+        read as UTF-8) nor by integers.
     """
     file = pathlib.Path(path)
     try:
         with np.load(file, allow_pickle=False) as archive:
-            names = archive["client_ids"]
+            names = _names(archive["client_ids"])
             offsets, rounds, num_rounds = (
                 _integers(archive[name]) for name in ("offsets", "rounds", "num_rounds")
             )
             # Records without it are of cohorts under timers.
             sampling = (
-                sampling_schemes.from_dict(json.loads(str(archive["sampling"])))
+                sampling_schemes.from_dict(validation.parsed_json(str(archive["sampling"])))
                 if "sampling" in archive
                 else None
             )
@@ -145,13 +145,23 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
         raise LedgerError(f"{file} cannot be read as a ledger: {error}.") from error
     if not _fit_together(names, offsets, rounds, num_rounds):
         raise LedgerError(f"{file} is broken: its rounds and clients do not fit together.")
-    client_ids = tuple(str(client) for client in names)
+    client_ids = tuple(names.tolist())
     if len(set(client_ids)) != len(client_ids):
         raise LedgerError(
             f"{file} has two clients of the same name, whose rounds would not count as one "
             "client's: give each client one name."
         )
     return Ledger(client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling)
+
+
+def _names(array: np.ndarray) -> np.ndarray:
+    """Returns names as texts; a fraction or a truth value names nobody."""
+    if np.issubdtype(array.dtype, np.bytes_):
+        return np.char.decode(array, "utf-8")
+    is_named = np.issubdtype(array.dtype, np.str_) or np.issubdtype(array.dtype, np.integer)
+    if array.size and not is_named:
+        raise ValueError(f"client_ids holds {array.dtype}, neither texts nor integers")
+    return array.astype(np.str_)
 
 
 def _integers(array: np.ndarray) -> np.ndarray:
@@ -271,11 +281,12 @@ def _client_and_round(
         )
     if not client:
         raise LedgerError("the client has no name, and participations are counted by name.")
-    hidden = next((each for each in client if unicodedata.category(each) in _INVISIBLE), None)
+    hidden = client_names.hidden_character(client)
     if hidden is not None:
         raise LedgerError(
             f"the name {_shown(client)} has the character U+{ord(hidden):04X}, which cannot be "
-            "seen, so that two names may look like one: remove it."
+            "seen or told from a space, so that two names may look like one: remove it, or write "
+            "a space."
         )
     return client, round_index
 

@@ -50,7 +50,8 @@ All rounds together are one mechanism, whose noise is that of a Gaussian one and
      rounds."""
 
 UNIT = """\
-One client (or example) of the population with all its data, whatever they are."""
+One client of the population with all its data, whatever they are; where every example
+     is a client of its own, one example."""
 
 _VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.

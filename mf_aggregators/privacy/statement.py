@@ -11,7 +11,13 @@ from typing import Any
 
 from mf_aggregators import version
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.privacy import printed_guarantees, sampling_texts, statement_texts
+from mf_aggregators.participation import check_extended
+from mf_aggregators.privacy import (
+    client_names,
+    printed_guarantees,
+    sampling_texts,
+    statement_texts,
+)
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     RealisedParticipation,
@@ -60,6 +66,8 @@ class RunFacts:
       adaptive_clip: How the clip norm adapts; None for a constant one.
       has_run_directory: Whether the run wrote the files of a run directory, as the commands that
         train do: the statement then names them.
+      num_alike_names: How many clients have a name that looks like another client's
+        (``client_names.num_alike``).
     """
 
     mechanism: str
@@ -71,6 +79,7 @@ class RunFacts:
     enforcement: str = TIMERS_BY_ROUNDS
     adaptive_clip: AdaptiveClipping | None = None
     has_run_directory: bool = False
+    num_alike_names: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +124,9 @@ class PrivacyStatement:
         one first; empty for a run that was not extended.
 
     Raises:
-      ValueError: If a run that broke its plan has no worst-case guarantee, a client is named for
-        one whose batches were to be drawn, or a rule that is not there ended the run.
+      ValueError: If a run that broke its plan has no worst-case guarantee, a plan of a run that was
+        extended forbids what the one before it allowed, a client is named for a run whose batches
+        were to be drawn, or a rule that is not there ended the run.
     """
 
     facts: RunFacts
@@ -138,6 +148,15 @@ class PrivacyStatement:
                 "a run that broke its plan needs its worst-case guarantee, because the planned one "
                 "does not hold: worst_case=guarantees.worst_case(plan, factorization, took_place)."
             )
+        horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
+        if horizons != sorted(set(horizons)):
+            raise ValueError(
+                f"the plans of an extended run are for more and more rounds, found {horizons}."
+            )
+        check_extended(
+            {plan.num_rounds: plan.participation for plan in self.earlier_plans},
+            self.plan.participation,
+        )
         if self.plan.sampling is not None and self.worst_client is not None:
             raise ValueError(
                 "the statement of a sampled run must not name a client or its rounds: who was "
@@ -218,6 +237,8 @@ class PrivacyStatement:
                 "The noise came from a fixed seed. Whoever knows the seed can remove the noise, so "
                 "the guarantee below is void outside tests."
             )
+        if self.facts.num_alike_names:
+            found.append(client_names.warning(self.facts.num_alike_names))
         if self.plan.delta * self.facts.num_clients >= 1.0:
             found.append(
                 f"Delta, {self.plan.delta:g}, is not below 1 / {self.facts.num_clients} clients: a "
@@ -257,14 +278,20 @@ class PrivacyStatement:
             )
         return tuple(found)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the contents of ``privacy.json``, JSON-able."""
+    def to_dict(self, *, name_clients: bool = False) -> dict[str, Any]:
+        """Returns the contents of ``privacy.json``, JSON-able.
+
+        Args:
+          name_clients: Whether the client that was protected least is named, with its rounds,
+            which tell it from all others as well.
+        """
         took_place = self.took_place
         return {
             "library_version": version.__version__,
             "status": self.status,
             "is_private": math.isfinite(self.plan.epsilon) and not self.facts.noise_seed_is_fixed,
             "unit": "client",
+            "part_of_client": self.stated.part_of_client().to_dict(),
             "adjacency": "zero-out",
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
@@ -297,16 +324,7 @@ class PrivacyStatement:
                     "keeps_sampling": took_place.keeps_sampling,
                 }
             ),
-            "worst_client": (
-                None
-                if self.worst_client is None
-                else {
-                    "client_id": self.worst_client.client_id,
-                    "rounds": list(self.worst_client.rounds),
-                    "sensitivity": self.worst_client.sensitivity,
-                    "epsilon": _finite_or_none(self.worst_client.epsilon),
-                }
-            ),
+            "worst_client": self._worst_client_fields(name_clients),
             "keeps_plan": self.keeps_plan,
             "stopping_rule": (
                 None
@@ -355,7 +373,10 @@ class PrivacyStatement:
                 if self.plan.sampling
                 else statement_texts.TOGETHER
             ),
-            unit=sampling_texts.UNIT if self.plan.sampling else statement_texts.UNIT_OF_TIMERS,
+            unit=(
+                f"{sampling_texts.UNIT if self.plan.sampling else statement_texts.UNIT_OF_TIMERS}"
+                f"\n     {statement_texts.part_of_client(self.stated)}"
+            ),
             accounting=statement_texts.accounting(self.plan),
             assumption=statement_texts.assumption(self.plan, self.facts.enforcement),
             verification=self._verification(),
@@ -432,15 +453,16 @@ class PrivacyStatement:
         if not self.earlier_plans:
             return ""
         plans = "; ".join(
-            f"{statement_texts.count(plan.num_rounds, 'round')}, with noise multiplier "
-            f"{plan.noise_multiplier!r}, for {statement_texts.pair(plan)}"
+            f"{statement_texts.count(plan.num_rounds, 'round')}, {plan.participation}, with noise "
+            f"multiplier {plan.noise_multiplier!r}, for {statement_texts.pair(plan)}"
             for plan in self.earlier_plans
         )
         return (
             "\n   - *Extended.* The run was planned for fewer rounds before:\n"
             f"     {plans}.\n"
             "     The standard deviation of the noise stayed what it was, and the first rounds\n"
-            "     are those of the matrix of the whole. All that is stated here holds for the\n"
+            "     are those of the matrix of the whole, which allows all participations that\n"
+            "     these plans allowed. All that is stated here holds for the\n"
             "     whole, also if what was released had a part in the decision to go on."
         )
 
@@ -459,6 +481,17 @@ class PrivacyStatement:
             f"     with which all rounds together would exceed {pair}. That follows {looks_at},\n"
             "     so that no release of this run exceeds it, whatever ended the run."
         )
+
+    def _worst_client_fields(self, is_named: bool) -> dict[str, Any] | None:
+        worst = self.worst_client
+        if worst is None:
+            return None
+        return {
+            **({"client_id": worst.client_id, "rounds": list(worst.rounds)} if is_named else {}),
+            "num_rounds": len(worst.rounds),
+            "sensitivity": worst.sensitivity,
+            "epsilon": _finite_or_none(worst.epsilon),
+        }
 
     def _worst_text(self) -> str:
         worst = self.worst_client

@@ -63,11 +63,14 @@ def accounting(plan: Guarantee) -> str:
     """
     gaussian = (
         "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
-        "and zero-concentrated DP (zCDP)."
+        "and approximate zero-concentrated DP (zCDP; Bun and Steinke, 2016, Def. 8.1)."
     )
     if plan.sampling is None:
         return f"{gaussian} No amplification by sampling or shuffling."
-    return f"{sampling_texts.accounting(plan.sampling)} zCDP is stated without amplification."
+    return (
+        f"{sampling_texts.accounting(plan.sampling)} Approximate zCDP is stated without "
+        "amplification."
+    )
 
 
 def pair(guarantee: Guarantee) -> str:
@@ -101,17 +104,57 @@ def formal(guarantee: Guarantee) -> str:
     sensitivity = rounded_up(guarantee.sensitivity, ".6g")
     # In full: what follows is not said of less noise, nor of more than there was.
     multiplier = repr(guarantee.noise_multiplier)
-    rho = f"{rounded_up(guarantee.zcdp_rho, '.6g')}-zCDP"
     dp = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
     if guarantee.sampling is not None:
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
-            f"it {multiplier}, which with amplification is {dp}, and {rho} without. "
+            f"it {multiplier}, which with amplification is {dp}, and without it {zcdp(guarantee)}. "
             f"{_certificate(guarantee)}{attacker(guarantee)}"
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
-        f"{multiplier}, which is {rho} and {dp}. {attacker(guarantee)}"
+        f"{multiplier}, which is {dp} and {zcdp(guarantee)}. {attacker(guarantee)}"
+    )
+
+
+def zcdp(guarantee: Guarantee) -> str:
+    """Returns what approximate zCDP is stated, without amplification."""
+    if not math.isfinite(guarantee.zcdp_rho):
+        return "no zCDP at all, for lack of noise"
+    return (
+        f"approximate zCDP with rho = {rounded_up(guarantee.zcdp_rho, '.6g')} and delta0 = "
+        f"{rounded_up(guarantee.zcdp_delta, '.2g')}"
+    )
+
+
+def part_of_client(guarantee: Guarantee) -> str:
+    """Returns what holds for a part of a client's data, in whole sentences.
+
+    Args:
+      guarantee: The one that is stated for whole clients.
+    """
+    part = guarantee.part_of_client()
+    half = (
+        "half the noise multiplier"
+        if guarantee.sampling is None
+        else "half the noise multiplier\n     of all its participations without amplification"
+    )
+    stated = (
+        f"{half}, {part.noise_multiplier!r},\n"
+        f"     which is {printed_guarantees.pair(part.epsilon, part.delta)}-DP."
+        if math.isfinite(part.epsilon)
+        else f"{half}, so little\n     that no epsilon is stated."
+    )
+    found = (
+        "A part of a client's data (one example, or one of several people who share the\n"
+        "     client) is protected less. With and without it, the client sends two updates that\n"
+        f"     may be two clip norms apart: that is {stated}"
+    )
+    if part.amplified_epsilon is None or part.amplified_delta is None:
+        return found
+    amplified = printed_guarantees.pair(part.amplified_epsilon, part.amplified_delta)
+    return (
+        f"{found} With amplification, the\n     client's guarantee applied twice is {amplified}-DP."
     )
 
 
@@ -122,7 +165,7 @@ def _certificate(guarantee: Guarantee) -> str:
 
 def attacker(guarantee: Guarantee) -> str:
     """Returns what an attacker can do, as a sentence."""
-    return attackers.sentence(guarantee.attacker())
+    return attackers.sentence(guarantee.attacker(), knows_rounds=guarantee.sampling is None)
 
 
 TOGETHER = """\
@@ -131,8 +174,8 @@ All rounds together are one Gaussian mechanism, also with updates that depend on
 UNIT_OF_TIMERS = """\
 One client with all its examples, whatever they are and however many. It covers
      well-behaved clients, those that keep to their participation timer; others do not change the
-     guarantee of these. Where one person uses several clients it is weaker for that person, where
-     several people share one it is stronger."""
+     guarantee of these. One person who uses m clients has an m-th of the noise multiplier, as long
+     as that is at least 0.2."""
 
 VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`

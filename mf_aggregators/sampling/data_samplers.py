@@ -21,6 +21,7 @@ import dataclasses
 
 import numpy as np
 
+from mf_aggregators import validation
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
@@ -225,7 +226,7 @@ def create(scheme: SamplingScheme, seed: int) -> DataSampler:
     if not isinstance(scheme, (PoissonSampling, FixedSizeSampling, Shuffling)):
         raise TypeError(
             "scheme must be one of the schemes of "
-            f"mf_aggregators.accounting.sampling_schemes, found {scheme!r}."
+            f"mf_aggregators.accounting.sampling_schemes, found {validation.shown(scheme)}."
         )
     order = random_streams.generator_of(seed, Stream.BATCHES, _PARTITION).permutation(
         scheme.population

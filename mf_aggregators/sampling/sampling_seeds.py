@@ -5,7 +5,7 @@ import os
 import pathlib
 import secrets
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, validation
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.
 _SEED_BITS = 128
@@ -46,7 +46,9 @@ def load(path: str | os.PathLike[str]) -> int:
       SeedError: If the file is missing, or holds no seed.
     """
     try:
-        seed = int(json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["seed"], 16)
+        seed = int(
+            validation.parsed_json(pathlib.Path(path).read_text(encoding="utf-8"))["seed"], 16
+        )
     except OSError as error:
         raise SeedError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -122,7 +122,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             if multiplier > 0.0:
                 noise_stddev = bound * self._shares.update_noise_multiplier
                 dp_query.of_float32(noise_stddev, f"the noise at {name}")
-        self._dtypes = [spec.dtype for spec in dp_query.checked_specs(specs)]
+        self._structure, self._specs = specs, dp_query.checked_specs(specs)
         self._mechanism = MatrixFactorizationSumQuery(
             recursion,
             vector_specs(specs),
@@ -154,20 +154,16 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         return AdaptiveParams(global_state.clip.norm, vector_norm)
 
     def initial_sample_state(self, template: Any = None) -> SampleState:
-        """Returns the sum of no vectors, for records like the template."""
+        """Returns the sum of no vectors; see MatrixFactorizationSumQuery."""
+        template = self._structure if template is None else template
         return self._mechanism.initial_sample_state((template, tf.TensorSpec([], tf.float64)))
 
     def preprocess_record(self, params: AdaptiveParams, record: Any) -> SampleState:
         """Returns a client's vector, in steps: its clipped record and its weighted bit."""
-        clipped, bit = grid.clip_with_bit(record, params.clip_norm)
+        tensors = dp_query.tensors_of(record, self._specs)
+        clipped, bit = grid.clip_with_bit(tensors, params.clip_norm)
         vector = (clipped, bit * self._shares.bit_weight)
         return self._mechanism.preprocess_record(params.vector_norm, vector)
-
-    def accumulate_preprocessed_record(
-        self, sample_state: SampleState, preprocessed_record: SampleState
-    ) -> SampleState:
-        """Adds a client's integers to a sum, in 64 bits."""
-        return self._mechanism.accumulate_preprocessed_record(sample_state, preprocessed_record)
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: AdaptiveState
@@ -183,8 +179,8 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         norm = global_state.clip.norm
         # Noise and sum alike are in units of this round's norm, which was known before it.
         scaled = [
-            tf.cast(record * norm, dtype)
-            for record, dtype in zip(records, self._dtypes, strict=True)
+            tf.cast(record * norm, dp_query.result_dtype(spec))
+            for record, spec in zip(records, self._specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.steps[0], scaled)
         fraction = adaptive_clip.HALF + bits / (self._shares.bit_weight * self._clients)

@@ -9,18 +9,27 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import checkpoints, validation
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Factorization, checked
 from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.privacy import extensions
 from mf_aggregators.privacy.extensions import FirstPlan
-from mf_aggregators.tff import adaptive_query, compatibility, dp_query, grid, noise_making
+from mf_aggregators.tff import (
+    adaptive_query,
+    compatibility,
+    dp_query,
+    grid,
+    integer_sum_factory,
+    noise_making,
+    processes,
+)
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.grid import IntegerSums
-from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory
+from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory, SecureIntegerSumFactory
 from mf_aggregators.tff.noise_making import Continued, NoiseOptions, NoiseParts
 
 
@@ -42,6 +51,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         noise: NoiseOptions,
         sums: IntegerSums,
         continues: FirstPlan | None = None,
+        allow_no_noise: bool = False,
     ) -> None:
         if (continues is None) == bool(factorization.plans):
             raise ValueError(
@@ -51,6 +61,12 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self.factorization = factorization
         self.participation = participation
         self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        if self.noise_multiplier == 0.0 and allow_no_noise is not True:
+            raise ValueError(
+                "noise_multiplier is 0, which adds no noise and protects nobody: use "
+                "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
+                "allow_no_noise=True for a run without privacy, to compare with."
+            )
         self._clip_norm: float | AdaptiveClip = (
             clip_norm
             if isinstance(clip_norm, AdaptiveClip)
@@ -66,13 +82,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """Returns the process for updates of a type; see the base class.
 
         Raises:
-          TypeError: If the type holds a tensor that is not floating point.
+          TypeError: If the type is none of tensors in Python containers, as of federated values,
+            functions and sequences, or holds a tensor that is not floating point.
           ValueError: If the noise state would be too large for TFF's processes, the noise
-            directory cannot be used or is too small, or secure sums of updates of this size
-            would have too few bits.
+            directory cannot be used or is too small, secure sums of updates of this size
+            would have too few bits, or the noise has more than 2^40 numbers in all rounds
+            together, which is what guarantees are stated for.
         """
-        query = self.query(compatibility.type_to_tf_tensor_specs(value_type))
-        mean = compatibility.NormalizedQuery(query, denominator=self._clients_per_round)
+        specs = integer_sum_factory.specs_of(value_type)
+        mean = _MeanQuery(self.query(specs), self._clients_per_round, specs, self._sums.is_secure)
         process = tff.aggregators.DifferentiallyPrivateFactory(
             mean, _record_aggregation(self._sums)
         ).create(value_type)
@@ -85,6 +103,11 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
     def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
         """Returns the query that clips, sums and adds noise, which TFF then runs.
 
+        In ``tff.aggregators.DifferentiallyPrivateFactory(NormalizedQuery(query, n))`` it releases
+        what the aggregator does, in sums that TFF adds up in 64 bits. That factory's ``initialize``
+        runs a round of zeros, whose result nobody sees. A query with a noise directory records
+        it, and refuses other data in the first round: use the aggregator itself then.
+
         Args:
           specs: A structure of tf.TensorSpec: the tensors of an update.
 
@@ -92,6 +115,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           TypeError: As :meth:`create` does.
           ValueError: As :meth:`create` does.
         """
+        # What the query's checks refuse is raised where TFF runs it, by this context as a rule.
+        processes.raise_refusals(compatibility.get_context_stack().current)
         is_adaptive = isinstance(self._clip_norm, AdaptiveClip)
         noised = adaptive_query.vector_specs(specs) if is_adaptive else specs
         recursion, multiplier, noise = self._noise_of(dp_query.checked_specs(noised))
@@ -122,17 +147,27 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self, specs: tuple[tf.TensorSpec, ...]
     ) -> tuple[NoiseRecursion, float, NoiseParts]:
         """The recursion, the noise multiplier relative to its sensitivity of one, and the rows."""
+        if self.noise_multiplier > 0.0:
+            # Before any file is made.
+            size = dp_query.size_of_row(specs)
+            noise_failure.check_charged(size, self.factorization.num_rounds)
         first = self._continues
         if first is None:
             sensitivity = self.factorization.sensitivity(self.participation).value
             recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
             drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
-            return recursion, self.noise_multiplier, noise_making.make(drawn, specs, self._noise)
+            parts = noise_making.make(drawn, specs, self._noise)
+            if self.noise_multiplier > 0.0 and isinstance(
+                self.factorization, checked.CheckedFactorization
+            ):
+                matrix = self.factorization.strategy_matrix() / sensitivity
+                noise_making.check_rows(parts, matrix, self._noise.source)
+            return recursion, self.noise_multiplier, parts
         found = extensions.noise_multiplier(
             self.factorization,
             self.participation,
             first,
-            num_parameters=sum(spec.shape.num_elements() for spec in specs),
+            num_parameters=dp_query.size_of_row(specs),
             largest_cohort=self._sums.largest_cohort,
             storage=self._noise.storage,
         )
@@ -148,14 +183,34 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return recursion, first.noise_multiplier, noise
 
 
-def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
-    """How the integers of clients are added up: in 64 bits, or modulo a power of two less one.
+class _MeanQuery(compatibility.NormalizedQuery):
+    """A query's result over the expected number of clients, in the types of updates.
 
-    A true sum is within the modulus, so that what wraps around on the way wraps back.
+    For ``IntegerSumFactory`` and secure sums alone: its records are narrower than their sums.
     """
-    if not sums.is_secure:
-        return IntegerSumFactory()
-    return tff.aggregators.SecureModularSumFactory(1 << (sums.bits - 1), symmetric_range=True)
+
+    def __init__(self, query: Any, denominator: float, specs: Any, is_secure: bool) -> None:
+        super().__init__(query, denominator)
+        self._dtypes = [spec.dtype for spec in tf.nest.flatten(specs)]
+        self._is_secure = is_secure
+
+    def preprocess_record(self, params: Any, record: Any) -> SampleState:
+        """Returns what a client sends."""
+        whole = super().preprocess_record(params, record)
+        # In the open, it takes no more room than a float32 update.
+        return whole if self._is_secure else whole._replace(steps=grid.narrowed(whole.steps))
+
+    def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
+        """Returns the mean, the next state and a DpEvent."""
+        mean, state, event = super().get_noised_result(sample_state, global_state)
+        flat = zip(tf.nest.flatten(mean), self._dtypes, strict=True)
+        cast = [tf.cast(tensor, dtype) for tensor, dtype in flat]
+        return tf.nest.pack_sequence_as(mean, cast), state, event
+
+
+def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
+    """How the integers of clients are added up: in 64 bits, or modulo a power of two."""
+    return SecureIntegerSumFactory(sums.bits) if sums.is_secure else IntegerSumFactory()
 
 
 def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> Any:
@@ -228,6 +283,7 @@ def mf_dp_aggregator(
     secure_aggregation_bits: int | None = None,
     largest_cohort: int | None = None,
     continues: FirstPlan | None = None,
+    allow_no_noise: bool = False,
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
 
@@ -236,8 +292,8 @@ def mf_dp_aggregator(
     and rounded to multiples of clip_norm / 2^30 or, for secure sums, of a larger step, and are
     added up as integers: whatever the others send, one client moves the sum by at most the
     clip norm. It holds for
-    at most ``factorization.num_rounds`` rounds; a further one fails, with an error of TFF's
-    worker in which ``mf_aggregators.tff.processes.refusal_of`` finds the reason.
+    at most ``factorization.num_rounds`` rounds; a further one is refused with
+    ``mf_aggregators.tff.processes.RefusalError``.
 
     The state holds the round, the secret seed of its noise and the schema that the noise is
     scaled to (``mf_aggregators.tff.declared_participation.in_state``). Never call ``next`` twice
@@ -268,7 +324,8 @@ def mf_dp_aggregator(
       participation: The schema that the run enforces; the noise is scaled to the
         sensitivity of C under it.
       noise_multiplier: Standard deviation of Z over (clip norm times sensitivity);
-        ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise.
+        ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise, and is refused
+        without ``allow_no_noise``.
       clip_norm: The L2 norm to which each client's whole update is clipped: a number, or how it
         adapts (``mf_aggregators.AdaptiveClip``).
       clients_per_round: What the noisy sum is divided by: the cohort size, fixed in
@@ -289,13 +346,18 @@ def mf_dp_aggregator(
         are rounded to the finest step that ``largest_cohort`` of them cannot overflow. None
         adds them up in the open, in 64 bits.
       largest_cohort: The most clients that a round may have; a round with more releases
-        nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else.
+        nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else. Where
+        the number of clients is drawn at random, as by Poisson sampling, give a number that no
+        round can reach, such as all clients that there are: a refused round tells that its batch
+        was larger than this, and amplification rests on nobody knowing who was drawn.
       continues: For a run that goes on after its last round: what it began with
-        (``mf_aggregators.FirstPlan``). The factorization is then an extension
-        (``Factorization.extended``), participation and noise multiplier are those of the whole
-        (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was. Rows of noise
-        stay bit for bit, so that a saved state goes on; before that,
+        (``mf_aggregators.FirstPlan``), with the schemas of all horizons since. The factorization is
+        then an extension (``Factorization.extended``), participation and noise multiplier are those
+        of the whole (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was.
+        Rows of noise stay bit for bit, so that a saved state goes on; before that,
         ``mf_aggregators.declared_participation.in_extended`` puts the schema of the whole into it.
+      allow_no_noise: Whether ``noise_multiplier`` may be zero: such an aggregator only clips and
+        averages, and gives no privacy.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``.
@@ -309,7 +371,7 @@ def mf_dp_aggregator(
         if not isinstance(factorization, (str, os.PathLike)):
             raise TypeError(
                 "factorization must be a Factorization or the directory of a checkpoint, found "
-                f"{factorization!r}."
+                f"{validation.shown(factorization)}."
             )
         factorization = checkpoints.load(factorization)
     return MatrixFactorizationFactory(
@@ -322,4 +384,5 @@ def mf_dp_aggregator(
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
         grid.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
         continues,
+        allow_no_noise,
     )

@@ -5,6 +5,8 @@ several: metrics of training, and for Mime Lite a second one that is as large as
 module lists them all, from the computation itself, and refuses a process that releases another
 sum of the shape of the private one without noise.
 
+It also refuses a mean of the aggregator's mean.
+
 It is a guard against mistakes, and no proof: a computation could tell of its clients in a sum
 of any shape. It recognises a sum of this library by the names of what is summed.
 """
@@ -35,6 +37,9 @@ _OPERATIONS = frozenset(
 )
 # What a client of dp_query.MatrixFactorizationSumQuery sends.
 _OF_THIS_LIBRARY = ("steps", "num_records")
+# What TFF's mean factories and the aggregator call their measurements.
+_OF_MEANS = ({"mean_value", "mean_count"}, {"mean_value", "mean_weight"})
+_DIVISOR = "clients_per_round"
 
 
 class UnnoisedSumError(ValueError):
@@ -108,7 +113,8 @@ def check(computation: Any) -> None:
 
     Raises:
       UnnoisedSumError: If no sum has noise of this library, or another sum has a tensor of each
-        shape of a sum that has; the message names it and says what to do.
+        shape of a sum that has; the message names it and says what to do: a ValueError.
+      ValueError: If a mean factory of TFF is around the aggregator.
     """
     sums = of(computation)
     noised = [each for each in sums if each.is_noised]
@@ -119,6 +125,28 @@ def check(computation: Any) -> None:
             "aggregator of mf_dp_aggregator to the builder, as model_aggregator."
         )
     check_others(sums)
+    check_divided_once(computation)
+
+
+def check_divided_once(computation: Any) -> None:
+    """Checks that no mean factory of TFF divides the mean of the aggregator once more.
+
+    Nothing tells an aggregator what is around it, so that this looks at the whole process: at the
+    names of what it measures.
+
+    Args:
+      computation: The ``next`` of a process.
+
+    Raises:
+      ValueError: If one does; the message says what to pass in its place.
+    """
+    if _has_mean_of_mean(compatibility.proto_of(computation).type.function.result):
+        raise ValueError(
+            "a mean factory of TFF (UnweightedMeanFactory or MeanFactory) is around the "
+            "aggregator, which is a mean already: updates and noise would be divided by the "
+            "clients twice. Pass the aggregator itself or, for builders of weighted processes, "
+            "tff.aggregators.as_weighted_aggregator(aggregator)."
+        )
 
 
 def check_others(sums: tuple[ClientSum, ...]) -> None:
@@ -139,6 +167,25 @@ def check_others(sums: tuple[ClientSum, ...]) -> None:
                 f"{each}. Give its aggregator noise as well (for Mime Lite, the argument "
                 "full_gradient_aggregator), and account for both together."
             )
+
+
+def _has_mean_of_mean(kind: Any) -> bool:
+    """Whether the measurements of a mean are in a type, and those of the aggregator below them."""
+    elements = _elements(kind)
+    if {name for name, _ in elements} in _OF_MEANS and _names_a_divisor(elements[0][1]):
+        return True
+    return any(_has_mean_of_mean(each) for _, each in elements)
+
+
+def _names_a_divisor(kind: Any) -> bool:
+    return any(name == _DIVISOR or _names_a_divisor(each) for name, each in _elements(kind))
+
+
+def _elements(kind: Any) -> list[tuple[str, Any]]:
+    """The named elements of the protocol buffer of a type, wherever it is placed."""
+    if kind.WhichOneof("type") == "federated":
+        kind = kind.federated.member
+    return [(element.name, element.value) for element in kind.struct.element]
 
 
 def _shapes(client_sum: ClientSum) -> collections.Counter[tuple[int, ...]]:

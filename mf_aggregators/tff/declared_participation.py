@@ -8,7 +8,7 @@ run and whenever it is resumed.
 """
 
 import collections
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
     SingleParticipation,
+    check_extended,
 )
 
 _NONE, _SINGLE, _FIXED_EPOCH, _MIN_SEPARATION = range(4)
@@ -69,21 +70,31 @@ def in_state(state: Any) -> tuple[Participation, ...]:
     return tuple(schema for schema in found if schema is not None)
 
 
-def in_extended(state: Any, earlier: Collection[Participation], whole: Participation) -> Any:
+def in_extended(state: Any, earlier: Mapping[int, Participation], whole: Participation) -> Any:
     """Returns the state of a run that was extended, with the schema of the whole in it.
 
     Args:
       state: As for :func:`in_state`: one that was saved under an earlier plan, or since.
-      earlier: The schemas of the plans that were extended.
+      earlier: The schema of each horizon that was extended, by its number of rounds
+        (``extensions.horizons``). No state knows these numbers, so that they are believed here;
+        the aggregator compares them with those of its factorization.
       whole: The schema of the whole.
 
     Returns:
       The state, in which nothing else is changed.
 
     Raises:
-      ValueError: If it declares another schema than these.
+      TypeError: If a schema is none, or they are not given by their rounds.
+      ValueError: If the state declares another schema than these, or a horizon forbids what the
+        one before it allowed.
     """
-    known = {*earlier, whole}
+    if not isinstance(earlier, Mapping):
+        raise TypeError(
+            "earlier must have the schema of each horizon by its number of rounds, such as "
+            f"{{20: MinSeparation(5)}}, found {earlier!r}."
+        )
+    check_extended(earlier, whole)
+    known = {*earlier.values(), whole}
 
     def replaced(part: Any) -> Any:
         if isinstance(part, DeclaredParticipation):

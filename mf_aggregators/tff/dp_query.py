@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import validation
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import Participation
@@ -21,6 +22,7 @@ from mf_aggregators.tff import (
     declared_participation,
     grid,
     noise_making,
+    processes,
     tensor_noise,
 )
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
@@ -51,8 +53,7 @@ class SampleState(NamedTuple):
     """The sum of a round's records so far, in integers: in any order, it is the same.
 
     Attributes:
-      steps: The structure of the records, int64: the sum of their entries, in steps. In what a
-        single client sends in the open, they are int32.
+      steps: The structure of the records, int64: the sum of their entries, in steps.
       num_records: int64 scalar.
     """
 
@@ -67,6 +68,13 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     multiples of a step (``grid``); a record with a NaN or infinite entry counts as zero. Sums are
     of integers, so that no single record can move the sum by more than the clip norm, whatever
     the others are (MF-DP-FTRL: BandMF Alg. 1).
+
+    It composes with the queries of tensorflow-privacy and with
+    ``tff.aggregators.DifferentiallyPrivateFactory``: records may be Python numbers and arrays as
+    well, and preprocessed records and their sums alike are of int64. What adds them up has to
+    keep integers, as TFF's ``SumFactory`` does. Results have the dtypes of the records, but for
+    half precision, in which a sum may overflow: there they are of float32, to be divided before
+    they are cast.
 
     The query is pure: its state says which round is next, and a round that is run again
     from the same state adds the same noise. It therefore must not be run again on other
@@ -112,14 +120,17 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           ValueError: If a shape is not known, a number is out of its range, the noise state
             would be too large to be passed between TFF's processes, ``noise`` is for another
             recursion or other tensors, the grid is too coarse for records of this size, or
-            roundings would take a tenth of the noise.
+            roundings would take a tenth of the noise, or there are more than 2^40 numbers of
+            noise in all rounds together, which is what guarantees are stated for.
         """
         self._l2_norm_clip = of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
         if self._noise_stddev > 0.0:
             of_float32(self._noise_stddev, "noise_stddev")
         recursion = drawn_recursion(recursion, self._noise_stddev)
-        self._specs = checked_specs(specs)
+        self._structure, self._specs = specs, checked_specs(specs)
+        if self._noise_stddev > 0.0:
+            noise_failure.check_charged(size_of_row(self._specs), recursion.num_rounds)
         if noise is None:
             noise = noise_making.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
         elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
@@ -133,7 +144,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             )
         self._participation = declared_participation.declare(participation)
         self._sums = IntegerSums() if sums is None else sums
-        num_parameters = sum(spec.shape.num_elements() for spec in self._specs)
+        num_parameters = size_of_row(self._specs)
         self._sums.check_rounding(num_parameters)
         if self._noise_stddev > 0.0:
             self._noise_stddev = self._noise.store.rounding.enlarged(
@@ -171,23 +182,31 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         return global_state.l2_norm_clip
 
     def initial_sample_state(self, template: Any = None) -> SampleState:
-        """Returns the sum of no records, for records like the template."""
-        zeros = tf.nest.map_structure(lambda tensor: tf.zeros(tensor.shape, tf.int64), template)
-        return SampleState(zeros, tf.zeros([], tf.int64))
+        """Returns the sum of no records.
+
+        Args:
+          template: A record, or its tf.TensorSpecs; None for the structure that the query is for.
+
+        Raises:
+          ValueError: If it has other tensors than the records of the query.
+        """
+        template = self._structure if template is None else template
+        shapes = [_shape_of(leaf) for leaf in tf.nest.flatten(template)]
+        _check_shapes(shapes, self._specs)
+        zeros = [tf.zeros(spec.shape, tf.int64) for spec in self._specs]
+        return SampleState(tf.nest.pack_sequence_as(template, zeros), tf.zeros([], tf.int64))
 
     def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
-        """Clips one client's record, in steps; a record that is not finite becomes zero."""
-        # In the open, what a client sends takes no more room than its float32 update.
-        dtype = tf.int64 if self._sums.is_secure else tf.int32
-        steps = grid.clip_to_grid(record, params, self._sums.steps_per_clip_norm, dtype)
-        return SampleState(steps, tf.ones([], tf.int64))
+        """Clips one client's record, in steps; a record that is not finite becomes zero.
 
-    def accumulate_preprocessed_record(
-        self, sample_state: SampleState, preprocessed_record: SampleState
-    ) -> SampleState:
-        """Adds a client's integers to a sum, in 64 bits."""
-        wide = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.int64), preprocessed_record)
-        return super().accumulate_preprocessed_record(sample_state, wide)
+        Raises:
+          TypeError: If the record holds what is no number.
+          ValueError: If it has other tensors than the query is for. A sum would broadcast a
+            smaller one, beyond the clip norm.
+        """
+        tensors = tensors_of(record, self._specs)
+        steps = grid.clip_to_grid(tensors, params, self._sums.steps_per_clip_norm)
+        return SampleState(steps, tf.ones([], tf.int64))
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: GlobalState
@@ -197,6 +216,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         The guarantee is one of all rounds together, so a single round's event is not
         supported for composition; see ``mf_aggregators.privacy.guarantees``. Running the graph
         fails with InvalidArgumentError for more records than a sum may have.
+
+        Raises:
+          TypeError: If the sum is not one of int64.
+          ValueError: If it has other tensors than the records of the query.
         """
         noise_state = global_state.noise
         noise, step, next_noise_state = self._noise.next_row(noise_state)
@@ -209,7 +232,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
                 noised = [
-                    tf.cast(to_floats(steps), spec.dtype)
+                    tf.cast(to_floats(steps), result_dtype(spec))
                     for steps, spec in zip(sums, self._specs, strict=True)
                 ]
         else:
@@ -223,7 +246,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 )
             step *= self._noise_stddev
             noised = [
-                _released(steps, to_floats, row, step, spec.dtype)
+                _released(steps, to_floats, row, step, result_dtype(spec))
                 for steps, row, spec in zip(sums, noise, self._specs, strict=True)
             ]
         result = tf.nest.pack_sequence_as(sample_state.steps, noised)
@@ -232,10 +255,17 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
     def _checked_sums(self, sample_state: SampleState) -> list[tf.Tensor]:
         """The sums in steps, of no more records than cannot overflow."""
+        for total in tf.nest.flatten(sample_state):
+            if total.dtype != tf.int64:
+                raise TypeError(
+                    f"sums of records must be of int64, found {total.dtype.name}: add records up "
+                    "with a sum that keeps integers, such as tff.aggregators.SumFactory."
+                )
+        _check_shapes([steps.shape for steps in tf.nest.flatten(sample_state.steps)], self._specs)
         are_few = tf.debugging.assert_less_equal(
             sample_state.num_records,
             tf.constant(self._sums.largest_cohort, tf.int64),
-            message=(
+            message=processes.refusal(
                 f"More than {self._sums.largest_cohort} clients reported, and the integers that "
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
@@ -288,7 +318,72 @@ def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
     return tuple(_checked(spec) for spec in tf.nest.flatten(specs))
 
 
+def size_of_row(specs: tuple[tf.TensorSpec, ...]) -> int:
+    """Returns how many numbers tensors of known shapes have together."""
+    return sum(spec.shape.num_elements() for spec in specs)
+
+
+def result_dtype(spec: tf.TensorSpec) -> tf.DType:
+    """Returns the dtype of a noisy sum: float64 for float64, and float32 for all others.
+
+    Args:
+      spec: A tensor of the records.
+    """
+    return tensor_noise.noise_dtype(spec.dtype)
+
+
+def tensors_of(record: Any, specs: tuple[tf.TensorSpec, ...]) -> Any:
+    """Returns a record as tensors, in its own structure.
+
+    Args:
+      record: A structure of tensors, arrays and Python numbers; what is no tensor gets the dtype
+        of its spec.
+      specs: The tensors that it has to have.
+
+    Raises:
+      TypeError: If it holds what is no number.
+      ValueError: If it has other tensors.
+    """
+    flat = tf.nest.flatten(record)
+    _check_shapes([_shape_of(leaf) for leaf in flat], specs)
+    tensors = [_tensor_of(leaf, spec) for leaf, spec in zip(flat, specs, strict=True)]
+    return tf.nest.pack_sequence_as(record, tensors)
+
+
+def _tensor_of(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(leaf, None if tf.is_tensor(leaf) else spec.dtype)
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise TypeError(f"records must be of numbers, found a tensor of {tensor.dtype.name}.")
+    # What no tracing can know, the graph checks.
+    return tensor if tensor.shape == spec.shape else tf.ensure_shape(tensor, spec.shape)
+
+
+def _shape_of(leaf: Any) -> tf.TensorShape:
+    """The shape of a tensor, a tf.TensorSpec, an array or a Python number."""
+    return tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
+
+
+def _check_shapes(shapes: list[tf.TensorShape], specs: tuple[tf.TensorSpec, ...]) -> None:
+    expected = [spec.shape for spec in specs]
+    is_same = len(shapes) == len(expected) and all(
+        one.is_compatible_with(other) for one, other in zip(shapes, expected, strict=True)
+    )
+    if not is_same:
+        raise ValueError(
+            f"the query is for records of tensors of shapes {_listed(expected)}, found "
+            f"{_listed(shapes)}."
+        )
+
+
+def _listed(shapes: list[tf.TensorShape]) -> str:
+    return ", ".join(map(str, shapes[:10])) + (", ..." if shapes[10:] else "") or "none"
+
+
 def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:
+    if not isinstance(spec, tf.TensorSpec):
+        raise TypeError(
+            f"updates must be tensors in Python containers, found {type(spec).__name__}."
+        )
     if not spec.dtype.is_floating:
         raise TypeError(
             "only floating-point tensors can be clipped and noised, found a tensor of "

@@ -37,7 +37,7 @@ class IntegerSums:
     Attributes:
       largest_cohort: The most updates in a sum.
       bits: The width of a sum's integers, one bit of which is the sign.
-      is_secure: Whether a secure sum adds them up, modulo 2^bits - 1.
+      is_secure: Whether a secure sum adds them up, modulo 2^bits.
     """
 
     largest_cohort: int = DEFAULT_LARGEST_COHORT
@@ -118,9 +118,7 @@ def integer_sums(
     return sums
 
 
-def clip_to_grid(
-    record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int, dtype: tf.DType = tf.int64
-) -> Any:
+def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
     """Scales a structure of tensors to an L2 norm of at most ``clip_norm``, in whole steps.
 
     Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
@@ -131,10 +129,9 @@ def clip_to_grid(
       record: A structure of floating-point tensors.
       clip_norm: A scalar above zero; the step is ``clip_norm / steps_per_clip_norm``.
       steps_per_clip_norm: Steps in a clip norm, at most ``STEPS_PER_CLIP_NORM``.
-      dtype: int64, or int32, which holds all of these steps as well.
 
     Returns:
-      The structure as integer tensors, in steps, whose squares add up to at most
+      The structure as int64 tensors, in steps, whose squares add up to at most
       ``steps_per_clip_norm ** 2``; all zeros if any entry is NaN or infinite.
     """
     steps = tf.constant(steps_per_clip_norm, tf.float64)
@@ -149,8 +146,16 @@ def clip_to_grid(
     rounded = tf.cond(_sum_of_squares(nearest) <= most, lambda: nearest, towards_zero)
     # Nothing is left to the sizes of roundings: what exceeds the norm all the same is zero.
     kept = tf.cast(_sum_of_squares(rounded) <= most, tf.int64)
-    steps = [tf.cast(tensor * kept, dtype) for tensor in rounded]
-    return tf.nest.pack_sequence_as(record, steps)
+    return tf.nest.pack_sequence_as(record, [tensor * kept for tensor in rounded])
+
+
+def narrowed(steps: Any) -> Any:
+    """Returns steps of one update in int32, which holds all that :func:`clip_to_grid` returns.
+
+    Args:
+      steps: A structure of int64 tensors.
+    """
+    return tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.int32), steps)
 
 
 def to_floats(steps: tf.Tensor, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> tf.Tensor:

@@ -3,11 +3,14 @@
 import dataclasses
 import enum
 import os
+import tempfile
 from typing import TypeVar
 
+import numpy as np
+import scipy.linalg
 import tensorflow as tf
 
-from mf_aggregators.noise import costs, row_layout
+from mf_aggregators.noise import costs, row_layout, rows_of_z
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows
@@ -17,9 +20,16 @@ from mf_aggregators.noise.row_layout import Segment
 from mf_aggregators.tff import noise_directory, rows_on_disk, tensor_noise
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_in_state import RowsInState
-from mf_aggregators.tff.tensor_noise import TensorNoise
+from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+from mf_aggregators.tff.tensor_noise import RowStore, TensorNoise
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
+
+# The coordinates of rows that are drawn to be compared with C, and the seed of these rows alone.
+_COORDINATES_COMPARED = 4
+_SEED_OF_COMPARISON = np.array([1, 2], np.int64)
+# More than floats and the tolerance of ``factorizations.checked`` put between C and its rows.
+_RELATIVE_TOLERANCE = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +130,66 @@ def make(
     blocks = Blocks.of(recursion, () if continued is None else continued.plans)
     files = rows_on_disk.prepare(rows, blocks, segments, options.source, directory)
     return NoiseParts(TensorNoise(files, specs), record)
+
+
+def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray, source: NoiseSource) -> None:
+    """Draws all rows by the graphs of a run, in a few coordinates, and compares them with C.
+
+    It takes about a millisecond for a round, and as much for each earlier row of Z that a round
+    draws again. Nothing of it is used in the run: the seed is one of its own.
+
+    Args:
+      parts: What :func:`make` returned for a run that was not extended.
+      strategy_matrix: (n, n) C, in the scale of the run's recursion.
+      source: What random bits come from.
+
+    Raises:
+      ValueError: If the rows are not those of C^-1 Z but for their roundings.
+    """
+    if not parts.noise.segments:
+        return
+    store = parts.noise.store
+    if isinstance(store, RowsOnDisk):
+        with tempfile.TemporaryDirectory(prefix="compared-", dir=store.directory) as directory:
+            drawn = _drawn_rows(dataclasses.replace(store, directory=directory))
+    else:
+        drawn = _drawn_rows(store)
+    rounds, steps = len(strategy_matrix), store.rows.steps[:, np.newaxis]
+    z = rows_of_z.STEP * np.array(
+        [
+            rows_of_z.integers(source, _SEED_OF_COMPARISON, i, 0, _COORDINATES_COMPARED)
+            for i in range(rounds)
+        ]
+    )
+    inverse = scipy.linalg.solve_triangular(strategy_matrix, np.eye(rounds), lower=True)
+    # In each round a step of the row at most, passed on by the matrix: see ``noise.integer_rows``.
+    unit = np.abs(inverse / np.diagonal(inverse)[:, np.newaxis])
+    tolerance = (np.sum(unit, axis=1, keepdims=True) + 1.0) * np.abs(steps)
+    tolerance = tolerance + _RELATIVE_TOLERANCE * (np.abs(inverse) @ np.abs(z))
+    # Written so that NaN does not pass.
+    if not np.all(np.abs(drawn * steps - inverse @ z) <= tolerance):
+        raise ValueError(
+            "the rows of noise that were drawn are not those of the strategy matrix: its noise "
+            "recursion is broken, and no guarantee holds of it."
+        )
+
+
+def _drawn_rows(store: RowStore) -> np.ndarray:
+    """All rows of a stream of a few coordinates as integers, (n, coordinates) float64."""
+    segment = Segment("float32", 0, _COORDINATES_COMPARED, (0,))
+    seed = tf.constant(_SEED_OF_COMPARISON)
+
+    @tf.function(autograph=False)
+    def next_row(i: tf.Tensor, history: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
+        return store.next_row(segment, i, seed, tf.zeros([2], tf.int64), history)
+
+    # ``create`` may be called while a graph is built.
+    with tf.init_scope():
+        history, rows = store.initial_history(segment), []
+        for i in range(store.rows.recursion.num_rounds):
+            row, history = next_row(tf.constant(i, tf.int64), history)
+            rows.append(row.numpy())
+    return np.array(rows, np.float64)
 
 
 def _storage(

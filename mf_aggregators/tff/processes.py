@@ -6,23 +6,35 @@ never runs: it would outlive Python, and keep pipes open that the program writes
 
 import atexit
 import contextlib
+import functools
 import gc
+import inspect
 import os
 import re
 import signal
 import subprocess
+import threading
 import warnings
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # psutil comes with the extra `tff`, as TFF itself does: flags and help texts do without both.
 if TYPE_CHECKING:
     import psutil
 
 _WORKER = "worker_binary"
+_RAISES_REFUSALS = "_raises_refusals_of_mf_aggregators"
 # What an assertion of a process's graph says, somewhere in the error of TFF's worker.
-_REFUSAL = re.compile(r"assertion failed: \[([^\]]*)\]")
+_REFUSAL = re.compile(r"assertion failed: \[(.*?)\](?= \[|[\"\n]|$)")
+# How TensorFlow prints quotes and backslashes in it.
+_ESCAPED = re.compile(r"\\([\"'\\])")
+# What the checks of this library say. A context also runs checks of others, which are theirs.
+_MESSAGES: set[str] = set()
 _SECONDS_TO_END = 5.0
+
+
+class RefusalError(RuntimeError):
+    """A check in the graph of a process failed: nothing was released of the round."""
 
 
 def prepare_environment() -> None:
@@ -40,11 +52,21 @@ def prepare_environment() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
+def refusal(message: str) -> str:
+    """Returns a message for a check in a graph, which :func:`raise_refusals` then knows.
+
+    Args:
+      message: One line that says what is refused and what to do.
+    """
+    _MESSAGES.add(message)
+    return message
+
+
 def refusal_of(error: BaseException) -> str | None:
     """Returns why a process refused a round, out of the error that ``next`` has raised.
 
-    An aggregator cannot raise an error of its own: its checks fail in TFF's worker, and TFF
-    passes them on within a gRPC error of many lines.
+    A check in a graph fails in TFF's worker, and TFF passes that on within a gRPC error of many
+    lines. Where :func:`raise_refusals` was not called, this finds the reason in it.
 
     Args:
       error: What was raised.
@@ -53,8 +75,58 @@ def refusal_of(error: BaseException) -> str | None:
       The message of the check that failed, one line, such as that there is noise for no further
       round; None if no check failed.
     """
+    if isinstance(error, RefusalError):
+        return str(error)
     found = _REFUSAL.search(str(error))
-    return None if found is None else found[1]
+    return None if found is None else _ESCAPED.sub(r"\1", found[1])
+
+
+def raise_refusals(context: Any) -> None:
+    """Makes what a context of TFF runs raise RefusalError, of one line, where we refuse a round.
+
+    TFF has no place for errors of a computation, and learning processes are built by TFF itself.
+    So the method ``invoke`` of this one object is wrapped; all other errors pass as they are.
+    ``mf_dp_aggregator`` calls it for the context in which its process or query is made. Where
+    another one runs the process, call it for that one.
+
+    Args:
+      context: What runs computations, such as ``tff.framework.get_context_stack().current``.
+        What lets nobody set its attributes is left as it is.
+    """
+    invoke = context.invoke
+    if getattr(invoke, _RAISES_REFUSALS, False):
+        return
+    if inspect.iscoroutinefunction(invoke):
+
+        @functools.wraps(invoke)
+        async def clear(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await invoke(*args, **kwargs)
+            except Exception as error:
+                _raise_clearly(error)
+                raise
+
+    else:
+
+        @functools.wraps(invoke)
+        def clear(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return invoke(*args, **kwargs)
+            except Exception as error:
+                _raise_clearly(error)
+                raise
+
+    setattr(clear, _RAISES_REFUSALS, True)
+    with contextlib.suppress(AttributeError):
+        context.invoke = clear
+
+
+def _raise_clearly(error: Exception) -> None:
+    """Raises RefusalError in the place of a check that failed, and nothing for other errors."""
+    refused = refusal_of(error)
+    if refused in _MESSAGES:
+        # TFF's own error of some 60 lines stays its context, which is not printed.
+        raise RefusalError(refused) from None
 
 
 def end_workers() -> None:
@@ -81,6 +153,11 @@ def end_workers() -> None:
 def end_workers_at_exit() -> None:
     """Makes sure that no worker outlives this process, also when it is ended by SIGTERM.
 
+    A handler of SIGTERM that the program has (one that saves, for instance) stays and is called:
+    workers end once it exits by ``SystemExit``, and a handler that ends the process in another way
+    calls :func:`end_workers` first. Python sets handlers in the main thread alone: where another
+    one calls this, workers end at exit, and SIGTERM does what it did before.
+
     Raises:
       ImportError: If psutil is missing, which the extra ``tff`` installs.
     """
@@ -88,7 +165,9 @@ def end_workers_at_exit() -> None:
     import psutil  # noqa: F401
 
     atexit.register(end_workers)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit_on_signal)
 
 
 def _exit_on_signal(signal_number: int, frame: FrameType | None) -> None:

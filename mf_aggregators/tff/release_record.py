@@ -20,7 +20,7 @@ import pathlib
 
 import tensorflow as tf
 
-from mf_aggregators.tff import tensor_files
+from mf_aggregators.tff import processes, tensor_files
 from mf_aggregators.tff.pieces import PIECE
 
 _NUMBERS = 64
@@ -88,7 +88,7 @@ class ReleaseRecord:
             is_same = tf.debugging.assert_equal(
                 tf.logical_not(is_there) | (difference <= most),
                 True,
-                message=(
+                message=processes.refusal(
                     "The noise of this round was added to other data before, so this aggregate "
                     "is not released: the difference of the two would have no noise. Go on from "
                     "this state with the clients and data of that time, or start a new run from "

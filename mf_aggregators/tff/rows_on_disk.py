@@ -30,7 +30,7 @@ from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff import tensor_discrete_gaussian, tensor_files
+from mf_aggregators.tff import processes, tensor_discrete_gaussian, tensor_files
 from mf_aggregators.tff.rows_in_state import integer_row
 from mf_aggregators.tff.tensor_discrete_gaussian import GraphTable
 from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
@@ -514,7 +514,7 @@ class _StreamFiles:
         is_right = tf.debugging.assert_equal(
             tf.equal(tensor_files.checksum(contents), self._checksums[block]),
             True,
-            message=(
+            message=processes.refusal(
                 "A file of the noise's weights is damaged or gone: create the aggregator again, "
                 "which writes it anew, and go on from the same state."
             ),

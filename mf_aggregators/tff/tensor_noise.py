@@ -18,10 +18,14 @@ from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.row_layout import Segment
+from mf_aggregators.tff import processes
 
 
 class NoiseState(NamedTuple):
     """Where a stream of noise rows stands, as tensors.
+
+    It is printed without its seed and its history: TFF keeps the class, whatever a state is nested
+    in, so that no cell of a notebook, log or traceback holds them.
 
     Attributes:
       noise_format: int64 scalar: ``noise.NOISE_FORMAT`` of the version that made the state.
@@ -38,6 +42,14 @@ class NoiseState(NamedTuple):
     seed: Any
     stream: Any
     history: Any
+
+    def __repr__(self) -> str:
+        """Returns a text without what noise could be subtracted with."""
+        return (
+            f"{type(self).__name__}(noise_format={self.noise_format}, "
+            f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
+            "history=<secret>)"
+        )
 
 
 class RowStore(Protocol):
@@ -132,7 +144,7 @@ class TensorNoise:
         has_round = tf.debugging.assert_less(
             round_index,
             tf.constant(num_rounds, tf.int64),
-            message=(
+            message=processes.refusal(
                 f"The factorization has noise for {num_rounds} rounds, and one more round "
                 "was asked for: its noise row would repeat an earlier one. Stop training, or use a "
                 "factorization for more rounds."
@@ -147,7 +159,7 @@ def _of_this_noise(state: NoiseState) -> tf.Tensor:
     is_same = tf.debugging.assert_equal(
         state.noise_format,
         tf.constant(NOISE_FORMAT, tf.int64),
-        message=(
+        message=processes.refusal(
             "This state was made by a version whose noise is another one of the same seed: go on "
             "with that version, or start anew."
         ),

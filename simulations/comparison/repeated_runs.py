@@ -22,13 +22,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import tqdm
-
-from mf_aggregators import atomic_files, memory
+from mf_aggregators import atomic_files, memory, validation
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.progress_bars import ProgressBar
 from simulations.comparison import run_processes
 from simulations.comparison.run_processes import Ended, RunProcesses
 from simulations.runs import run_conditions, run_directory, run_options
@@ -69,7 +68,8 @@ class FinishedRun:
       delta: The delta of the same guarantee; None if the run is not private.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
       noise_multiplier: The noise multiplier of that guarantee, relative to the sensitivity that
-        the guarantee states; None if the run is not private, or an older result does not say.
+        the guarantee states; None if the run is not private, or an older result does not say it
+        or how clients were sampled.
       sampling: How that guarantee is amplified; None if it is not.
     """
 
@@ -222,7 +222,7 @@ def run_all(
             if not _check(run, stop):
                 _say_interrupted(program, finished, runs)
                 return None
-        with tqdm.tqdm(
+        with ProgressBar(
             total=len(runs), initial=len(finished), unit="run", file=sys.stderr
         ) as progress:
 
@@ -261,7 +261,7 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
 def _read_result(run: RepeatedRun) -> FinishedRun:
     """Reads the result of a run that finished before."""
     try:
-        contents = json.loads(run.result.read_text(encoding="utf-8"))
+        contents = validation.parsed_json(run.result.read_text(encoding="utf-8"))
         identity = {name: contents[name] for name in run.identity}
         was = shlex.join([identity["command"], *identity["flags"]])
         finished = _finished(contents["result"], contents["seconds"])
@@ -285,6 +285,9 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
     kind = "earned" if privacy["keeps_plan"] is False else "planned"
     epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
     multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
+    if "sampling" not in privacy[kind]:
+        # What the noise multiplier is relative to is not known.
+        multiplier = None
     is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
     return FinishedRun(
         test_accuracy=accuracy,
@@ -394,7 +397,7 @@ def _finish(run: RepeatedRun, ended: Ended, is_resumed: bool) -> FinishedRun:
     # Nobody knows how long a run that was cut off ran before.
     seconds = None if is_resumed else ended.seconds
     try:
-        result = json.loads(ended.printed)
+        result = validation.parsed_json(ended.printed)
         finished = _finished(result, seconds)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandError(

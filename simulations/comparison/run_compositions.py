@@ -4,17 +4,15 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-import scipy.optimize
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling, Shuffling
+from mf_aggregators.accounting.sampling_schemes import PoissonSampling, SamplingScheme, Shuffling
 from mf_aggregators.privacy import printed_guarantees
 from simulations.comparison.repeated_runs import FinishedRun
 
-# Bounds of the logarithm of a noise multiplier that is found from an epsilon.
-_LOG_BOUNDS = (math.log(1e-3), math.log(1e8))
-_TOLERANCE = 1e-11
+# Epsilons of privacy loss distributions, whose grids differ, may be so far apart.
+_RELATIVE_TOLERANCE = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +42,9 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
     (``accounting.composed_gaussian_epsilon``). Where some are amplified, all are composed by
     privacy loss distributions (``accounting.composed_epsilon``): Poisson-sampled ones as what they
     are, and those of other samplers, which such distributions do not know, without amplification. A
-    run that broke its plan enters with what may be stated of it.
+    run that broke its plan enters with what may be stated of it. Where the result of a run does not
+    say its noise multiplier and its sampling, or these do not give what it states, no guarantee is
+    stated, and the reason is.
 
     Args:
       runs: The runs.
@@ -58,11 +58,15 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
     if len(private) == 1:
         return Composition(1, others, private[0].epsilon, delta)
     try:
+        multipliers = [_noise_multiplier(run) for run in private]
+        _check_says_enough(private)
         if all(run.sampling is None for run in private):
-            multipliers = [_noise_multiplier(run) for run in private]
             epsilon = accounting.composed_gaussian_epsilon(multipliers, delta)
         else:
-            epsilon = accounting.composed_epsilon([_event(run) for run in private], delta)
+            events = [
+                _event(sigma, run.sampling) for sigma, run in zip(multipliers, private, strict=True)
+            ]
+            epsilon = accounting.composed_epsilon(events, delta)
     except ValueError as error:
         # What was trained for hours is tabulated all the same.
         return Composition(len(private), others, None, delta, str(error))
@@ -96,11 +100,47 @@ def sentences(found: Composition) -> str:
 
 
 def _noise_multiplier(run: FinishedRun) -> float:
-    return _least_noise_multiplier(run) if run.noise_multiplier is None else run.noise_multiplier
+    """That of a run; raises ValueError where its result does not say enough to be composed."""
+    if run.noise_multiplier is None:
+        # Its epsilon alone does not tell: that of a sampled run is one of other noise.
+        raise ValueError(
+            "the result of a run, perhaps of an older version, does not say its noise multiplier "
+            "and how its clients were sampled: run it again to compose it."
+        )
+    return run.noise_multiplier
 
 
-def _event(run: FinishedRun) -> dp_event.DpEvent:
-    sigma, scheme = _noise_multiplier(run), run.sampling
+def _check_says_enough(runs: Iterable[FinishedRun]) -> None:
+    """Raises ValueError unless what is composed of each run is at least what the run states."""
+    # Repetitions state the same.
+    for run in {(run.epsilon, run.delta, run.noise_multiplier, run.sampling): run for run in runs}:
+        _check_run(*run)
+
+
+def _check_run(
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    sampling: SamplingScheme | None,
+) -> None:
+    if epsilon is None or delta is None or noise_multiplier is None:
+        return
+    if isinstance(sampling, PoissonSampling):
+        sizes = {**sampling.to_dict(), "sampling": sampling.name}
+        del sizes["name"]
+        alone = accounting.amplified_epsilon(noise_multiplier, delta, **sizes)
+    else:
+        count = 1 if sampling is None else _most_participations(sampling)
+        alone = accounting.exact_epsilon(noise_multiplier / math.sqrt(count), delta)
+    if alone < (1.0 - _RELATIVE_TOLERANCE) * epsilon:
+        raise ValueError(
+            f"the result of a run states epsilon {epsilon:.6g} at delta {delta:g}, and its noise "
+            f"multiplier {noise_multiplier:.6g} alone would give {alone:.6g}: it is of another "
+            "kind of guarantee, which cannot be composed."
+        )
+
+
+def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
     if scheme is None:
         return accounting.event(sigma)
     if isinstance(scheme, PoissonSampling):
@@ -112,19 +152,9 @@ def _event(run: FinishedRun) -> dp_event.DpEvent:
             clients_per_round=scheme.clients_per_round,
             sampling=scheme.name,
         )
-    # The most participations of a client, each of which changes rows of its own.
-    count = scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations
-    return dp_event.SelfComposedDpEvent(accounting.event(sigma), count)
+    return dp_event.SelfComposedDpEvent(accounting.event(sigma), _most_participations(scheme))
 
 
-def _least_noise_multiplier(run: FinishedRun) -> float:
-    """The noise multiplier of a Gaussian mechanism whose result states epsilon alone."""
-    epsilon, delta = run.epsilon, run.delta
-    assert epsilon is not None
-    assert delta is not None
-
-    def excess(log_sigma: float) -> float:
-        return accounting.exact_epsilon(math.exp(log_sigma), delta) - epsilon
-
-    root = scipy.optimize.brentq(excess, *_LOG_BOUNDS, xtol=_TOLERANCE)
-    return math.exp(root - 2.0 * _TOLERANCE)
+def _most_participations(scheme: SamplingScheme) -> int:
+    """The most participations of a client, each of which changes rows of its own."""
+    return scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations

@@ -264,6 +264,8 @@ class Trace:
             the period.
         """
         numbers = np.asarray(devices)
+        if not all(_is_real(each) for each in (numbers, start_seconds, end_seconds)):
+            raise ValueError("a trace needs numbers: integers for devices, seconds for times.")
         starts = np.array(start_seconds, dtype=np.float64)
         ends = np.array(end_seconds, dtype=np.float64)
         if not numbers.ndim == starts.ndim == ends.ndim == 1 or not (
@@ -316,7 +318,9 @@ class Trace:
         """
         file = pathlib.Path(path)
         try:
-            columns = _archive_columns(file) if file.suffix == ".npz" else _text_columns(file)
+            columns = (
+                _archive_columns(file) if file.suffix.lower() == ".npz" else _text_columns(file)
+            )
             return cls(*columns, period_seconds=period_seconds)
         except TraceError:
             raise
@@ -392,6 +396,11 @@ def _finalise(state: np.ndarray) -> None:
 def _bits(number: float) -> np.ndarray:
     # Adding zero makes a negative zero positive.
     return np.array([number + 0.0], dtype=np.float64).view(np.uint64)
+
+
+def _is_real(array: np.ndarray) -> bool:
+    kind = np.asarray(array).dtype
+    return np.issubdtype(kind, np.integer) or np.issubdtype(kind, np.floating)
 
 
 def _running_maximum(ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ def define(values: flags.FlagValues) -> None:
         "nightly_probability",
         "The probability that a device is on charge in a night, for --availability=diurnal.",
     )
-    group.string(
+    group.path(
         "trace",
         "A file that says when each device is available, for --availability=trace: lines of "
         "device,start_seconds,end_seconds, or an .npz file with arrays of these names.",

@@ -15,7 +15,6 @@ import secrets
 import sys
 from typing import Any, NoReturn
 
-import tqdm
 from absl import flags
 
 from mf_aggregators import __version__, checkpoints
@@ -26,6 +25,7 @@ from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.privacy import attackers, printed_guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import noise_directory
 from simulations.devices import available_clients, device_flags, device_populations
 from simulations.devices.availability import Trace
@@ -94,10 +94,12 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     workers = None if options.workers is None else worker_addresses.parse(options.workers)
     command_line.check_extra("a training run")
     if values.noise_directory:
+        output_paths.check_name(values.noise_directory, "noise_directory")
         output_paths.check_directory(values.noise_directory, "noise_directory")
     directory = RunDirectory(
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
+    output_paths.check_name(directory.path, "output_dir")
     with directory.locked():
         setting = _prepared(values, command, options, behaviour, directory)
         return _train(values, command, setting, workers)
@@ -191,7 +193,8 @@ def _train(
     statement = statements.after(outcome.ledger, outcome.stopped_by_rule)
     federated_training.draw_figure(design, directory, statement.plan.epsilon)
     norms = federated_training.clip_norms(design, directory)
-    _print_outcome(values, command, directory, statement, outcome, norms)
+    privacy = statement.to_dict(name_clients=design.options.name_clients)
+    _print_outcome(values, command, directory, statement, privacy, outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
     if outcome.message and not outcome.stopped_by_rule:
@@ -407,6 +410,7 @@ def _print_outcome(
     command: TaskCommand,
     directory: RunDirectory,
     statement: PrivacyStatement,
+    privacy: dict[str, Any],
     outcome: Any,
     clip_norms: dict[str, float] | None,
 ) -> None:
@@ -420,7 +424,7 @@ def _print_outcome(
         **outcome.facts,
         "num_parameters": outcome.num_parameters,
         **({} if clip_norms is None else {"clip_norms": clip_norms}),
-        "privacy": statement.to_dict(),
+        "privacy": privacy,
     }
     lines = [
         ("rounds", f"{rounds} of {statement.plan.num_rounds}"),
@@ -433,9 +437,8 @@ def _print_outcome(
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
-    text = "\n" + command_line.table(lines)
-    for warning in statement.warnings:
-        text += f"\nwarning: {warning}"
+    warnings = [f"warning: {warning}" for warning in statement.warnings]
+    text = "\n".join(["", *warnings, command_line.table(lines)])
     command_line.print_result(values, fields, text)
 
 
@@ -470,4 +473,4 @@ def percent(accuracy: float | None) -> str | None:
 
 
 def _say(command: TaskCommand, message: str) -> None:
-    tqdm.tqdm.write(f"{command.name}: {message}", file=sys.stderr)
+    ProgressBar.write(f"{command.name}: {message}", file=sys.stderr)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-import tqdm
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.noise import NoiseStorage, costs
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import run_designs, run_directory, run_figures, training_loop
@@ -105,7 +105,7 @@ class _MetricsOutputs:
     def __init__(self, directory: RunDirectory, num_rounds: int, finished: int) -> None:
         self._log = MetricsLog(directory, _COLUMNS, finished)
         self._writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
-        self._bar = tqdm.tqdm(
+        self._bar = ProgressBar(
             total=num_rounds, initial=finished, desc="training", unit="round", file=sys.stderr
         )
 
@@ -233,9 +233,7 @@ def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
         sampler=setting.sampler,
         behaviour=setting.behaviour,
         stopping_rule=design.stopping_rule,
-        earlier_participations=(
-            () if design.begun is None else tuple(plan.participation for plan in design.begun.plans)
-        ),
+        earlier_participations={} if design.begun is None else design.begun.horizons,
     )
 
 
@@ -329,6 +327,8 @@ def learning_process(
         noise_directory=noise_directory,
         noise_source=options.noise_source,
         continues=design.first_plan,
+        # Who asks for a run without noise gets a statement that says so.
+        allow_no_noise=True,
         **_secure_sums(design),
     )
     measured = {"metrics_aggregator": _no_metrics} if options.secure_aggregation else {}

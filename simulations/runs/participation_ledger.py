@@ -10,7 +10,7 @@ import numpy as np
 
 from mf_aggregators import atomic_files
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from mf_aggregators.privacy import ledgers
+from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import LedgerError
 
 
@@ -26,8 +26,8 @@ class ParticipationLedger:
         no sampling, and no amplification holds towards them.
 
     Raises:
-      LedgerError: If two clients have one name: participations of one of them would not
-        count as those of the other.
+      LedgerError: If a client's id is none that a ledger keeps (``client_names.check``), or two
+        clients have one: participations of one of them would not count as those of the other.
     """
 
     client_ids: tuple[str, ...]
@@ -35,11 +35,10 @@ class ParticipationLedger:
     sampling: SamplingScheme | None = None
 
     def __post_init__(self) -> None:
-        if len(set(self.client_ids)) != len(self.client_ids):
-            raise LedgerError(
-                "two clients have the same name, and participations are counted by name: give "
-                "each client one of its own."
-            )
+        try:
+            client_names.check(self.client_ids)
+        except ValueError as error:
+            raise LedgerError(str(error)) from None
 
     @property
     def num_rounds(self) -> int:

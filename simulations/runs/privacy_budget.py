@@ -85,7 +85,7 @@ class PrivacyBudget:
         else:
             raise TypeError(
                 "plan must be a participation schema of mf_aggregators.participation or a scheme "
-                f"of mf_aggregators.accounting.sampling_schemes, found {plan!r}."
+                f"of mf_aggregators.accounting.sampling_schemes, found {validation.shown(plan)}."
             )
         rounds = factorization.num_rounds
         self.every = validation.positive_integer(

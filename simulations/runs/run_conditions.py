@@ -1,10 +1,10 @@
 """What runs that are compared must share besides their flags: versions of packages, and data."""
 
-import json
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mf_aggregators import validation
 from mf_aggregators.commands.command_line import CommandError
 from simulations.runs import federated_runs, run_directory
 from simulations.runs.run_directory import RunDirectory
@@ -79,7 +79,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 def _kept(path: pathlib.Path, name: str) -> Any:
     """An entry of a JSON file; None if the file is not there or not readable."""
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        contents = validation.parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return contents.get(name) if isinstance(contents, dict) else None

@@ -34,7 +34,7 @@ from mf_aggregators.privacy import (
 from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from simulations.runs import run_extensions, run_options, sampled_runs
+from simulations.runs import run_directory, run_extensions, run_options, sampled_runs
 from simulations.runs.run_extensions import Begun
 from simulations.runs.run_options import RunOptions
 from simulations.training import learning_rate_schedules
@@ -76,9 +76,8 @@ class RunDesign:
         if self.begun is None:
             return None
         assert self.options.noise_multiplier is not None
-        return FirstPlan(
-            self.begun.plans[0].participation, self.options.noise_multiplier * self._simulated_share
-        )
+        first, *later = (plan.participation for plan in self.begun.plans)
+        return FirstPlan(first, self.options.noise_multiplier * self._simulated_share, tuple(later))
 
     @property
     def earlier_plans(self) -> tuple[Guarantee, ...]:
@@ -105,6 +104,16 @@ class RunDesign:
             factorization = factorization.of_plan(num_rounds)
         if not factorization.plans:
             return first.noise_multiplier
+        known = tuple(rounds for rounds in begun.horizons if rounds < num_rounds)
+        if factorization.plans != known:
+            raise CommandError(
+                f"the matrix of the run extends plans of {list(factorization.plans)} rounds, and "
+                f"{run_directory.CONFIG_FILE} has the participation of those of {list(known)}: "
+                "restore the one that is not of this run."
+            )
+        first = dataclasses.replace(
+            first, later_participations=first.later_participations[: len(known) - 1]
+        )
         options = self.options
         cohort = self.simulated_clients if options.secure_aggregation else None
         return extensions.noise_multiplier(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, validation
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.csv"
@@ -164,7 +164,7 @@ class RunDirectory:
             atomic_files.write_text(self.data, json.dumps({"fingerprint": fingerprint}) + "\n")
             return
         try:
-            kept = json.loads(self.data.read_text(encoding="utf-8"))["fingerprint"]
+            kept = validation.parsed_json(self.data.read_text(encoding="utf-8"))["fingerprint"]
         except (ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(
                 f"{self.data} cannot be read ({error}): restore it, or start a new run and account "
@@ -285,7 +285,7 @@ class RunDirectory:
                 f"{self.path} cannot be read: {error.strerror}. Choose another --output_dir."
             ) from error
         try:
-            config = json.loads(config_path.read_text(encoding="utf-8"))
+            config = validation.parsed_json(config_path.read_text(encoding="utf-8"))
             if not isinstance(config, dict):
                 raise ValueError("it is no JSON object")
         except (OSError, ValueError) as error:

@@ -59,6 +59,11 @@ class Begun:
     num_parameters: int
     noise_storage: str
 
+    @property
+    def horizons(self) -> dict[int, Participation]:
+        """The schema of each plan that was extended, by its number of rounds."""
+        return {plan.num_rounds: plan.participation for plan in self.plans}
+
 
 def plans_of(config: Mapping[str, Any], directory: RunDirectory) -> tuple[EarlierPlan, ...]:
     """Returns the plans that were extended, of a run's configuration.

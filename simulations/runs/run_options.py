@@ -51,6 +51,7 @@ class _Flag:
     is_positive: bool
     is_share: bool
     is_of_the_run: bool
+    is_path: bool
 
 
 def _flag(
@@ -62,8 +63,10 @@ def _flag(
     is_positive: bool = False,
     is_share: bool = False,
     is_of_the_run: bool = True,
+    is_path: bool = False,
 ) -> Any:
-    metadata = {_FLAG: _Flag(subject, meaning, choices, is_positive, is_share, is_of_the_run)}
+    flag = _Flag(subject, meaning, choices, is_positive, is_share, is_of_the_run, is_path)
+    metadata = {_FLAG: flag}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -96,6 +99,7 @@ class RunOptions(Mapping[str, Any]):
         "Where data sets are kept. Default: ~/.cache.",
         default=None,
         is_of_the_run=False,
+        is_path=True,
     )
     num_rounds: int = _flag(
         "Training",
@@ -164,7 +168,10 @@ class RunOptions(Mapping[str, Any]):
         choices=lambda: [*mechanism_flags.names(for_runs=True), NOT_PRIVATE],
     )
     checkpoint: str | None = _flag(
-        "Mechanism", "A checkpoint directory to use in place of --mechanism.", default=None
+        "Mechanism",
+        "A checkpoint directory to use in place of --mechanism.",
+        default=None,
+        is_path=True,
     )
     workload: str = _flag(
         "Mechanism",
@@ -282,6 +289,7 @@ class RunOptions(Mapping[str, Any]):
         f"begins anew. Default: {run_directory.NOISE_DIRECTORY} in --output_dir.",
         default=None,
         is_of_the_run=False,
+        is_path=True,
     )
     noise_source: str = _flag(
         "Noise",
@@ -304,7 +312,17 @@ class RunOptions(Mapping[str, Any]):
         default=False,
     )
     output_dir: str | None = _flag(
-        "Output", "The run's directory. Default: runs/<time>.", default=None, is_of_the_run=False
+        "Output",
+        "The run's directory. Default: runs/<time>.",
+        default=None,
+        is_of_the_run=False,
+        is_path=True,
+    )
+    name_clients: bool = _flag(
+        "Output",
+        "Whether privacy.json names the client that was protected least, with its rounds.",
+        default=False,
+        is_of_the_run=False,
     )
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -385,6 +403,8 @@ def define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[str
             group.integer(field.name, meaning, default)
         elif field.type in _NUMBERS:
             group.number(field.name, meaning, default)
+        elif flag.is_path:
+            group.path(field.name, meaning, default)
         else:
             group.string(field.name, meaning, default)
 

@@ -6,7 +6,7 @@ import dataclasses
 from mf_aggregators import participation
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
@@ -72,10 +72,13 @@ class RunStatements:
           ledger: The ledger of the rounds that were released already.
         """
         self._has_begun = True
+        number = client_names.num_alike(ledger.client_ids)
+        facts = dataclasses.replace(self._planned.facts, num_alike_names=number)
+        self._planned = dataclasses.replace(self._planned, facts=facts)
         if ledger.num_rounds:
             self.after(ledger)
         else:
-            write(self._directory, self._planned)
+            self._write(self._planned)
 
     def after_round(self, ledger: ParticipationLedger) -> PrivacyStatement | None:
         """Returns the statement of a run whose plan is broken, written if it is another one.
@@ -109,8 +112,11 @@ class RunStatements:
             realised(self._design, self._planned, ledger, self._sampler),
             stopped_by_rule=stopped_by_rule,
         )
-        write(self._directory, statement)
+        self._write(statement)
         return statement
+
+    def _write(self, statement: PrivacyStatement) -> None:
+        write(self._directory, statement, name_clients=self._design.options.name_clients)
 
     def after_failure(self) -> None:
         """Writes the statement of a run that an error ended, out of the ledger on disk.
@@ -214,17 +220,20 @@ def realised(
     )
 
 
-def write(directory: RunDirectory, statement: PrivacyStatement) -> None:
+def write(
+    directory: RunDirectory, statement: PrivacyStatement, *, name_clients: bool = False
+) -> None:
     """Writes ``privacy.json`` and ``PRIVACY.md``.
 
     Args:
       directory: The directory of the run.
       statement: The statement.
+      name_clients: Whether ``privacy.json`` names the client that was protected least.
 
     Raises:
       OSError: If a file cannot be written.
     """
-    directory.write_json(run_directory.PRIVACY_FILE, statement.to_dict())
+    directory.write_json(run_directory.PRIVACY_FILE, statement.to_dict(name_clients=name_clients))
     directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
 
 

@@ -30,7 +30,7 @@ import tensorflow_federated as tff
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.participation import Participation
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
@@ -76,12 +76,13 @@ class FederatedRun:
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
-      earlier_participations: The schemas of the plans that were extended to this run, whose saved
-        states it goes on from; empty for a run that was not extended.
+      earlier_participations: The schema of each horizon that was extended to this run, by its
+        number of rounds: it goes on from their saved states. Empty for a run that was not extended.
 
     Raises:
       UnnoisedSumError: If the process releases a second update without noise: a ValueError.
-      ValueError: If two clients have the same name; if the timers allow participations that the
+      ValueError: If a client's id is none that a ledger keeps (``client_names.check``), or two
+        clients have the same; if the timers allow participations that the
         noise of the process is not scaled to; or if the sampler is for another population or
         other rounds, or is asked for together with a behaviour of devices.
     """
@@ -97,15 +98,10 @@ class FederatedRun:
     sampler: DataSampler | None = None
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
     stopping_rule: StoppingRule | None = None
-    earlier_participations: tuple[Participation, ...] = ()
+    earlier_participations: Mapping[int, Participation] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # NumPy's texts, and so the ledger's, end at the first of the zeros that end a name.
-        if len({name.rstrip("\0") for name in self.client_ids}) != len(self.client_ids):
-            raise ValueError(
-                "two of client_ids are the same, and participations are counted by name: give "
-                "each client one of its own."
-            )
+        client_names.check(self.client_ids)
         self._check_client_sums()
         if self.sampler is None:
             self._check_participation()
@@ -128,6 +124,7 @@ class FederatedRun:
         """Checks that no update leaves the clients a second time, without noise."""
         if isinstance(self.process.next, compatibility.ConcreteComputation):
             client_sums.check_others(client_sums.of(self.process.next))
+            client_sums.check_divided_once(self.process.next)
 
     def _check_participation(self) -> None:
         for declared in declared_participation.in_state(self.initial_state):

@@ -25,7 +25,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import guarantees
@@ -65,7 +65,8 @@ class CohortDataSource(compatibility.FederatedDataSource):
           process: The process that will be trained.
           initial_state: A first state of it, to check that its noise is scaled to what the timers
             allow: what the program gets as its ``initial_train_state``.
-          client_ids: The population, in the same order whenever the run is resumed.
+          client_ids: The population: texts, each another one, in the same order whenever the run
+            is resumed.
           client_dataset: From a client's id and a round, from 0, to its data set in that round; a
             function of the two alone.
           participation: The schema that the timers enforce.
@@ -76,12 +77,14 @@ class CohortDataSource(compatibility.FederatedDataSource):
             first round. The number of its run is in a file of the same name with ``.run`` behind.
 
         Raises:
-          LedgerError: If the ledger is broken, or of another population.
+          LedgerError: If the ledger is broken, or of another population, or a client's id is none
+            that a ledger keeps (``client_names.check``).
           UnnoisedSumError: If the process releases a second update without noise.
           ValueError: If a number is out of its range, or the timers allow participations that
             the noise of the process is not scaled to.
         """
         client_sums.check_others(client_sums.of(process.next))
+        client_sums.check_divided_once(process.next)
         declared = declared_participation.in_state(initial_state)
         for each in declared:
             if not participations.allows(each, participation, num_rounds):
@@ -149,7 +152,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
         Raises:
           LedgerError: If the ledger is not the one that was there when it was saved.
         """
-        saved = json.loads(bytes(buffer))
+        saved = validation.parsed_json(bytes(buffer))
         position = int(saved["num_rounds"])
         rounds = self._ledger.first_rounds(position)
         if rounds.num_rounds != position or rounds.digest() != saved["ledger"]:

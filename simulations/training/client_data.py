@@ -143,22 +143,21 @@ def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> _E
     dataset = client_data.create_tf_dataset_for_client(client_id)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"the data set of client {client_id!r} has no end: take `repeat` out of its "
+            "the data set of a client has no end: take `repeat` out of its "
             "preprocessing, and say how often a client goes through its data by epochs."
         )
     examples = list(dataset)
     if not examples:
         return _Examples(0, (), dataset)
-    return _Examples(len(examples), _stacked(examples, client_id), None)
+    return _Examples(len(examples), _stacked(examples), None)
 
 
-def _stacked(examples: list[Any], client_id: str) -> Any:
+def _stacked(examples: list[Any]) -> Any:
     try:
         return tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *examples)
     except tf.errors.InvalidArgumentError:
         raise ValueError(
-            f"the examples of client {client_id!r} have different shapes: pad them by "
-            "client_data.preprocess."
+            "the examples of a client have different shapes: pad them by client_data.preprocess."
         ) from None
 
 

@@ -20,7 +20,7 @@ class FederatedTask:
     """Clients and model of a run, once TensorFlow is loaded.
 
     Attributes:
-      client_ids: The population.
+      client_ids: The population: texts, each another one.
       client_dataset: Takes a client's id and a round, from 0, and returns its
         ``tf.data.Dataset`` of batches in that round; a function of the two alone.
       model_fn: What ``tff.learning`` builds its model from.

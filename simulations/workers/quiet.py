@@ -50,4 +50,6 @@ def stop_requests(message: str) -> Iterator[StopRequest]:
         yield request
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None stands for one that is not Python's, which only its owner can set.
+            if handler is not None:
+                signal.signal(number, handler)

@@ -2,14 +2,21 @@
 
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
+from mf_aggregators.tff import grid
 
-def clip_nothing(
-    record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int, dtype: tf.DType = tf.int64
-) -> Any:
-    """Rounds to the grid alone, in the place of ``grid.clip_to_grid``, and always in 64 bits."""
-    del dtype
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts it in the place of the library's, for aggregators that are created from now on."""
+    monkeypatch.setattr(grid, "clip_to_grid", _clip_nothing)
+    # What is not clipped needs 64 bits.
+    monkeypatch.setattr(grid, "narrowed", lambda steps: steps)
+
+
+def _clip_nothing(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
+    """Rounds to the grid alone, in the place of ``grid.clip_to_grid``."""
     per_unit = steps_per_clip_norm / tf.cast(clip_norm, tf.float64)
 
     def rounded(tensor: tf.Tensor) -> tf.Tensor:

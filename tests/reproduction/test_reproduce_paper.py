@@ -46,6 +46,12 @@ def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> N
     assert names == list(catalogue.experiments())
     status, out, _ = _call(capfd, "--list")
     assert [line.split()[0] for line in out.splitlines()] == names
+    # Without flags no work begins that nobody asked for.
+    status, without_flags, _ = _call(capfd)
+    assert status == 0
+    assert without_flags.startswith(out)
+    assert "--only=NAME" in without_flags.removeprefix(out)
+    assert _call(capfd, "--format=json") == _call(capfd, "--list", "--format=json")
     # What the papers print or draw without private data.
     for printed in (
         *("prefix-sums-table-1", "prefix-sums-figure-1"),

@@ -305,6 +305,26 @@ def test_a_run_is_extended_more_than_once(begun: pathlib.Path) -> None:
 # What is refused.
 
 
+def test_every_plan_of_a_run_that_was_extended_twice_counts(begun: pathlib.Path) -> None:
+    """A plan in the middle that let clients come back sooner, and one that is not named."""
+    for rounds in (7, 12):
+        assert "training begins" in _call(begun, rounds).errors
+    directory, config = RunDirectory(begun), _config(begun)
+    first, middle = config["extends"]
+    sooner = {**middle, "participation": {**middle["participation"], "separation": 1}}
+    for plans, message in (
+        ([first, sooner], "the horizon of 7 rounds allows participations at least 1 rounds apart"),
+        ([first], "extends plans of [6, 7] rounds, and config.json has"),
+        ([first, middle, {**middle, "num_rounds": 9}], "the participation of those of [6, 7, 9]"),
+    ):
+        directory.write_json(run_directory.CONFIG_FILE, {**config, "extends": plans})
+        said = _call(begun, 12)
+        assert said.status == 2
+        assert message in said.errors, said.errors
+    directory.write_json(run_directory.CONFIG_FILE, config)
+    assert "training begins" in _call(begun, 12).errors
+
+
 def test_other_flags_are_still_refused(begun: pathlib.Path) -> None:
     before = (begun / run_directory.CONFIG_FILE).read_bytes()
     assert "other flags (--clip_norm=0.3)" in _call(begun, _WHOLE, "--clip_norm=0.5").errors

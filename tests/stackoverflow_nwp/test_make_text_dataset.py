@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sqlite3
 import subprocess
 import sys
 
@@ -104,6 +105,153 @@ def test_sqlite_input_is_split_anew(tmp_path: pathlib.Path) -> None:
     assert set(datasets.load(str(output)).splits) == set(federated_text.SPLITS)
 
 
+def test_names_that_look_the_same_are_one_client(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client is a unit of privacy, which nothing unseen may divide; others are warned of."""
+    source, output = tmp_path / "posts.jsonl", tmp_path / "posts.sqlite"
+    names = [
+        "ada",
+        " ada",
+        "ad\u00a0a",
+        "ad a",
+        "e\u0301",
+        "\u00e9",
+        "ada\u200b",
+        "bo",
+        "Bo",
+        "\uff42o",
+    ]
+    source.write_text("\n".join(json.dumps({"client": each, "text": "A word."}) for each in names))
+    arguments = [f"--input={source}", f"--output={output}", "--overwrite"]
+    assert _run(*arguments) == 0
+    assert capsys.readouterr().out.startswith("WARNING: 3 clients have names that look like")
+    assert _run(*arguments, "--format=json") == 0
+    fields = json.loads(capsys.readouterr().out)
+    assert (fields["merged_client_names"], fields["alike_client_names"]) == (4, 3)
+    counts: dict[str, int] = {}
+    for example in federated_text.read_examples(output):
+        counts[example.client_id] = counts.get(example.client_id, 0) + 1
+    assert counts == {"ada": 3, "ad a": 2, "\u00e9": 2, "bo": 1, "Bo": 1, "\uff42o": 1}
+
+
+def test_a_file_that_is_reached_twice_is_one_client(tmp_path: pathlib.Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("A word.")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    inputs = [f"--input={tmp_path}/../{tmp_path.name}/a.txt", f"--input={tmp_path}"]
+    assert _run(*inputs, f"--output={tmp_path}/x.sqlite") == 0
+    assert sum(1 for _ in federated_text.read_examples(tmp_path / "x.sqlite")) == 3
+
+
+def test_text_files_of_a_directory_may_end_in_any_case(tmp_path: pathlib.Path) -> None:
+    for name in ("a.txt", "b.TXT", "c.Txt"):
+        (tmp_path / name).write_text("A word.")
+    assert _run(f"--input={tmp_path}", f"--output={tmp_path}/x.SQLITE") == 0
+    assert sum(1 for _ in federated_text.read_examples(tmp_path / "x.SQLITE")) == 3
+
+
+def test_structured_text_is_read_only_if_it_is_asked_for(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text('{"client": "a", "text": "A word."}\n')
+    arguments = [f"--input={tmp_path}", f"--output={tmp_path}/x.sqlite"]
+    assert _run(*arguments) == 2
+    assert "a.txt looks like JSON: name it .jsonl" in capsys.readouterr().err
+    assert _run(*arguments, "--allow_structured_text") == 0
+
+
+def test_a_directory_of_other_files_is_refused_with_a_pattern(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "all_data_0.json").write_text("[]")
+    assert _run(f"--input={tmp_path}", f"--output={tmp_path}/x.sqlite") == 2
+    assert f"--input='{tmp_path}/*.json'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        ("client_id INTEGER, split_name TEXT, serialized_example_proto BLOB", ""),
+        ("client_id, split_name, serialized_example_proto", ""),
+        (
+            "client_id TEXT, split_name TEXT, serialized_example_proto BLOB, n INTEGER,"
+            " PRIMARY KEY (client_id, n)",
+            "WITHOUT ROWID",
+        ),
+    ],
+)
+def test_sqlite_files_of_other_programs_are_read(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], table: tuple[str, str]
+) -> None:
+    source, output = tmp_path / "theirs.sqlite", tmp_path / "out.sqlite"
+    columns, options = table
+    connection = sqlite3.connect(source)
+    connection.execute(f"CREATE TABLE examples ({columns}) {options}")
+    connection.execute(
+        "CREATE TABLE client_metadata (client_id, split_name TEXT, num_examples INTEGER)"
+    )
+    for client in range(6):
+        split = ("train", "heldout", "test")[client % 3]
+        proto = federated_text.serialize(Example(str(client), split, f"the word {client}"))
+        row = (client, split, proto, 0)[: 3 + bool(options)]
+        connection.execute(f"INSERT INTO examples VALUES ({', '.join('?' * len(row))})", row)
+        name = str(client) if options else client
+        connection.execute("INSERT INTO client_metadata VALUES (?, ?, 1)", (name, split))
+    connection.commit()
+    connection.close()
+    if options:
+        text = datasets.load(str(source))
+        tokens = text.client_tokens("train", ["word"], 4)
+        assert tokens.client_ids == ("0", "3")
+        assert tokens.tokens_of("3").tolist() == [[2 + 1, 2, 1, 2, 4]]
+    else:
+        with pytest.raises(ValueError, match=r"id is of type integer and not a text: make-text-"):
+            datasets.load(str(source))
+    assert _run(f"--input={source}", f"--output={output}") == 0
+    found = {example.client_id: example.tokens for example in federated_text.read_examples(output)}
+    assert found == {str(client): f"the word {client}" for client in range(6)}
+    assert sum(each.clients for each in datasets.load(str(output)).splits.values()) == 6
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("client", "example", "message"),
+    [
+        ("x'0102'", "x'00'", "neither a text nor an integer"),
+        ("1.5", "x'00'", "neither a text nor an integer"),
+        ("NULL", "x'00'", "neither a text nor an integer"),
+        ("'a'", "'a text'", "no `tokens`"),
+        ("'a'", "NULL", "no `tokens`"),
+        ("'a'", "5", "no `tokens`"),
+        ("CAST(x'61ff' AS TEXT)", "x'00'", "cannot be read as a SQLite file"),
+    ],
+)
+def test_rows_of_other_programs_are_refused_in_one_line(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    client: str,
+    example: str,
+    message: str,
+) -> None:
+    """Behind a first row that is as it should be."""
+    source = tmp_path / "theirs.sqlite"
+    federated_text.write(source, [Example(each, "train", "the word") for each in "abc"])
+    connection = sqlite3.connect(source)
+    connection.executescript(
+        "CREATE TABLE other (split_name, client_id, serialized_example_proto);"
+        "INSERT INTO other SELECT * FROM examples;"
+        f"INSERT INTO other VALUES ('train', {client}, {example});"
+        "DROP TABLE examples; ALTER TABLE other RENAME TO examples;"
+    )
+    connection.close()
+    assert _run(f"--input={source}", f"--output={tmp_path}/x.sqlite") == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
 @pytest.mark.parametrize(
     ("contents", "arguments", "message"),
     [
@@ -117,6 +265,7 @@ def test_sqlite_input_is_split_anew(tmp_path: pathlib.Path) -> None:
         ("[1]", ["--input=in.jsonl", "--output=x.sqlite"], "JSON object"),
         ('{"client": "a"}', ["--input=in.jsonl", "--output=x.sqlite"], "--text_column"),
         ('{"client": [], "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "integer"),
+        ('{"client": "", "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "no name"),
         ('{"client": "a", "text": 1}', ["--input=in.jsonl", "--output=x.sqlite"], "must be a text"),
         ('{"client": "a", "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "Three"),
         ("\xff", ["--input=in.txt", "--output=x.sqlite"], "not UTF-8"),

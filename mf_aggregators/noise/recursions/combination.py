@@ -24,6 +24,9 @@ class IndependentNoise(NoiseRecursion):
 
     num_rounds: int
 
+    def __post_init__(self) -> None:
+        self._freeze_num_rounds(self.num_rounds)
+
     @property
     def diagonal(self) -> np.ndarray:
         """Ones, (n,) float64."""
@@ -69,12 +72,20 @@ class DenseNoise(NoiseRecursion):
     """C is dense: row i of the noise is a combination of all rows of Z so far.
 
     Attributes:
-      inverse: C^-1, (n, n) float64, lower triangular.
+      inverse: C^-1, (n, n) float64, lower triangular; entries above the diagonal become zero.
     """
 
     draws_earlier_rows_of_z: ClassVar[bool] = True
 
     inverse: np.ndarray
+
+    def __post_init__(self) -> None:
+        self._freeze("inverse", (len(self.inverse), len(self.inverse)))
+        # A row at a time: a comparison of whole copies costs twice the memory.
+        if any(np.any(row[i + 1 :]) for i, row in enumerate(self.inverse)):
+            lower = np.tril(self.inverse)
+            lower.setflags(write=False)
+            object.__setattr__(self, "inverse", lower)
 
     @property
     def num_rounds(self) -> int:
@@ -143,7 +154,7 @@ class WindowNoise(NoiseRecursion):
     Attributes:
       num_rounds: n.
       window: (n, p) float64, or (1, p) where all rounds have the same; entries for rows
-        before the first do not count.
+        before the first become zero.
       left: (n, r) float64; r = 0 without accumulators.
       right: (n, r) float64.
       row_scales: (n,) float64, or None for ones.
@@ -156,6 +167,18 @@ class WindowNoise(NoiseRecursion):
     left: np.ndarray
     right: np.ndarray
     row_scales: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self._freeze_num_rounds(self.num_rounds)
+        rounds, rank = self.num_rounds, np.shape(self.left)[-1]
+        self._freeze("window", (1 if len(self.window) == 1 else rounds, None))
+        self._freeze("left", (rounds, rank))
+        self._freeze("right", (rounds, rank))
+        if self.row_scales is not None:
+            self._freeze("row_scales", (rounds,))
+        if not self.window_length:
+            raise ValueError("window of WindowNoise must have a column for its own round.")
+        self._clear_lags_before_first_round("window")
 
     @property
     def window_length(self) -> int:

@@ -28,17 +28,20 @@ another.
 import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+
+from mf_aggregators import validation
 
 # A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
 # hold more rows.
 _ROWS_PER_BLOCK = 64
 # Columns of C^-1 that are computed at once.
 _COLUMNS = 512
+# Squares of entries are far from where floats end or lose digits.
+_SENSITIVITIES = (1e-100, 1e100)
 # Tables of a recursion up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
 
@@ -63,11 +66,73 @@ class NoiseRecursion(abc.ABC):
 
     Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one;
     ``block_weights`` is the linear map that makes the rows of several rounds at once.
+
+    Constructors copy their arrays and make them read-only, so that a recursion stays the one that
+    was checked. They raise ValueError for a number that is not finite, also in entries that do not
+    count: NumPy may leave such an entry out, and a graph multiplies it by zero, which gives NaN.
     """
 
     # Whether rows of the noise need rows of Z from before their round, and follow from them
     # alone. All others follow from the rows of the noise before them.
     draws_earlier_rows_of_z: ClassVar[bool] = False
+
+    def _freeze(self, name: str, shape: tuple[int | None, ...], dtype: Any = np.float64) -> None:
+        """Replaces a field of a new recursion by a checked, read-only array of its numbers.
+
+        Args:
+          name: The field.
+          shape: Its shape; None for any length.
+          dtype: float64, or int64 for indices.
+
+        Raises:
+          ValueError: If it has another shape, or a number that is not finite or no index.
+        """
+        given = getattr(self, name)
+        with np.errstate(invalid="ignore"):
+            array = given if _is_read_only(given, dtype) else np.array(given, dtype=dtype)
+        label = f"{name} of {type(self).__name__}"
+        if len(array.shape) != len(shape) or any(
+            wanted not in (None, found) for wanted, found in zip(shape, array.shape, strict=True)
+        ):
+            wanted_shape = ", ".join("any" if length is None else str(length) for length in shape)
+            raise ValueError(f"{label} must have shape ({wanted_shape}), found {array.shape}.")
+        if not np.all(np.isfinite(array)):
+            raise ValueError(
+                f"{label} must be finite in all its entries, those that no row needs included."
+            )
+        if array.dtype.kind == "i" and not np.array_equal(array, given):
+            raise ValueError(f"{label} must be integers.")
+        array.setflags(write=False)
+        object.__setattr__(self, name, array)
+
+    def _clear_lags_before_first_round(self, name: str) -> None:
+        """Sets entries of a frozen table to zero whose lags reach before the first round.
+
+        Args:
+          name: The field: (n, b), with entry [i, t] for round i and lag t; or (1, b) or (b,) for
+            all rounds.
+        """
+        array = getattr(self, name)
+        if array.ndim == 2 and len(array) > 1:
+            first = array[: array.shape[1]]
+            beyond = first[np.arange(len(first))[:, np.newaxis] < np.arange(array.shape[1])]
+        else:
+            beyond = array[..., self.num_rounds :]
+        if not np.any(beyond):
+            return
+        cleared = array.copy()
+        if array.ndim == 2 and len(array) > 1:
+            cleared[: array.shape[1]] = np.tril(first)
+        else:
+            cleared[..., self.num_rounds :] = 0.0
+        cleared.setflags(write=False)
+        object.__setattr__(self, name, cleared)
+
+    def _freeze_num_rounds(self, num_rounds: Any) -> None:
+        """Replaces the field ``num_rounds`` of a new recursion by a checked int."""
+        object.__setattr__(
+            self, "num_rounds", validation.positive_integer(num_rounds, "num_rounds")
+        )
 
     if TYPE_CHECKING:
         # Some subclasses have it as a field, which a property at run time would hide.
@@ -151,7 +216,9 @@ class NoiseRecursion(abc.ABC):
         """
         if not np.all(self.diagonal):
             raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
-        return self._with_unit_diagonal()
+        # What overflows is refused by the constructor of the unit recursion.
+        with np.errstate(all="ignore"):
+            return self._with_unit_diagonal()
 
     @abc.abstractmethod
     def _with_unit_diagonal(self) -> "NoiseRecursion":
@@ -231,16 +298,21 @@ class NoiseRecursion(abc.ABC):
         """Returns the recursion of C / sensitivity: every scaling of C gives the same run.
 
         Args:
-          sensitivity: The sensitivity of C, above zero and finite.
+          sensitivity: The sensitivity of C, from 1e-100 to 1e100.
 
         Raises:
-          ValueError: If the sensitivity is zero or not finite.
+          ValueError: If the sensitivity is another number: it was computed from squares, which
+            floats do not hold.
         """
-        if not 0.0 < sensitivity < math.inf:
+        least, largest = _SENSITIVITIES
+        if not least <= sensitivity <= largest:
             raise ValueError(
-                f"a strategy matrix of sensitivity {sensitivity} cannot be scaled to sensitivity 1."
+                f"a strategy matrix of sensitivity {sensitivity:g} cannot be scaled to sensitivity "
+                f"1: use one between {least:g} and {largest:g}."
             )
-        return self.divided_by(sensitivity)
+        # As in ``unit``.
+        with np.errstate(all="ignore"):
+            return self.divided_by(sensitivity)
 
     def initial_state(self, shape: tuple[int, ...]) -> NoiseState:
         """Returns the state before the first round, for rows of the given shape."""
@@ -325,3 +397,14 @@ class NoiseRecursion(abc.ABC):
         row = z + self.unit.earlier(i, state.history)
         history = self.unit.following(i, state.history, z, row)
         return np.asarray(self.diagonal[i] * row), NoiseState(i + 1, history)
+
+
+def _is_read_only(given: Any, dtype: Any) -> bool:
+    """Whether an array is of a type and nobody can write into it, so that it needs no copy."""
+    if type(given) is not np.ndarray or given.dtype != dtype:
+        return False
+    while type(given) is np.ndarray:
+        if given.flags.writeable:
+            return False
+        given = given.base
+    return given is None

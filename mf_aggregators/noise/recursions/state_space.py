@@ -31,6 +31,21 @@ class StateSpaceNoise(NoiseRecursion):
     decays: np.ndarray
     feedbacks: np.ndarray
 
+    def __post_init__(self) -> None:
+        self._freeze("phases", (None,), np.int64)
+        self._freeze("gains", (None,))
+        phases, vectors = len(self.gains), np.shape(self.outputs)[-1]
+        for name in ("outputs", "decays", "feedbacks"):
+            self._freeze(name, (phases, vectors))
+        self._freeze("sources", (phases, vectors), np.int64)
+        if not len(self.phases):
+            raise ValueError("phases of StateSpaceNoise must have at least a round.")
+        # NumPy counts negative indices from the end, and a graph does not.
+        for name, end in (("phases", phases), ("sources", vectors)):
+            indices = getattr(self, name)
+            if np.any((indices < 0) | (indices >= end)):
+                raise ValueError(f"{name} of StateSpaceNoise must be at least 0 and below {end}.")
+
     @property
     def num_rounds(self) -> int:
         """The number of rounds n."""

@@ -26,6 +26,11 @@ class SubstitutionNoise(NoiseRecursion):
     def table(self) -> np.ndarray:
         """(n, b) float64 of C[i, i - t] for row i and lag t; (1, b) if all rows have the same."""
 
+    def _check_bands(self) -> None:
+        """Raises ValueError for a new recursion without a round or without a diagonal."""
+        if not self.num_rounds or not self.num_bands:
+            raise ValueError(f"{type(self).__name__} must have at least a round and a band.")
+
     @property
     def num_bands(self) -> int:
         """The number of bands b."""
@@ -83,10 +88,15 @@ class BandedNoise(SubstitutionNoise):
     """C has few bands.
 
     Attributes:
-      bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``, zero where i < t.
+      bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``; entries where i < t become zero.
     """
 
     bands: np.ndarray
+
+    def __post_init__(self) -> None:
+        self._freeze("bands", (None, None))
+        self._check_bands()
+        self._clear_lags_before_first_round("bands")
 
     @property
     def num_rounds(self) -> int:
@@ -135,13 +145,22 @@ class ToeplitzNoise(SubstitutionNoise):
 
     Attributes:
       num_rounds: n.
-      coefficients: (b,) float64: the first column of T; ``coefficients[0]`` is not zero.
+      coefficients: (b,) float64: the first column of T; ``coefficients[0]`` is not zero, and those
+        of more lags than there are rounds become zero.
       row_scales: (n,) float64: the diagonal of D^-1; None for ones.
     """
 
     num_rounds: int
     coefficients: np.ndarray
     row_scales: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self._freeze_num_rounds(self.num_rounds)
+        self._freeze("coefficients", (None,))
+        self._check_bands()
+        if self.row_scales is not None:
+            self._freeze("row_scales", (self.num_rounds,))
+        self._clear_lags_before_first_round("coefficients")
 
     @property
     def table(self) -> np.ndarray:

@@ -88,7 +88,7 @@ class Cifar10Data:
 
 
 def _define_flags(values: flags.FlagValues) -> None:
-    FlagGroup(values, "Data").string(
+    FlagGroup(values, "Data").path(
         "cifar10_dir",
         "The directory of CIFAR-10's binary version (data_batch_1.bin, ..., test_batch.bin). "
         "Default: Keras downloads the data set into ~/.keras/datasets.",

@@ -178,6 +178,35 @@ def test_several_runs_of_which_no_epsilon_can_be_stated() -> None:
 def test_no_noise_is_no_privacy() -> None:
     assert accounting.epsilon(0.0, 1e-6) == math.inf
     assert accounting.zcdp_rho(0.0) == math.inf
+    assert accounting.zcdp_delta(0.0) == 0.0
+
+
+def test_zcdp_is_approximate() -> None:
+    """Its delta0 is what tables cost, which grows with the numbers that are drawn."""
+    for numbers in (1, 10**9, 2**40):
+        failure = discrete_gaussian.failure_probability(numbers)
+        assert 0.0 < failure == accounting.zcdp_delta(0.7, num_coordinates=numbers)
+    assert accounting.zcdp_delta(0.7) == discrete_gaussian.failure_probability(2**40)
+    with pytest.raises(accounting.TailError, match="Use more noise"):
+        accounting.zcdp_delta(0.19)
+    # Each of four participations moves numbers of its own, by a half of all.
+    assert accounting.zcdp_delta(0.19, disjoint_participations=4) > 0.0
+    with pytest.raises(ValueError, match="participations"):
+        accounting.zcdp_delta(0.7, disjoint_participations=0)
+
+
+def test_the_epsilon_of_zcdp_charges_its_delta() -> None:
+    rho, delta = 0.5, 1e-6
+    assert accounting.epsilon_of_zcdp(rho, delta) == accounting.epsilon(1.0, delta)
+    half = accounting.epsilon_of_zcdp(rho, delta, zcdp_delta=0.5e-6)
+    assert half == accounting.exact_epsilon(1.0, delta - 0.5e-6)
+    # Never less than the numbers cost that are drawn in any case.
+    assert accounting.epsilon_of_zcdp(rho, delta, zcdp_delta=0.0) == accounting.epsilon(1.0, delta)
+    for bad in (delta, 1.0):
+        with pytest.raises(ValueError, match="leaves nothing of delta"):
+            accounting.epsilon_of_zcdp(rho, delta, zcdp_delta=bad)
+    with pytest.raises(ValueError, match="zcdp_delta"):
+        accounting.epsilon_of_zcdp(rho, delta, zcdp_delta=-1e-9)
 
 
 def test_enough_noise_needs_no_epsilon() -> None:

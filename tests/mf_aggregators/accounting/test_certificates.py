@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import certificates, claim_search
+from mf_aggregators.accounting import certificates, claim_search, confidence_bounds
 from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.participation_laws import (
     CoinsUnderTimers,
@@ -207,6 +208,90 @@ def test_nothing_is_claimed_beyond_what_is_known() -> None:
     assert claim_search.proved_claim(of, 1e-3, below=0.5, max_samples=2**13) is None
 
 
+@pytest.mark.parametrize("share", [0.5, 2.0, 0.98])
+def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_claim(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """What is so only half of the time is not proved, by the counts of the test."""
+    low_count, high_count, samples, thresholds = 60, 400, 2**11, (-0.5, -0.2)
+    counts = [np.array([low_count, high_count])]
+    monkeypatch.setattr(certificates, "in_batches", lambda *unused: counts)
+    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.1, 1))
+    claim = Claim(0.0, _DELTA, 0, 2, 1, 1.0, samples, thresholds, 0)
+
+    def largest_divergence(epsilon: float, failure: float) -> float:
+        tail = confidence_bounds.lower_tail(low_count, high_count, samples, thresholds, failure)
+        return tail.divergence(epsilon)
+
+    beta, tested = 0.01 * _DELTA / (4 * 16), 0.99 * _DELTA
+    assert claim.failure_probability == pytest.approx(beta)
+    assert claim.largest_divergence == pytest.approx(tested)
+    epsilon = 0.5001
+    while largest_divergence(epsilon, beta) > share * tested:
+        epsilon += 1e-4
+    # With one half in the place of beta, all three would be proved.
+    assert largest_divergence(epsilon, 0.5) < 0.9 * tested
+    found = certificates._without_is_small(of, dataclasses.replace(claim, epsilon=epsilon), None)
+    assert found == (share < 1.0)
+
+
+def test_wealth_is_compared_with_the_failure_probability_of_the_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.1, 1))
+    claim = claim_search.claim_of(of, 2.0, 1e-4, max_samples=2**14)
+    assert claim.num_samples
+    needed = -math.log(0.01 * 1e-4 / (4 * 16))
+    for factor, is_proved in ((1.0 + 1e-9, True), (1.0 - 1e-9, False), (math.nan, False)):
+        grown = [0.25 * factor * needed, 0.75 * factor * needed]
+        monkeypatch.setattr(certificates, "in_batches", lambda *unused, grown=grown: grown)
+        assert certificates._from_without_is_small(of, claim, None) == is_proved
+
+
+def test_losses_that_are_not_numbers_count_against_a_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.1, 1))
+    claim = Claim(3.0, _DELTA, 0, 2, 1, 1.0, 100, (-0.5, -0.1), 0)
+    counts = []
+
+    def one_batch(*arguments: Any) -> list[Any]:
+        counts.append(arguments[3](np.array([math.nan, -0.7, -0.3, 0.0])))
+        return counts
+
+    monkeypatch.setattr(certificates, "in_batches", one_batch)
+    certificates._without_is_small(of, claim, None)
+    np.testing.assert_array_equal(counts[0], [2, 2])
+
+
+def test_all_bounds_of_an_attacker_hold_together() -> None:
+    """Each of many fails with its share of the probability that any of them does."""
+    of = Mechanism(np.ones((4, 1)), 1.5, CoinsUnderTimers(0.1, 1))
+    epsilons, failure = tuple(0.25 * step for step in range(41)), 1e-6
+    together = certificates.divergences(of, epsilons, num_samples=512, failure=failure, seed=3)
+    each = failure / len(epsilons)
+    for (epsilon, bound), wanted in zip(together, epsilons, strict=True):
+        assert epsilon == wanted
+        ((_, alone),) = certificates.divergences(
+            of, (epsilon,), num_samples=512, failure=each, seed=3
+        )
+        assert bound - failure == pytest.approx(alone - each, rel=1e-9)
+    # Without its share, a bound would be lower by more than that.
+    ((_, without),) = certificates.divergences(of, (0.0,), num_samples=512, failure=failure, seed=3)
+    assert without < together[0][1] * (1.0 - 1e-3)
+
+
+@pytest.mark.parametrize("loss", [-1e6, -1e3, -200.0, 1e3, 1e6])
+@pytest.mark.parametrize("order", [1, 2, 8])
+def test_losses_beyond_floats_have_terms(loss: float, order: int) -> None:
+    """A loss below epsilon has a term of zero, however large the other factor is."""
+    with np.errstate(all="raise", under="ignore"):
+        (term,) = certificates.terms(np.array([loss]), 0.0, order, 1.0)
+        largest = certificates.largest_term(1e6, order, 1.0)
+    assert term == 0.0 if loss < 1.0 else 0.0 <= term <= 1.0 + 1e-6
+    assert math.isfinite(largest)
+
+
 def test_every_test_has_numbers_of_its_own() -> None:
     """Mechanisms, claims and purposes tell streams apart; the same one gives the same numbers."""
     of = mechanism(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
@@ -229,6 +314,10 @@ def test_every_test_has_numbers_of_its_own() -> None:
         {},
         {"epsilon": 1.0},
         {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "thresholds": 3},
+        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "epsilon": "1"},
+        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "delta": math.nan},
+        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "num_samples": True},
+        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "order": 2.0},
     ],
 )
 def test_other_descriptions_are_refused(description: dict[str, object]) -> None:

@@ -60,3 +60,15 @@ def test_more_bands_than_stated_are_refused() -> None:
         column_bands.of_encoder(lambda x: np.full_like(x, np.nan), 6, 3)
     with pytest.raises(ValueError, match="must not be zero"):
         column_bands.normalised(np.zeros((3, 2)))
+    for value in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="must be finite"):
+            column_bands.normalised(np.array([[1.0, 0.0], [value, 1.0]]))
+
+
+@pytest.mark.parametrize("scale", [1e-300, 2.7e-162, 1e-20, 3.0, 1e200, 1.7e308])
+def test_a_scaling_of_the_matrix_changes_nothing(scale: float) -> None:
+    """Squares of entries may be beyond floats, which would leave columns of zeros."""
+    columns = np.array([[1.0, -0.5], [0.25, 0.5], [1.0, 0.0]])
+    np.testing.assert_allclose(
+        column_bands.normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
+    )

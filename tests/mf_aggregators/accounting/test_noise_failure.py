@@ -37,6 +37,15 @@ def test_a_run_of_any_size_costs_little() -> None:
     noise_failure.delta_left(1e-12, 1.0, noise_failure.DEFAULT_NUM_COORDINATES)
 
 
+def test_runs_that_draw_more_than_is_charged_are_refused() -> None:
+    """All statements charge for 2^40 numbers where nobody says how many there are."""
+    noise_failure.check_charged(2**20, 2**20)
+    with pytest.raises(ValueError, match=r"of 1\.1e\+12 numbers.*at most 2\^40"):
+        noise_failure.check_charged(2**20 + 1, 2**20)
+    with pytest.raises(ValueError, match=r"of 8\.8e\+12 numbers"):
+        noise_failure.check_charged(2**31, 4096)
+
+
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
         noise_failure.delta_left(1e-6, 0.0, 1)

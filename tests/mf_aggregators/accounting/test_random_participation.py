@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import pathlib
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from mf_aggregators import accounting
 from mf_aggregators.accounting import (
     amplification,
+    certificate_store,
     certificates,
+    claim_search,
     column_bands,
     noise_failure,
     participation_laws,
@@ -66,6 +69,29 @@ def test_calibration_meets_its_target(scheme: sampling_schemes.SeparatedScheme) 
         scheme, 2.0, _DELTA, _columns(), _QUICK, is_rough=True
     )
     assert rough == pytest.approx(sigma, rel=0.05)
+
+
+def test_all_attempts_of_a_search_share_what_delta_pays_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many noise multipliers are tried, whose epsilons are all above the target."""
+    tried = []
+
+    def never(scheme: Any, sigma: float, *unused: Any) -> random_participation.Amplified:
+        tried.append(sigma)
+        return random_participation.Amplified(1e3, None)
+
+    monkeypatch.setattr(random_participation, "amplified", never)
+    monkeypatch.setattr(
+        random_participation, "estimated_noise_multiplier", lambda *unused, **also_unused: 0.2
+    )
+    monkeypatch.setattr(random_participation, "_RELATIVE_STEP", 1e-12)
+    amplification.noise_multiplier(
+        _SCHEMES[0], 2.0, _DELTA, columns=_columns(), certification=_QUICK
+    )
+    assert len(tried) == len(set(tried)) > 1
+    attempts = len(tried) * certificates.ATTEMPTS
+    assert attempts * certificates.failure_probability(_DELTA) <= 0.01 * _DELTA * (1.0 + 1e-12)
 
 
 def test_the_law_is_that_of_the_scheme() -> None:
@@ -167,7 +193,6 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
     scheme = _SCHEMES[0]
     kept = dataclasses.replace(_QUICK, directory=tmp_path / "certificates")
     found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
-    (entry,) = (tmp_path / "certificates").iterdir()
 
     def fail(*unused: Any, **also_unused: Any) -> None:
         raise AssertionError("proved again")
@@ -175,6 +200,18 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(random_participation.claim_search, "proved_claim", fail)
         assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+        # This process has proved it. Another one does so once, and never believes the entry alone.
+        patch.setattr(certificate_store, "_proved", set())
+        tests, is_proved = [], certificates.is_proved
+
+        def counted(*arguments: Any, **others: Any) -> bool:
+            tests.append(arguments)
+            return is_proved(*arguments, **others)
+
+        patch.setattr(certificates, "is_proved", counted)
+        for _ in range(2):
+            assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+        assert len(tests) == 1
         for other in (
             (scheme, 1.3, _DELTA, _columns(), kept),
             (scheme, 1.2, 2 * _DELTA, _columns(), kept),
@@ -184,12 +221,94 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
         ):
             with pytest.raises(AssertionError, match="proved again"):
                 random_participation.amplified(*other)
-    # What was altered is not believed.
-    text = entry.read_text()
-    entry.write_text(text.replace('"epsilon": ', '"epsilon": 0.'))
-    with pytest.warns(UserWarning, match="is damaged"):
+    # Of another version of the accounting, or of NumPy, it is computed again.
+    for module, name in ((certificate_store, "ACCOUNTING_VERSION"), (np, "__version__")):
+        with monkeypatch.context() as patch:
+            patch.setattr(random_participation.claim_search, "proved_claim", fail)
+            patch.setattr(module, name, "another one")
+            with pytest.raises(AssertionError, match="proved again"):
+                random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+
+
+def _altered(entry: pathlib.Path, claim: Any, *, has_digest: bool) -> None:
+    """Writes another claim into an entry, with or without a checksum that fits."""
+    contents = json.loads(entry.read_text())
+    del contents["sha256"]
+    if not has_digest:
+        digest = certificate_store._digest(contents)
+    contents["claim"] = claim
+    if has_digest:
+        digest = certificate_store._digest(contents)
+    entry.write_text(json.dumps({**contents, "sha256": digest}))
+
+
+def test_a_claim_with_a_checksum_that_fits_is_proved_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write an entry can compute its checksum."""
+    scheme, directory = _SCHEMES[0], tmp_path / "certificates"
+    kept = dataclasses.replace(_QUICK, directory=directory)
+    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+    assert found.claim is not None
+    (entry,) = directory.iterdir()
+    text, claim = entry.read_text(), found.claim
+    # Another search finds what the first one did.
+    monkeypatch.setattr(claim_search, "proved_claim", lambda *unused, **also_unused: claim)
+    changes: dict[str, Any]
+    for changes in (
+        {"epsilon": 0.01},
+        {"epsilon": -1.0},
+        {"epsilon": 0.01, "delta": 0.5},
+        {"delta": 2.0 * claim.delta},
+        # Larger, so that it would be proved; but not below what is known without a claim.
+        {"epsilon": 100.0},
+        # Another seed may have been chosen by its result, and another attempt as well.
+        {"epsilon": 1.2 * claim.epsilon, "seed": 1},
+        {"epsilon": 1.2 * claim.epsilon, "attempt": certificates.ATTEMPTS},
+        {"epsilon": 1.2 * claim.epsilon, "num_samples": 2**14},
+        {"num_samples": 1},
+        {"epsilon": 1.2 * claim.epsilon, "num_untilted": 2**17},
+        {"order": 40},
+        {"order": 0},
+        {"bet": 1e9},
+        {"thresholds": [-9.0, -8.0]},
+        {"thresholds": [-8.0, -9.0]},
+        # What is no number of a claim.
+        {"epsilon": "0.01"},
+        {"epsilon": None},
+        {"order": 2.5},
+        {"num_samples": True},
+        {"thresholds": [-9.0, float("nan")]},
+    ):
+        _altered(entry, {**claim.to_dict(), **changes}, has_digest=True)
+        with pytest.warns(certificate_store.CertificateStoreWarning, match="computed again"):
+            again = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+        assert again == found
+        assert entry.read_text() == text
+
+
+def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> None:
+    """Also where it is JSON, and what it claims would be proved."""
+    scheme, directory = _SCHEMES[0], tmp_path / "certificates"
+    kept = dataclasses.replace(_QUICK, directory=directory)
+    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+    assert found.claim is not None
+    (entry,) = directory.iterdir()
+    text, larger = entry.read_text(), {**found.claim.to_dict(), "epsilon": found.epsilon * 1.2}
+    for contents in (larger, None):
+        _altered(entry, contents, has_digest=False)
+        with pytest.warns(certificate_store.CertificateStoreWarning, match="is damaged"):
+            again = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+        assert again == found
+        assert entry.read_text() == text
+    # With its checksum the larger one is proved, and is what holds then.
+    _altered(entry, larger, has_digest=True)
+    assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept).claim == (
+        dataclasses.replace(found.claim, epsilon=found.epsilon * 1.2)
+    )
+    entry.write_text("[" * 100_000)
+    with pytest.warns(certificate_store.CertificateStoreWarning, match="is damaged"):
         assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
-    assert entry.read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
-from mf_aggregators.tff import grid, processes, rows_in_state
+from mf_aggregators.tff import processes, rows_in_state
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from tests.mf_aggregators.broken_clipping import clip_nothing
+from tests.mf_aggregators import broken_clipping
 
 FALSE_ALARM = 1e-6
 
@@ -195,7 +195,7 @@ def _repeat_a_row_of_z(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _leave_out_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "clip_to_grid", clip_nothing)
+    broken_clipping.install(monkeypatch)
 
 
 @dataclasses.dataclass(frozen=True)

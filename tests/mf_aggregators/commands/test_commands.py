@@ -48,6 +48,7 @@ _REPORT_FIELDS = {
     "sensitivity_is_exact",
     "noise_multiplier",
     "zcdp_rho",
+    "zcdp_delta",
     "epsilon",
     "delta",
     "noise_state_floats_per_parameter",
@@ -111,7 +112,8 @@ def test_report_of_momentum_with_learning_rates(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = np.linspace(1.0, 0.1, 12)
-    np.savetxt(tmp_path / "rates.txt", rates)
+    # As a spreadsheet saves it, with a byte order mark in front.
+    np.savetxt(tmp_path / "rates.txt", rates, encoding="utf-8-sig")
     checkpoint = _made(
         tmp_path,
         capsys,
@@ -129,7 +131,7 @@ def test_report_of_momentum_with_learning_rates(
 
 def test_report_draws_a_figure(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = _made(tmp_path, capsys)
-    figure = tmp_path / "figures" / "figure.png"
+    figure = tmp_path / "figure.png"
     status, _, _ = _call(capsys, "mf-report", f"--checkpoint={checkpoint}", f"--figure={figure}")
     assert status == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -150,7 +152,7 @@ def test_no_noise_is_null_in_json_and_never_nan(
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        ("mf-factorize", [], "--mechanism is required"),
+        ("mf-factorize", [], "--mechanism, --num_rounds and --output are required"),
         ("mf-factorize", ["--mechanism=magic"], "--mechanism=magic"),
         ("mf-factorize", ["--mechanism=identity", "--num_rounds=0"], "num_rounds"),
         ("mf-factorize", ["--mechanism=identity", "--num_rounds=ten"], "ten"),
@@ -225,6 +227,31 @@ def test_bad_report_flags(
     assert (status, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = _made(tmp_path, capsys)
+    mine = tmp_path / "mine.png"
+    mine.write_text("mine")
+    for place, message in (
+        (mine, "is there already: replace it by --overwrite"),
+        (tmp_path / "new" / "figure.png", "is in no directory that exists: make it"),
+        (pathlib.Path(checkpoint) / "figure.png", "is not apart from the checkpoint"),
+    ):
+        status, out, err = _call(
+            capsys, "mf-report", f"--checkpoint={checkpoint}", f"--figure={place}"
+        )
+        assert (status, out) == (2, "")
+        assert f"--figure={place} {message}" in err
+    assert mine.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "mine.png"]
+    status, _, err = _call(
+        capsys, "mf-report", f"--checkpoint={checkpoint}", f"--figure={mine}", "--overwrite"
+    )
+    assert status == 0, err
+    assert mine.read_bytes().startswith(b"\x89PNG")
 
 
 # A command line of each mechanism, beside the number of rounds, and the flags it takes.

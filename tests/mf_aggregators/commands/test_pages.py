@@ -54,8 +54,8 @@ def _call(
         "", command.define_flags, command.main, [program, *arguments, "--format=json"]
     )
     captured = capsys.readouterr()
-    assert status == 0, captured.err
     fields: dict[str, Any] = json.loads(captured.out)
+    assert status == (1 if fields.get("keeps_plan") is False else 0), captured.err
     return fields
 
 
@@ -257,14 +257,16 @@ def test_the_page_of_a_report_has_the_numbers_of_its_json(
     for name, written in rows:
         assert written == command_line.readable(name, fields[name])
     assert any("zero-out adjacency" in each for each in page.conditions)
-    assert any(each.startswith("WARNING") for each in page.conditions) == (ledger == "broken")
+    is_warning = [each.startswith("WARNING") for each in page.conditions]
+    assert is_warning == [ledger == "broken", *([False] * (len(is_warning) - 1))]
     assert (len(page.commands) == 2) == (ledger is None)
     if ledger is None:
         assert "clients_per_round=None" in page.commands[0]
         assert "A template" in page.commands[0]
         assert "noise_multiplier=0.7" in page.commands[0]
     else:
-        assert fields["worst_client"] == "<ada>"
+        assert fields["worst_client"] is None
+        assert "ada" not in page.text
 
     noise, found = _lines(drawn[2])["without amplification"]
     for one, epsilon in zip(noise, found, strict=True):

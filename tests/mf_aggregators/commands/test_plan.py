@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
+from mf_aggregators.factorizations.banded import BandedMechanism
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.sampling import data_samplers
@@ -349,7 +351,8 @@ def test_what_a_plan_needs_is_asked_for(capsys: pytest.CaptureFixture[str], name
     given = [each for each in _SETTING if not each.startswith(name)]
     status, out, err = _call(capsys, *given)
     assert (status, out) == (2, "")
-    assert err.strip() == f"mf-plan: {name} is required."
+    assert err.count("\n") == 1
+    assert err.startswith(f"mf-plan: {name} is required. Usage: mf-plan --num_rounds=INTEGER ")
 
 
 def test_an_output_that_cannot_be_written_is_one_line(
@@ -440,7 +443,7 @@ def test_only_stackoverflow_has_a_column_of_learning_rates(
     [
         (["--dataset=stackoverflow", "--population=342478"], "more than the 342477"),
         (["--dataset=reddit"], "or the path of a .sqlite file"),
-        (["--dataset="], "or the path of a .sqlite file"),
+        (["--dataset="], "--dataset=: it names no path"),
     ],
 )
 def test_data_sets_that_are_not_there_are_refused(
@@ -625,6 +628,78 @@ def test_progress_counts_mechanisms_and_seconds_and_says_what_is_kept(
     assert last.startswith(f"mf-plan: compared {total} mechanisms in ")
     assert f"are kept in {tmp_path}: the next plan" in last
     assert sum("kept from an earlier plan" in line for line in second[:-1]) > total / 2
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_interrupt_loses_nothing_that_is_finished(
+    capsys: pytest.CaptureFixture[str], cache: str, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    arguments = (*_SETTING, "--separation=4", cache, f"--format={form}")
+    begin = plan._Progress.begin
+
+    def interrupted(progress: plan._Progress, name: str) -> None:
+        begin(progress, name)
+        if name.startswith("toeplitz"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan._Progress, "begin", interrupted)
+    status, out, err = _call(capsys, *arguments)
+    assert status == 130
+    assert "mf-plan: interrupted in toeplitz 4: " in err
+    assert "the same command goes on there" in err
+    finished = {"identity", "tree", "blt", "banded_inverse"}
+    if form == "json":
+        fields = json.loads(out)
+        assert fields["interrupted"] is True
+        assert fields["recommended"] is None
+        assert {each["mechanism"] for each in fields["candidates"]} == finished
+    else:
+        assert all(f"\n {name} " in out for name in finished)
+        assert "Interrupted: the others are not compared." in out
+
+
+def test_some_mechanisms_in_some_time(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = (cache, "--separation=4", "--mechanisms=blt,identity")
+    fields = _planned(capsys, *few, "--time_limit=0")
+    assert {each["mechanism"] for each in fields["candidates"]} == {"blt", "identity"}
+    assert (fields["skipped"], fields["time_limit"]) == ([], None)
+    assert _planned(capsys, *few)["time_limit"] == 50.0
+    assert _planned(capsys, cache, *_SAMPLING)["time_limit"] is None
+
+    def never(*_: object) -> None:
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(BandedMechanism, "build", never)
+    slow = (
+        f"--cache_dir={tmp_path}",
+        "--separation=3",
+        "--mechanisms=banded,identity",
+        "--time_limit=1.5",
+    )
+    fields = _planned(capsys, *slow)
+    assert fields["recommended"] == "identity"
+    assert [each["mechanism"] for each in fields["skipped"]] == ["banded 3"]
+    status, out, err = _call(capsys, *_SETTING, *slow)
+    assert status == 0
+    assert "Skipped for lack of time" in out
+    assert "mf-plan: skipped banded 3: it was not done when the time had passed" in err
+    status, _, err = _call(capsys, *_SETTING, *slow, "--mechanisms=banded")
+    assert status == 2
+    assert "no mechanism that fits was computed within 1.5 s" in err
+    for flag, message in (
+        ("--mechanisms=blt,bands", "--mechanisms knows identity, tree"),
+        ("--mechanisms=", "--mechanisms names no mechanism"),
+        ("--time_limit=-1", "--time_limit must not be negative"),
+    ):
+        status, _, err = _call(capsys, *_SETTING, flag)
+        assert status == 2
+        assert message in err
 
 
 def test_progress_says_how_long_a_long_computation_takes(

@@ -27,6 +27,9 @@ from simulations.runs.participation_ledger import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
 
+# What clients' names begin with, where nothing that is printed may hold it.
+_NAMED = "zebra-"
+
 
 @pytest.fixture
 def checkpoint(tmp_path: pathlib.Path) -> pathlib.Path:
@@ -67,10 +70,33 @@ def test_a_run_that_kept_its_plan(
     assert fields["realised_sensitivity_is_exact"] is True
     assert fields["realised_epsilon"] == pytest.approx(fields["epsilon"])
     assert fields["widened_epsilon"] is None
-    assert fields["worst_client"] == "ada"
-    assert fields["worst_client_rounds"] == [0, 4, 8]
+    assert fields["worst_client_num_rounds"] == 3
     # Columns of norm one, four rounds apart and so orthogonal.
     assert fields["worst_client_sensitivity"] == pytest.approx(math.sqrt(3))
+
+
+@pytest.mark.parametrize("rounds", [(0, 4, 8), (0, 1, 2)])
+def test_no_client_is_named_that_nobody_asked_for(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    rounds: tuple[int, ...],
+) -> None:
+    """Neither by its name nor by its rounds, in nothing that is printed or written."""
+    ledger = _ledger(tmp_path, "".join(f"{_NAMED}ada,{each}\n" for each in rounds))
+    page, figure = tmp_path / "page.html", tmp_path / "figure.png"
+    outputs = (f"--report={page}", f"--figure={figure}", "--overwrite")
+    for form in ("--format=text", "--format=json"):
+        _, out, err = _call(capsys, checkpoint, ledger, form, *outputs)
+        for written in (out, err, page.read_text(), figure.read_bytes().decode("latin-1")):
+            assert _NAMED not in written
+            assert str(list(rounds)) not in written
+    assert json.loads(out)["worst_client"] is None
+    _, out, _ = _call(capsys, checkpoint, ledger, "--name_clients", "--format=json", *outputs)
+    fields = json.loads(out)
+    assert fields["worst_client"] == f"{_NAMED}ada"
+    assert fields["worst_client_rounds"] == list(rounds)
+    assert f"{_NAMED}ada" in page.read_text()
 
 
 def test_a_run_in_a_fixed_order_of_epochs_kept_its_plan(
@@ -100,9 +126,12 @@ def test_a_run_that_broke_its_plan(
 ) -> None:
     ledger = _ledger(tmp_path, "ada,0\nada,4\nada,8\nbo,3\nbo,5\ncy,11\n")
     status, out, _ = _call(capsys, checkpoint, ledger)
-    assert status == 0
-    assert "WARNING: the ledger breaks the schema" in out
+    assert status == 1
+    assert out.startswith("WARNING: the ledger breaks the schema")
+    # Nothing that the plan would have given stands in the sentences.
+    assert "if every client keeps to" not in out
     status, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
+    assert status == 1
     fields = json.loads(out)
     assert fields["keeps_plan"] is False
     assert fields["realised_sensitivity_is_exact"] is False
@@ -110,6 +139,26 @@ def test_a_run_that_broke_its_plan(
     assert fields["realised_epsilon"] == pytest.approx(
         accounting.epsilon(fields["realised_noise_multiplier"], 1e-5)
     )
+
+
+def test_names_that_look_alike_are_the_first_thing_said(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three participations of one person under three names give the epsilon of one each."""
+    lines = "\u00e9va,0\ne\u0301va,4\n\u00c9VA,8\nbo,3\n"
+    ledger = _ledger(tmp_path, lines)
+    status, out, _ = _call(capsys, checkpoint, ledger)
+    assert status == 0
+    sentences = out.split("\n\n")[1:]
+    assert sentences[0].startswith("WARNING: 3 clients have names that look like")
+    assert "WARNING" not in "".join(sentences[1:])
+    fields = json.loads(_call(capsys, checkpoint, ledger, "--format=json")[1])
+    assert fields["alike_client_names"] == 3
+    assert fields["realised_max_participations"] == 1
+    other = json.loads(
+        _call(capsys, checkpoint, _ledger(tmp_path, "ada,0\nbo,3\n"), "--format=json")[1]
+    )
+    assert other["alike_client_names"] == 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +193,7 @@ def test_no_line_of_a_text_ledger_is_lost(
         status, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
         fields = json.loads(out)
         assert status == 0
-        assert fields["worst_client_rounds"] == [0, 4, 8]
+        assert fields["worst_client_num_rounds"] == 3
         assert fields["realised_sensitivity"] == pytest.approx(math.sqrt(3))
         assert fields["realised_num_clients"] == 1
 
@@ -179,10 +228,6 @@ def test_the_effective_error_is_that_of_the_average(
 _POISSON = PoissonSampling(12, 4, 12, 1)
 # A client's index modulo the number of parts is its part; the last round draws nobody.
 _DRAWN = (*([i % 4, 4 + i % 4] for i in range(11)), [])
-
-
-# What the names of all clients of sampled runs begin with: nothing printed may hold it.
-_NAMED = "zebra-"
 
 
 def _sampled_ledger(
@@ -251,7 +296,7 @@ def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
     assert fields["widened_epsilon"] >= fields["realised_epsilon"] > amplified
     assert fields["amplified_epsilon"] is None
     _, out, _ = _call(capsys, checkpoint, ledger)
-    assert "WARNING: the ledger contradicts its sampling scheme" in out
+    assert out.startswith("WARNING: the ledger contradicts its sampling scheme")
     assert f"({rounded_up(fields['widened_epsilon'])}, 1e-05)-DP" in out
 
 
@@ -288,13 +333,14 @@ def test_nothing_is_amplified_that_the_ledger_contradicts(
     ledger = _sampled_ledger(tmp_path, cohorts, scheme)
     status, out, _ = _call(capsys, checkpoint, ledger, "--format=json")
     fields = json.loads(out)
-    assert status == 0
+    assert status == 1
     assert fields["keeps_plan"] is False
     assert fields["amplified_epsilon"] is None
     assert deviation in fields["sampling_deviation"]
     assert _NAMED not in out
     assert fields["widened_epsilon"] >= fields["realised_epsilon"]
-    text = ledger_report.text(fields, 12, 1e-5)
+    text = ledger_report.warning(fields, 12, 1e-5)
+    assert text is not None
     assert text.startswith("WARNING: the ledger contradicts its sampling scheme (")
     assert deviation in text
     assert "allows" not in text
@@ -455,8 +501,9 @@ def test_tampered_draws_are_found(
     assert fields["keeps_plan"] is True
     assert fields["absent_participations"] == 1
     assert fields["amplified_epsilon"] > 0.0
-    _, out, _ = _call(capsys, checkpoint, ledger, flag)
-    assert "WARNING: of the participations that the sampler's seed draws, 1 are not in" in out
+    status, out, _ = _call(capsys, checkpoint, ledger, flag)
+    assert status == 0
+    assert out.startswith("WARNING: of the participations that the sampler's seed draws, 1 are not")
 
 
 def test_a_seed_that_does_not_fit_is_refused(

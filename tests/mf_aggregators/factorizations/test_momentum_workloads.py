@@ -205,9 +205,14 @@ def test_a_constant_learning_rate_changes_nothing(mechanism: str) -> None:
             "learning rates change: use banded or optimal",
         ),
         (_momentum(5), ValueError, "for 5 rounds, and num_rounds is 4"),
-        (workloads.momentum_sgd(4), TypeError, "must be a workloads.Workload"),
+        (
+            workloads.momentum_sgd(4, learning_rates=[1.0, 1.0, 1.0, 0.5]),
+            ValueError,
+            r"an array of shape \(4, 4\), is no multiple of the prefix sum",
+        ),
+        (np.ones((4, 4)), ValueError, "must be lower triangular"),
     ],
-    ids=["schedule", "rounds", "matrix"],
+    ids=["schedule", "rounds", "matrix of a schedule", "no workload"],
 )
 def test_other_workloads_are_refused(
     mechanism: str, workload: Any, kind: type[Exception], message: str

@@ -28,7 +28,12 @@ from mf_aggregators.factorizations import (
     Variant,
     registry,
 )
-from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.recursions import (
+    BandedNoise,
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+)
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
@@ -168,7 +173,7 @@ def test_sensitivity_and_errors_are_those_of_the_matrix(
         IndependentNoise(6),
         IndependentNoise(5),
         DenseNoise(np.linalg.inv(np.eye(6) + 0.5 * np.eye(6, k=-1)) * (1 - 1e-7)),
-        DenseNoise(np.full((6, 6), np.nan)),
+        DenseNoise(np.full((6, 6), 1e308)),
         object(),
     ],
 )
@@ -180,6 +185,98 @@ def test_rows_that_are_not_those_of_the_matrix_are_refused(
     _install(monkeypatch, _EntryPoint(OwnClass))
     with pytest.raises(ValueError, match=r"noise rows of discounted|no recursion of the library"):
         registry.mechanism("discounted").build(_request(6))
+
+
+_BANDS = np.column_stack([np.ones(6), np.full(6, 0.5)])
+
+
+class Quieter(BandedNoise):
+    """Shows one matrix, and makes rows with half of the noise."""
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns the inverse of what C is said to be."""
+        return np.linalg.inv(np.eye(6) + 0.5 * np.eye(6, k=-1))
+
+    def apply(self, z: np.ndarray) -> np.ndarray:
+        """Returns the rows that C is said to have."""
+        return self.noising_matrix() @ z
+
+    @property
+    def diagonal(self) -> np.ndarray:
+        """Returns half of what it is."""
+        return 0.5 * super().diagonal
+
+
+def test_a_subclass_of_a_recursion_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could show the check one matrix, and the run another."""
+    monkeypatch.setattr(Boastful, "recursion", Quieter(_BANDS.copy()))
+    _install(monkeypatch, _EntryPoint(OwnClass))
+    with pytest.raises(ValueError, match="Quieter is no recursion of the library"):
+        registry.mechanism("discounted").build(_request(6))
+
+
+def test_what_is_drawn_follows_from_the_fields_that_were_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A recursion may keep a unit recursion of another matrix, and change its arrays later."""
+    recursion = BandedNoise(_BANDS.copy())
+    vars(recursion)["unit"] = BandedNoise(np.column_stack([np.ones(6), np.zeros(6)]))
+    monkeypatch.setattr(Boastful, "recursion", recursion)
+    _install(monkeypatch, _EntryPoint(OwnClass))
+    made = registry.mechanism("discounted").build(_request(6))
+    assert isinstance(made, Factorization)
+    recursion.bands.setflags(write=True)
+    recursion.bands[...] = np.column_stack([np.full(6, 10.0), np.zeros(6)])
+    found = made.noise_recursion()
+    assert found.unit.earlier(1, np.ones((1, 1)))[0] == -0.5
+    np.testing.assert_allclose(
+        found.apply(np.eye(6)), np.linalg.inv(made.strategy_matrix()), atol=1e-12
+    )
+
+
+class _Changing(DenseFactorization):
+    """Keeps the array of its matrix, to be changed by its owner."""
+
+    mechanism = "discounted"
+
+    def __init__(self, matrix: np.ndarray, **attributes: Any) -> None:
+        super().__init__(matrix, **attributes)
+        self.kept = matrix
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns the array itself."""
+        return self.kept
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the array itself."""
+        return {"matrix": self.kept}
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_arrays_that_are_changed_after_the_check_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    bands = _BANDS.copy()
+    bands[0, 1] = 0.0
+    matrix = np.eye(6) + 0.5 * np.eye(6, k=-1)
+    kept = BandedFactorization(bands) if is_own else _Changing(matrix)
+
+    class Keeping(Discounted):
+        def build(self, request: Request) -> Any:
+            return kept
+
+    _install(monkeypatch, _EntryPoint(Keeping))
+    made = registry.mechanism("discounted").build(_request(6))
+    assert isinstance(made, Factorization)
+    for array in [matrix, *kept.arrays().values()]:
+        array.setflags(write=True)
+        array *= 1e-3
+    np.testing.assert_array_equal(made.strategy_matrix(), np.eye(6) + 0.5 * np.eye(6, k=-1))
+    inverse = np.linalg.inv(np.eye(6) + 0.5 * np.eye(6, k=-1))
+    np.testing.assert_allclose(made.noise_rows(np.eye(6)), inverse, atol=1e-6)
+    assert made.sensitivity(SingleParticipation()).value == pytest.approx(1.25**0.5)
+    for array in made.arrays().values():
+        assert np.max(np.abs(array)) >= 0.5
 
 
 @pytest.mark.parametrize(

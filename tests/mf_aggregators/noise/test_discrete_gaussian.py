@@ -7,10 +7,12 @@ import itertools
 import math
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.special
 import scipy.stats
 
 from mf_aggregators.noise import discrete_gaussian
@@ -352,3 +354,93 @@ def test_bad_words_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="uint32 array of shape"):
             discrete_gaussian.from_words(words, _random_ties)
+
+
+_TAILS = (scipy.stats.norm.cdf, scipy.stats.norm.sf)
+
+
+def _masses(mean: float, low: float, high: float, stddev: float) -> dict[int, float]:
+    """A real normal number that is cut off to an interval and rounded: its probabilities."""
+    cells = range(math.floor(low + 0.5), math.ceil(high - 0.5) + 1)
+    edges = np.clip(np.arange(cells[0], cells[-1] + 2) - 0.5, low, high)
+    below, above = (function(edges, mean, stddev) for function in _TAILS)
+    # From the nearer tail, in which no digits are lost.
+    masses = np.where(edges[1:] <= mean, np.diff(below), -np.diff(above))
+    return dict(zip(cells, (masses / masses.sum()).tolist(), strict=True))
+
+
+def _renyi(first: dict[Any, float], second: dict[Any, float], order: float) -> float:
+    if any(mass > 0.0 and not second.get(value, 0.0) > 0.0 for value, mass in first.items()):
+        return math.inf
+    logs = [
+        order * math.log(mass) + (1.0 - order) * math.log(second[value])
+        for value, mass in first.items()
+        if mass > 0.0
+    ]
+    return float(scipy.special.logsumexp(logs)) / (order - 1.0)
+
+
+_ORDERS = (1.0001, 1.1, 2.0, 5.0, 30.0, 200.0)
+
+
+@pytest.mark.parametrize("stddev", [0.7, 2.0, 5.0])
+@pytest.mark.parametrize("shift", [1, 2, 5])
+@pytest.mark.parametrize("covered", [6, 9, 14])
+def test_cut_normal_numbers_have_no_larger_divergences_than_whole_ones(
+    stddev: float, shift: int, covered: int
+) -> None:
+    """Cut off around the middle of both means; around each mean alone they have infinite ones."""
+    half = covered - shift / 2 - 0.5
+    first, second = (
+        _masses(mean, shift / 2 - half, shift / 2 + half, stddev) for mean in (0, shift)
+    )
+    assert max(abs(value) for value in first) <= covered
+    assert max(abs(value - shift) for value in second) <= covered
+    for order in _ORDERS:
+        most = order * shift**2 / (2.0 * stddev**2) * (1.0 + 1e-9)
+        assert _renyi(first, second, order) <= most
+        assert _renyi(second, first, order) <= most
+        own = [_masses(mean, mean - covered, mean + covered, stddev) for mean in (0, shift)]
+        assert _renyi(own[0], own[1], order) == math.inf
+
+
+def test_divergences_of_cut_numbers_add_up_where_shifts_follow_from_what_was_released() -> None:
+    """Two numbers: the second is moved by what the first one left of a square of 25."""
+    stddev, covered, joint = 3.0, 12, []
+    shifts = {value: 3 + value % 2 for value in range(-30, 31)}
+    for is_there in (False, True):
+        found = {}
+        half = covered - 1.5 - 0.5
+        for one, mass in _masses(3 * is_there, 1.5 - half, 1.5 + half, stddev).items():
+            shift = shifts[one]
+            rest = covered - shift / 2 - 0.5
+            for two, other in _masses(
+                shift * is_there, shift / 2 - rest, shift / 2 + rest, stddev
+            ).items():
+                found[one, two] = mass * other
+        joint.append(found)
+    for order in _ORDERS:
+        most = order * 25 / (2.0 * stddev**2) * (1.0 + 1e-9)
+        assert 0.8 * most < _renyi(joint[1], joint[0], order) <= most or order > 2.0
+        assert max(_renyi(joint[0], joint[1], order), _renyi(joint[1], joint[0], order)) <= most
+
+
+def test_delta_of_approximate_zcdp_covers_the_cut_and_the_table() -> None:
+    reach = (discrete_gaussian.COVERED - 0.5) / discrete_gaussian.STANDARD_DEVIATION
+    missed = 2.0 * scipy.stats.norm.sf(reach - discrete_gaussian.LARGEST_SHIFT)
+    eta = discrete_gaussian._relative_deficit()
+    for coordinates in (1, 10**6, 2**40):
+        delta = discrete_gaussian.failure_probability(coordinates)
+        # 1 - (1 - eta)^N (1 - t)^N, which no float distinguishes from 0 by its own.
+        assert -math.expm1(coordinates * (math.log1p(-eta) + math.log1p(-missed))) <= delta
+
+
+def test_no_pure_zcdp_holds_of_what_is_drawn() -> None:
+    """The least number that can be drawn, moved by one, is none that can be drawn unmoved."""
+    table, law = _real()
+    least = -(2 ** (table.column_bits - 1))
+    assert law[0] > 0
+    assert least * (1 + _STEP + _STEP**2) == -discrete_gaussian.LARGEST
+    tie = np.zeros((3, 1), np.uint64)
+    # Column 0 of each, below its threshold.
+    assert discrete_gaussian.from_words(tie, lambda level: tie)[0] == -discrete_gaussian.LARGEST

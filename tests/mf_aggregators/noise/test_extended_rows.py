@@ -10,7 +10,7 @@ from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.random_bits import NoiseSource
-from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
@@ -124,6 +124,23 @@ def test_less_than_before_is_covered_by_more_rounds_of_independent_noise() -> No
     share_before, share_after = 1.0 - 2.0 / drawn, 1.0 - after.covered(drawn, **_SIZES) / drawn
     # Roundings of rows count by the root of the rounds, and those of sums once.
     assert share_before < share_after < 2.0 * share_before
+
+
+@pytest.mark.parametrize(("deviations", "holds"), [(9.0, False), (16.9, False), (17.1, True)])
+def test_longer_rows_are_held_to_seventeen_standard_deviations(
+    deviations: float, holds: bool
+) -> None:
+    """Twelve in the world that released a number, and five that a client moves it by."""
+    first = np.array([[1.0]])
+    shift = IntegerRows.of(DenseNoise(first)).shift
+    norm = 2.0 ** (31 + shift) / (deviations * discrete_gaussian.STANDARD_DEVIATION)
+    longer = DenseNoise(np.array([[1.0, 0.0], [(norm**2 - 1.0) ** 0.5, 1.0]]))
+    if holds:
+        rows = IntegerRows.continuing(DenseNoise(first), longer)
+        assert rows.largest_row >= 17.0 * discrete_gaussian.STANDARD_DEVIATION * norm
+    else:
+        with pytest.raises(ValueError, match="whose step was chosen for 1 rounds"):
+            IntegerRows.continuing(DenseNoise(first), longer)
 
 
 def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:

@@ -159,6 +159,19 @@ def test_no_row_exceeds_its_integers_where_z_is_at_most_twenty_standard_deviatio
     assert np.max(np.abs(own)) > 2**29 or rows.shift == 1
 
 
+def test_roundings_count_among_what_32_bits_hold() -> None:
+    """Coarse steps of many rounds, all of which drive the last row."""
+    inverse = np.eye(400)
+    inverse[-1, :-1] = 1e3
+    rows = IntegerRows.of(DenseNoise(inverse))
+    last = np.abs(rows.unit.noising_matrix()[-1])
+    of_z = 20.0 * discrete_gaussian.STANDARD_DEVIATION * float(np.linalg.norm(last))
+    # Half a step of a row and half of Z, in each round and with the sign of its weight.
+    of_roundings = (2.0 ** (rows.shift - 1) + 0.5) * float(np.sum(last))
+    assert of_roundings > 1e-5 * of_z
+    assert of_z + of_roundings <= rows.largest_row < 2.0 ** (31 + rows.shift)
+
+
 def test_a_matrix_that_is_nearly_singular_is_refused() -> None:
     with pytest.raises(ValueError, match="nearly singular"):
         IntegerRows.of(DenseNoise(np.array([[1.0, 0.0], [1e9, 1.0]])))

@@ -1,6 +1,8 @@
 """Streams of noise rows against the dense product C^-1 Z and the recursions' definitions."""
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -180,7 +182,7 @@ def test_scaling_to_sensitivity_one_multiplies_every_row(
     assert scaled.rows_of_z_per_round == recursion.rows_of_z_per_round
 
 
-@pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan, 2.2e-162, 1e200])
 def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> None:
     with pytest.raises(ValueError, match="cannot be scaled"):
         IndependentNoise(3).scaled_to_sensitivity_one(sensitivity)
@@ -294,3 +296,145 @@ def test_rounding_in_single_precision_does_not_add_up(factorization: Factorizati
     assert np.max(np.abs(rounded - exact)) < 2e-6 * np.max(np.abs(exact))
     difference = np.abs(np.cumsum(rounded - exact, axis=0))
     assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
+
+
+_ARRAYS: tuple[tuple[type[NoiseRecursion], dict[str, Any]], ...] = (
+    (BandedNoise, {"bands": np.tri(4, 3)}),
+    (
+        ToeplitzNoise,
+        {"num_rounds": 4, "coefficients": np.ones(6), "row_scales": np.ones(4)},
+    ),
+    (DenseNoise, {"inverse": np.tri(4)}),
+    (
+        WindowNoise,
+        {
+            "num_rounds": 4,
+            "window": np.ones((4, 2)),
+            "left": np.full((4, 1), 0.5),
+            "right": np.full((4, 1), 0.5),
+            "row_scales": np.ones(4),
+        },
+    ),
+    (
+        WindowNoise,
+        {
+            "num_rounds": 4,
+            "window": np.ones((1, 6)),
+            "left": np.ones((4, 0)),
+            "right": np.ones((4, 0)),
+        },
+    ),
+    (
+        StateSpaceNoise,
+        {
+            # The second set of weights and the third state vector are for no round.
+            "phases": np.zeros(4, np.int64),
+            "gains": np.ones(2),
+            "outputs": np.full((2, 3), 0.5),
+            "sources": np.zeros((2, 3), np.int64),
+            "decays": np.full((2, 3), 0.5),
+            "feedbacks": np.full((2, 3), 0.5),
+        },
+    ),
+)
+_FLOATS = [
+    (kind, fields, name)
+    for kind, fields in _ARRAYS
+    for name, value in fields.items()
+    if isinstance(value, np.ndarray) and value.dtype == np.float64 and value.size
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "name"), _FLOATS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_no_entry_is_other_than_finite_wherever_it_is(
+    kind: type[NoiseRecursion], fields: dict[str, Any], name: str, value: float
+) -> None:
+    """Also where no row needs it: a graph multiplies it by zero."""
+    for index in np.ndindex(fields[name].shape):
+        array = fields[name].copy()
+        array[index] = value
+        with pytest.raises(ValueError, match=f"{name} of {kind.__name__} must be finite in all"):
+            kind(**{**fields, name: array})
+
+
+@pytest.mark.parametrize(("kind", "fields"), _ARRAYS)
+def test_arrays_stay_what_was_checked(kind: type[NoiseRecursion], fields: dict[str, Any]) -> None:
+    """Whatever their owner does with those that it passed, or with a view of them."""
+    passed = {
+        name: value.copy() if isinstance(value, np.ndarray) else value
+        for name, value in fields.items()
+    }
+    views = {
+        name: value[:] if isinstance(value, np.ndarray) else value for name, value in passed.items()
+    }
+    for view in views.values():
+        if isinstance(view, np.ndarray):
+            view.setflags(write=False)
+    recursion = kind(**views)
+    rows = recursion.noising_matrix()
+    for value in passed.values():
+        if isinstance(value, np.ndarray):
+            value[...] = 1
+            value *= 0
+    np.testing.assert_array_equal(kind(**fields).noising_matrix(), rows)
+    again = dataclasses.replace(recursion)  # type: ignore[type-var]
+    for made in (recursion, recursion.unit, recursion.divided_by(2.0), again):
+        np.testing.assert_array_equal(recursion.noising_matrix(), rows)
+        for array in vars(made).values():
+            if isinstance(array, np.ndarray):
+                with pytest.raises(ValueError, match="read-only"):
+                    array[...] = 0
+
+
+@pytest.mark.parametrize("huge", [1e6, 1.7e308])
+def test_entries_that_do_not_count_become_zero(huge: float) -> None:
+    """Multiplied by a power of two, as graphs do it, the larger one would be infinite."""
+    banded = BandedNoise(np.where(np.tri(4, 3, dtype=bool), 1.0, huge))
+    np.testing.assert_array_equal(banded.bands, np.tri(4, 3))
+    long = ToeplitzNoise(2, np.array([1.0, 0.5, huge]))
+    np.testing.assert_array_equal(long.coefficients, [1.0, 0.5, 0.0])
+    dense = DenseNoise(np.where(np.tri(4, dtype=bool), 1.0, huge))
+    np.testing.assert_array_equal(dense.noising_matrix(), np.tri(4))
+    none = np.ones((2, 0))
+    window = WindowNoise(2, np.array([[1.0, 0.5, huge]]), none, none)
+    np.testing.assert_array_equal(window.window, [[1.0, 0.5, 0.0]])
+    windows = WindowNoise(2, np.array([[1.0, huge, huge], [1.0, 0.5, huge]]), none, none)
+    np.testing.assert_array_equal(windows.window, [[1.0, 0.0, 0.0], [1.0, 0.5, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (BandedNoise, {"bands": np.ones(4)}, r"shape \(any, any\), found \(4,\)"),
+        (BandedNoise, {"bands": np.ones((4, 0))}, "at least a round and a band"),
+        (ToeplitzNoise, {"num_rounds": 0, "coefficients": np.ones(1)}, "num_rounds"),
+        (
+            ToeplitzNoise,
+            {"num_rounds": 4, "coefficients": np.ones(2), "row_scales": np.ones(1)},
+            r"row_scales of ToeplitzNoise must have shape \(4\)",
+        ),
+        (DenseNoise, {"inverse": np.ones((4, 3))}, r"shape \(4, 4\)"),
+        (IndependentNoise, {"num_rounds": 2.5}, "num_rounds"),
+        (WindowNoise, {**_ARRAYS[3][1], "right": np.ones((3, 1))}, r"right .* \(4, 1\)"),
+        (WindowNoise, {**_ARRAYS[3][1], "window": np.ones((3, 2))}, r"window .* \(4, any\)"),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, 2)}, "phases .* below 2"),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, -1)}, "phases .* at least 0"),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, 0.5)}, "must be integers"),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "sources": np.full((2, 3), 3)}, "sources .* below 3"),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "sources": np.full((2, 3), -1)}, "sources .* least 0"),
+    ],
+)
+def test_fields_that_are_no_recursion_are_refused(
+    kind: type[NoiseRecursion], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**fields)
+
+
+def test_what_overflows_in_the_unit_recursion_is_refused() -> None:
+    small = BandedNoise(np.array([[1e-300, 0.0], [1.0, 1e10]]))
+    with pytest.raises(ValueError, match="bands of BandedNoise must be finite"):
+        _ = small.unit
+    with pytest.raises(ValueError, match="bands of BandedNoise must be finite"):
+        BandedNoise(np.full((2, 1), 1e300)).scaled_to_sensitivity_one(1e-300)

@@ -21,7 +21,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.recursions import BandedNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
@@ -248,3 +248,24 @@ def test_the_table_of_the_documents(name: str) -> None:
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("unknown", [math.nan, math.inf])
+def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
+    rows = IntegerRows.of(IndependentNoise(3))
+    for rounding in (Rounding(rows, 1.0, unknown), Rounding(rows, unknown, 0.0)):
+        for covers in (rounding.enlarged, rounding.covered):
+            with pytest.raises(ValueError, match="rounding could take"):
+                covers(1.0, clip_norm=1.0, num_parameters=1, largest_cohort=1)
+
+
+def test_an_error_that_is_not_a_number_is_not_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of rows, the largest error counts, and NaN in any of them."""
+    rows = IntegerRows.of(BandedNoise(np.tri(3, 2)))
+    weights = rows.unit.block_weights
+
+    def broken(_: NoiseRecursion, start: int, end: int) -> np.ndarray:
+        return weights(start, end) * (math.nan if start == 1 else 1.0)
+
+    monkeypatch.setattr(BandedNoise, "block_weights", broken)
+    assert math.isnan(Rounding.of(rows).float_error)

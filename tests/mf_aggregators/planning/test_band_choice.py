@@ -1,5 +1,7 @@
 """The number of bands: against brute force, closed forms and BandMF's printed choices."""
 
+import importlib.metadata
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -7,11 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, factorizations, workloads
-from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators import accounting, factorizations, version, workloads
+from mf_aggregators.accounting import (
+    amplification,
+    certificate_store,
+    certificates,
+    random_participation,
+    sampling_schemes,
+)
+from mf_aggregators.accounting.certificates import Claim, MechanismBudget, MechanismBudgetError
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
+from mf_aggregators.privacy import guarantees
 
 _SIZES: dict[str, Any] = {"num_rounds": 6, "population": 90, "clients_per_round": 10}
 
@@ -146,6 +158,48 @@ def test_a_second_comparison_computes_nothing(
         band_choice.compare(4.1, 1e-6, **_SIZES, cache_directory=cache)
 
 
+def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimates are not taken for certified numbers, nor another matrix's for this one's."""
+    made = itertools.count(1.0)
+    for module, name in (
+        (amplification, "noise_multiplier"),
+        (random_participation, "estimated_noise_multiplier"),
+    ):
+        monkeypatch.setattr(module, name, lambda *unused, **also_unused: next(made))
+    scheme = sampling_schemes.create("min_separation", **_SIZES, num_bands=2)
+    poisson = sampling_schemes.create("poisson", **_SIZES, num_bands=2)
+    bands = np.column_stack([np.ones(6), np.full(6, 0.5)])
+    bands[0, 1] = 0.0
+    first, second = BandedFactorization(bands), BandedFactorization(bands * [1.0, 0.5])
+
+    def all_of() -> list[float]:
+        return [
+            band_choice.noise_multiplier(each, epsilon, delta, tmp_path, matrix, is_estimate=rough)
+            for each, epsilon, delta, matrix, rough in (
+                (scheme, 4.0, 1e-6, first, False),
+                (scheme, 4.0, 1e-6, first, True),
+                (scheme, 4.0, 1e-6, second, False),
+                (scheme, 4.0, 1e-6, second, True),
+                (scheme, 4.0, 1e-5, first, False),
+                (scheme, 5.0, 1e-6, first, False),
+                (poisson, 4.0, 1e-6, None, False),
+                (poisson, 4.0, 1e-5, None, False),
+            )
+        ]
+
+    assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    # Another version of the accounting, or of what it is built on, computes anew.
+    monkeypatch.setattr(certificate_store, "ACCOUNTING_VERSION", "another one")
+    assert min(all_of()) == 9.0
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "another one")
+    assert min(all_of()) == 17.0
+    monkeypatch.setattr(version, "__version__", "another one")
+    assert min(all_of()) == 25.0
+
+
 def test_fewer_bands_win_among_equals() -> None:
     choices = [BandChoice(bands, 1.0, 1.0, error) for bands, error in ((8, 0.5), (2, 0.5), (1, 1))]
     assert band_choice.best(choices).num_bands == 2
@@ -179,3 +233,79 @@ def test_bad_arguments_are_refused(changes: dict[str, Any], message: str) -> Non
     arguments = {"epsilon": 2.0, "delta": 1e-6, **_SIZES, **changes}
     with pytest.raises(ValueError, match=message):
         band_choice.compare(arguments.pop("epsilon"), arguments.pop("delta"), **arguments)
+
+
+@pytest.fixture
+def tested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tests that are made, by where they are; all of them fail, so that more are wanted."""
+    found: list[str] = []
+
+    def is_proved(mechanism: Any, claim: Claim, **options: Any) -> bool:
+        del options
+        found.append(f"{mechanism.columns.tobytes()!r} {mechanism.sigma} {claim}")
+        return False
+
+    monkeypatch.setattr(certificates, "is_proved", is_proved)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sampling", ["balls_in_bins", pytest.param("min_separation", marks=pytest.mark.long)]
+)
+def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
+    sampling: str, tested: list[str]
+) -> None:
+    """Six numbers of bands, and the guarantee of the one that is chosen."""
+    sizes = {"num_rounds": 6, "population": 36, "clients_per_round": 6}
+    choices = band_choice.compare(
+        2.0, 1e-2, **sizes, sampling=sampling, candidates=[1, 2, 3, 4, 5, 6]
+    )
+    best = band_choice.best(choices)
+    scheme = sampling_schemes.create(sampling, num_bands=best.num_bands, **sizes)
+    matrix = band_choice.banded_matrix(6, best.num_bands, None)
+    found = guarantees.sampled(
+        matrix, scheme, best.noise_multiplier, 1e-2, certification=Certification()
+    )
+    # What nothing was proved of has the noise that is enough without amplification.
+    assert found.certificate is None
+    assert found.epsilon <= 2.0
+    assert 0 < len(set(tested)) <= certificates.ATTEMPTS * certificates.MECHANISMS
+
+
+def test_more_candidates_than_delta_pays_for_are_refused() -> None:
+    sizes = {"num_rounds": 16, "population": 160, "clients_per_round": 10}
+    with pytest.raises(ValueError, match="candidates must be at most 15 for sampling by min_sep"):
+        band_choice.compare(2.0, 1e-3, **sizes, sampling="min_separation", candidates=range(1, 17))
+
+
+def test_a_budget_is_what_delta_pays_for() -> None:
+    budget = MechanismBudget()
+    part = budget.take(10)
+    assert (part.left, budget.left) == (10, certificates.MECHANISMS - 10)
+    for _ in range(10):
+        part.take()
+    with pytest.raises(MechanismBudgetError, match="compare fewer"):
+        part.take()
+    with pytest.raises(MechanismBudgetError, match="delta pays for"):
+        MechanismBudget(certificates.MECHANISMS + 1)
+    scheme = sampling_schemes.MinSeparationSampling(4, 1, 40, 4, 1)
+    spent = Certification(budget=part)
+    with pytest.raises(MechanismBudgetError, match="compare fewer"):
+        amplification.epsilon(scheme, 1.0, 1e-3, certification=spent)
+    # A search that may test nothing ends with what is enough without amplification.
+    assert amplification.noise_multiplier(scheme, 1.0, 1e-3, certification=spent) == pytest.approx(
+        2.0 * accounting.noise_multiplier(1.0, 1e-3, disjoint_participations=4)
+    )
+
+
+def test_few_tests_of_a_candidate_are_of_more_noise() -> None:
+    """One test is enough for a number that is a few per cent above that of many."""
+    scheme = sampling_schemes.MinSeparationSampling(12, 1, 200, 10, 2)
+    many, one = (
+        amplification.noise_multiplier(
+            scheme, 2.0, 1e-3, certification=Certification(max_samples=2**14, budget=budget)
+        )
+        for budget in (None, MechanismBudget(1))
+    )
+    assert many < one < 1.05 * many
+    assert amplification.epsilon(scheme, one, 1e-3) <= 2.0

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import pathlib
+import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,12 @@ from mf_aggregators import (
     planning,
     workloads,
 )
+from mf_aggregators.accounting import certificates
+from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
+from mf_aggregators.factorizations.banded import BandedMechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning import Plan, Setting
@@ -194,6 +199,40 @@ def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -
     )
     assert stated.certificate is not None
     assert 0.9 * with_any.setting.epsilon <= stated.epsilon <= with_any.setting.epsilon
+
+
+def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none proves anything, each row that is certified makes way for another estimate."""
+    tested: set[str] = set()
+
+    def is_proved(mechanism: Any, claim: Claim, **options: Any) -> bool:
+        del options
+        tested.add(f"{mechanism.columns.tobytes()!r} {mechanism.sigma} {claim}")
+        return False
+
+    monkeypatch.setattr(certificates, "is_proved", is_proved)
+    setting = dataclasses.replace(
+        _TIMERS,
+        num_rounds=8,
+        population=64,
+        participation=None,
+        sampling="min_separation",
+        delta=1e-2,
+    )
+    plan = planning.make(setting)
+    chosen = plan.recommended
+    assert not chosen.is_estimate
+    stated = guarantees.sampled(
+        chosen.factorization,
+        chosen.sampling,  # type: ignore[arg-type]
+        chosen.noise_multiplier,
+        setting.delta,
+        certification=Certification(),
+    )
+    assert stated.epsilon <= setting.epsilon
+    assert 0 < len(tested) <= certificates.ATTEMPTS * certificates.MECHANISMS
+    assert any(each.is_estimate for each in plan.candidates)
+    assert "delta pays for no test of" in plan.reason
 
 
 @pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
@@ -454,6 +493,55 @@ def test_progress_names_each_mechanism_before_it_is_computed(cache: pathlib.Path
     assert sorted(told) == sorted(each.name for each in plan.candidates)
 
 
+def _never(*_: object) -> None:
+    # As a search in Python: between two operations it can be interrupted.
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("in_cache", [True, False])
+def test_what_is_not_done_in_time_is_skipped(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, in_cache: bool
+) -> None:
+    monkeypatch.setattr(BandedMechanism, "build", _never)
+    found: list[object] = []
+    plan = planning.make(
+        _TIMERS,
+        cache_directory=tmp_path if in_cache else None,
+        mechanisms=["identity", "tree", "banded", "structured"],
+        time_limit=2.0,
+        weighed=found.append,
+    )
+    assert {each.mechanism for each in plan.candidates} == {"identity", "tree"}
+    assert plan.recommended.name == "tree full"
+    assert {id(each) for each in found} == {id(each) for each in plan.candidates}
+    reasons = {each.mechanism: each.reason for each in plan.skipped}
+    assert reasons == {
+        "banded 6": "was not done when the time had passed",
+        "structured 4 8": "approximates banded 6, which is skipped",
+        "structured 4 16": "approximates banded 6, which is skipped",
+        "banded 4": "was not begun when the time had passed",
+    }
+    # No file of what was interrupted.
+    assert not list(tmp_path.iterdir())
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_limit_that_suffices_changes_nothing(cache: pathlib.Path, with_timers: Plan) -> None:
+    assert planning.make(_TIMERS, cache_directory=cache, time_limit=1e6) == with_timers
+
+
+def test_only_named_mechanisms_are_weighed(cache: pathlib.Path) -> None:
+    names = ["toeplitz", "blt"]
+    plan = planning.make(_TIMERS, cache_directory=cache, mechanisms=names)
+    assert {each.mechanism for each in plan.candidates} == set(names)
+    assert plan.mechanisms == ("toeplitz", "blt")
+    with pytest.raises(ValueError, match="no mechanism 'bands', only identity, tree"):
+        planning.make(_TIMERS, mechanisms=["blt", "bands"])
+    with pytest.raises(ValueError, match="time_limit must be above zero"):
+        planning.make(_TIMERS, time_limit=0.0)
+
+
 def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> None:
     before = planning.computations(_TIMERS, cache_directory=tmp_path)
     told: list[str] = []
@@ -549,6 +637,7 @@ def test_no_learning_rate_without_an_error(error: float) -> None:
         ({"population": 59}, "60 would be needed"),
         ({"num_rounds": 0}, "num_rounds must be at least 1"),
         ({"model_size": 0}, "model_size must be at least 1"),
+        ({"model_size": 2**40}, r"guarantees are stated for at most 2\^40"),
         ({"noise_memory": -1.0}, "noise_memory must not be negative"),
         ({"noise_disk": -1.0}, "noise_disk must not be negative"),
         ({"sampling": "poisson"}, "not both"),

@@ -9,16 +9,26 @@ import time
 
 import pytest
 
+from mf_aggregators import atomic_files
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import planner, proposals, side_processes
 from mf_aggregators.planning.planner import Setting
 from mf_aggregators.planning.proposals import Proposal
+from mf_aggregators.planning.side_processes import TimeLimitError
 
 _BASE = ("banded", (("num_bands", 4),))
 
 
 def _note(directory: pathlib.Path, number: int) -> None:
-    """Fails for 1, never ends for 2, dies for 5; others note who they are and what was there."""
+    """Fails for 1, never ends for 2 and 6, dies for 5; others note who they are and what was there.
+
+    6 is in the middle of writing a file.
+    """
+    if number == 6:
+        with atomic_files.writing(directory / "6") as file:
+            file.write(b"half of it")
+            file.flush()
+            time.sleep(600.0)
     if number == 1:
         raise ValueError("this one cannot be computed")
     if number == 2:
@@ -89,6 +99,40 @@ def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
         side_processes.computing(found, functools.partial(_note, tmp_path), processes=2),
     ):
         raise KeyError("the plan cannot be made")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_process_ends_at_the_deadline(tmp_path: pathlib.Path, processes: int) -> None:
+    found = _proposals(short=0.0, also_short=0.0, endless=0.1)
+    deadline = time.monotonic() + 2.0
+    with side_processes.computing(
+        found, functools.partial(_note, tmp_path), processes, deadline
+    ) as wait:
+        wait(0)
+        with pytest.raises(TimeLimitError, match="was not done when the time had passed"):
+            wait(2)
+        assert not multiprocessing.active_children()
+
+
+def test_what_cannot_end_by_the_deadline_does_not_begin(tmp_path: pathlib.Path) -> None:
+    found = _proposals(short=0.0, also_short=0.0, endless=9e5, on_it=3e5)
+    deadline = time.monotonic() + 1000.0
+    with side_processes.computing(found, functools.partial(_note, tmp_path), 1, deadline) as wait:
+        for number, expected in ((2, 900000), (3, 300000)):
+            with pytest.raises(TimeLimitError, match=f"would take about {expected} s on two idle"):
+                wait(number)
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_is_ended_leaves_no_half_of_a_file(tmp_path: pathlib.Path) -> None:
+    found = _proposals(a=0.0, b=0.0, c=0.0, d=0.0, e=0.0, f=0.0, writes=3.0)
+    deadline = time.monotonic() + 600.0
+    compute = functools.partial(_note, tmp_path)
+    with side_processes.computing(found, compute, 1, deadline):
+        while not any(path.stat().st_size for path in tmp_path.iterdir()):
+            time.sleep(0.05)
+        assert not (tmp_path / "6").exists()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("processes", "second"), [(1, 3.0), (2, 0.0)])

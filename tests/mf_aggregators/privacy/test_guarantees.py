@@ -3,9 +3,11 @@
 import itertools
 import math
 import pathlib
+import types
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ from mf_aggregators.factorizations import (
     banded,
     blt,
     identity,
+    optimal,
     toeplitz,
     tree_aggregation,
 )
@@ -302,6 +305,28 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
         assert stopped.epsilon == plan.epsilon
 
 
+@pytest.mark.parametrize(
+    ("float_error", "is_charged"),
+    [(0.0, True), (1.499, True), (1.501, False), (math.inf, False), (math.nan, False)],
+)
+@pytest.mark.parametrize("name", ["min_separation", "balls_in_bins"])
+def test_rows_that_are_rounded_by_more_than_is_charged_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, float_error: float, is_charged: bool
+) -> None:
+    """One step, and twice what floats err by, are to be four steps at most."""
+    matrix = banded(workloads.prefix_sum(8), 2)
+    scheme = sampling_schemes.create(
+        name, num_rounds=8, num_bands=2, population=100, clients_per_round=25, separation=4
+    )
+    rounded = types.SimpleNamespace(float_error=float_error)
+    monkeypatch.setattr(amplification_conditions.Rounding, "of", lambda *unused: rounded)
+    if is_charged:
+        amplification_conditions.check_bands(matrix, scheme)
+    else:
+        with pytest.raises(ValueError, match="may be rounded by"):
+            amplification_conditions.check_bands(matrix, scheme)
+
+
 def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
     scheme = PoissonSampling(12, 3, 300, 10)
     with pytest.raises(ValueError, match="has 4 bands"):
@@ -314,6 +339,31 @@ def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
         guarantees.sampled(identity(11), scheme, 1.0, _DELTA)
     # Fewer bands than parts are fewer rows for each participation.
     assert guarantees.sampled(identity(12), scheme, 1.0, _DELTA).sampling == scheme
+
+
+@pytest.mark.parametrize("num_rounds", [8, 64])
+@pytest.mark.parametrize("scheme_type", [BallsInBins, MinSeparationSampling])
+@pytest.mark.parametrize("mechanism", ["optimal", "toeplitz"])
+def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
+    mechanism: str, scheme_type: type[BallsInBins | MinSeparationSampling], num_rounds: int
+) -> None:
+    """A step e of each earlier row of Z moves row i of it by C1 e: up to the sum of its entries."""
+    factorization = (
+        optimal(workloads.prefix_sum(num_rounds), participation=SingleParticipation())
+        if mechanism == "optimal"
+        else toeplitz(num_rounds)
+    )
+    scheme = scheme_type(num_rounds, num_rounds, 2 * num_rounds, 2, num_rounds)
+    strategy = factorization.strategy_matrix()
+    moved = float(np.max(np.sum(np.abs(strategy / np.diag(strategy)), axis=1)))
+    if moved < random_participation.LARGEST_ROUNDING:
+        amplification_conditions.check_bands(factorization, scheme)
+        return
+    with pytest.raises(ValueError, match=rf"may be rounded by {moved:.2g} steps.*use a banded"):
+        amplification_conditions.check_bands(factorization, scheme)
+    # Where the rounding of all rows together is charged, for one participation, it is allowed.
+    poisson = PoissonSampling(num_rounds, num_rounds, 2 * num_rounds, 2)
+    amplification_conditions.check_bands(factorization, poisson)
 
 
 def test_guarantees_compose() -> None:
@@ -355,3 +405,73 @@ def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
     worst_case = guarantees.worst_case(plan, factorization, took_place)
     assert worst_case.sampling is None
     assert worst_case.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)
+
+
+def _gaussian_delta(shift: float, epsilon: float) -> float:
+    """The hockey-stick divergence of N(shift, 1) from N(0, 1) (Balle and Wang, 2018, Thm 5)."""
+    first, second = shift / 2 - epsilon / shift, -shift / 2 - epsilon / shift
+    return float(scipy.stats.norm.cdf(first) - math.exp(epsilon) * scipy.stats.norm.cdf(second))
+
+
+def test_who_shares_a_client_has_half_the_noise() -> None:
+    """One of two people: from one update to its opposite, two clip norms apart. 8 becomes 19.8."""
+    multiplier = accounting.noise_multiplier(8.0, 1e-4)
+    plan = guarantees.planned(identity(6), MinSeparation(2), multiplier, 1e-4)
+    part = plan.part_of_client()
+    assert part.noise_multiplier == multiplier / 2
+    assert part.epsilon == pytest.approx(19.79, abs=5e-3)
+    # The whole client's epsilon does not hold for such a part, and the stated one does.
+    moved = 2.0 / multiplier
+    assert _gaussian_delta(moved, plan.epsilon) > 0.2
+    assert _gaussian_delta(moved, part.epsilon) <= 1e-4
+    assert _gaussian_delta(moved, part.epsilon * (1 - 1e-6)) > 1e-4 * (1 - 1e-6)
+    assert (part.amplified_epsilon, part.amplified_delta) == (None, None)
+
+
+@pytest.mark.parametrize("multiplier", [0.45, 1.0, 3.0])
+@pytest.mark.parametrize("clients_per_round", [3, 60])
+def test_who_shares_a_client_that_is_sampled(multiplier: float, clients_per_round: int) -> None:
+    """One round: with probability q an update is in the sum, and what it is differs by two."""
+    scheme = PoissonSampling(1, 1, 100, clients_per_round)
+    plan = guarantees.sampled(identity(1), scheme, multiplier, 1e-3)
+    part = plan.part_of_client()
+    share = clients_per_round / 100
+
+    def delta(epsilon: float) -> float:
+        grid = np.linspace(-1.0 - 12 * multiplier, 1.0 + 12 * multiplier, 200_001)
+        out, here, there = (scipy.stats.norm.pdf(grid, at, multiplier) for at in (0.0, 1.0, -1.0))
+        excess = (1 - share) * out + share * here
+        excess -= math.exp(epsilon) * ((1 - share) * out + share * there)
+        return float(np.maximum(excess, 0.0).sum() * (grid[1] - grid[0]))
+
+    assert delta(plan.epsilon) > 1e-3
+    assert part.epsilon == accounting.epsilon(multiplier / 2, 1e-3)
+    assert delta(part.epsilon) <= 1e-3
+    if part.amplified_epsilon is not None and part.amplified_delta is not None:
+        assert delta(part.amplified_epsilon) <= part.amplified_delta
+        assert part.amplified_delta == pytest.approx(1e-3 * (1 + math.exp(plan.epsilon)))
+    else:
+        assert 1e-3 * (1 + math.exp(plan.epsilon)) > 1 - 1e-9
+
+
+def test_a_part_of_a_client_in_several_participations() -> None:
+    """Four of them, without amplification: what differs adds up, and so does what is stated."""
+    plan = guarantees.sampled(
+        banded(workloads.prefix_sum(12), 3), PoissonSampling(12, 3, 300, 10), 1.2, _DELTA
+    )
+    part = plan.part_of_client()
+    assert part.noise_multiplier == pytest.approx(1.2 / 2 / 2)
+    assert part.epsilon == accounting.epsilon(1.2 / 4, _DELTA, disjoint_participations=4)
+    assert plan.zcdp_delta == accounting.zcdp_delta(0.6, disjoint_participations=4)
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 0.1, 0.19])
+def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> None:
+    plan = guarantees.planned(identity(6), MinSeparation(2), multiplier, _DELTA)
+    assert (plan.zcdp_rho, plan.part_of_client().epsilon) == (math.inf, math.inf)
+    found = plan.to_dict()
+    assert (found["zcdp_rho"], found["zcdp_delta"]) == (None, None)
+    assert plan.part_of_client().to_dict()["epsilon"] is None
+    between = guarantees.planned(identity(6), MinSeparation(2), 0.3, _DELTA)
+    assert between.to_dict()["zcdp_delta"] == accounting.zcdp_delta(0.3)
+    assert math.isinf(between.part_of_client().epsilon)

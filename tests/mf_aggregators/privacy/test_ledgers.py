@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.accounting.sampling_schemes import FixedSizeSampling
-from mf_aggregators.privacy import ledgers
+from mf_aggregators.privacy import client_names, ledgers
 from simulations.runs.participation_ledger import ParticipationLedger
 
 
@@ -123,6 +123,19 @@ _REFUSED_LINES = {
     "a name with an invisible character": "b\u200bo,1".encode(),
     "a name with a control character": b"b\x00o,1",
     "a name with a line separator": "b\u2028o,1".encode(),
+    "a name with a no-break space": "b\u00a0o,1".encode(),
+    "a name with an ideographic space": "b\u3000o,1".encode(),
+    "a name with a soft hyphen": "b\u00ado,1".encode(),
+    "a name with a variation selector": "bo\ufe0f,1".encode(),
+    "a name with one of the other plane": "bo\U000e0100,1".encode(),
+    "a name with a combining grapheme joiner": "b\u034fo,1".encode(),
+    "a name with a Hangul filler": "bo\u3164,1".encode(),
+    "a name with a half-width Hangul filler": "bo\uffa0,1".encode(),
+    "a name with a Mongolian selector": "bo\u180b,1".encode(),
+    "a name with a tag": "bo\U000e0061,1".encode(),
+    "a name with a braille blank": "bo\u2800,1".encode(),
+    "a name with a character that will be ignorable": "bo\U000e0fff,1".encode(),
+    "a round in full-width digits": "bo,\uff11".encode(),
     "a quote that is not closed": b'"bo,1',
     "a quote within a field": b'b"o",1',
     "text after a quote": b'"b"o,1',
@@ -183,8 +196,7 @@ def test_text_in_another_encoding_is_refused(tmp_path: pathlib.Path, encoding: s
             max_size=8,
         )
         .map(str.strip)
-        # Names of letters that can be seen, and of spaces.
-        .filter(str.isprintable)
+        .filter(lambda name: client_names.hidden_character(name) is None)
         .filter(bool),
         st.lists(st.integers(0, 40), min_size=1, max_size=5, unique=True),
         min_size=1,
@@ -260,6 +272,9 @@ def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
         ({"rounds": [-1, 3, 1]}, "do not fit together"),
         ({"rounds": [[0, 1], [3, 4], [1, 5]]}, "do not fit together"),
         ({"client_ids": [["ada", "x"], ["bo", "y"]]}, "do not fit together"),
+        ({"client_ids": [0.5, 1.5]}, "float64, neither texts nor integers"),
+        ({"client_ids": [True, False]}, "bool, neither texts nor integers"),
+        ({"client_ids": [b"ada", b"\xff"]}, "cannot be read as a ledger"),
         ({"offsets": [0, 3]}, "do not fit together"),
         ({"offsets": [1, 2, 3]}, "do not fit together"),
     ],
@@ -276,6 +291,23 @@ def test_arrays_that_are_no_record_are_refused(
     np.savez(tmp_path / "record.npz", **arrays)
     with pytest.raises(ledgers.LedgerError, match=message):
         ledgers.load(tmp_path / "record.npz", 6)
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (np.array([2**64 - 1, 7], np.uint64), ("18446744073709551615", "7")),
+        (np.array([-1, 7], np.int8), ("-1", "7")),
+        (np.array(["ad\u00e9".encode(), b"bo"]), ("ad\u00e9", "bo")),
+    ],
+)
+def test_clients_of_other_programs_are_named_by_texts(
+    tmp_path: pathlib.Path, names: np.ndarray, read: tuple[str, str]
+) -> None:
+    file, offsets, rounds = tmp_path / "record.NPZ", np.arange(3), np.array([0, 1])
+    with file.open("wb") as archive:
+        np.savez(archive, client_ids=names, offsets=offsets, rounds=rounds, num_rounds=np.array(2))
+    assert ledgers.load(file, 2).client_ids == read
 
 
 def test_two_clients_of_one_name_are_refused(tmp_path: pathlib.Path) -> None:

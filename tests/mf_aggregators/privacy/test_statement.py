@@ -70,6 +70,14 @@ def test_a_delta_that_one_client_in_all_may_satisfy_is_warned_of() -> None:
         assert ("is not below 1 / 20 clients" in text) == is_warned_of
 
 
+def test_names_that_look_alike_are_warned_of() -> None:
+    statement = _statement([0, 3, 6])
+    facts = dataclasses.replace(statement.facts, num_alike_names=2)
+    text = dataclasses.replace(statement, facts=facts).to_markdown()
+    assert text.index("2 clients have names that look like") < text.index("1. **DP setting.**")
+    assert "names that look like" not in statement.to_markdown()
+
+
 def test_a_finished_run() -> None:
     statement = _statement([0, 3, 6])
     contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
@@ -233,11 +241,12 @@ def test_the_worst_client_is_told_without_its_name() -> None:
     statement = dataclasses.replace(
         _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25)
     )
-    assert statement.to_dict()["worst_client"] == {
+    anonymous = {"num_rounds": 3, "sensitivity": 1.75, "epsilon": 4.25}
+    assert statement.to_dict()["worst_client"] == anonymous
+    assert statement.to_dict(name_clients=True)["worst_client"] == {
         "client_id": "ada",
         "rounds": [0, 3, 6],
-        "sensitivity": 1.75,
-        "epsilon": 4.25,
+        **anonymous,
     }
     text = statement.to_markdown()
     assert "took part in 3 rounds; for its rounds alone the sensitivity is 1.75" in text
@@ -308,3 +317,37 @@ def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
     assert interrupted.stated.epsilon <= rule.epsilon
     assert "follows from the plan alone" in " ".join(interrupted.to_markdown().split())
     assert dataclasses.replace(left, stopping_rule=rule).stated == left.stated
+
+
+def test_a_statement_says_what_protects_a_part_of_a_client() -> None:
+    statement = _statement([0, 3, 6])
+    part = statement.stated.part_of_client()
+    text = " ".join(statement.to_markdown().split())
+    assert "stronger" not in text
+    assert (
+        "may be two clip norms apart: that is half the noise multiplier, "
+        f"0.5, which is ({rounded_up(part.epsilon)}, 0.0001)-DP."
+    ) in text
+    assert statement.to_dict()["part_of_client"] == part.to_dict()
+
+
+def test_an_attacker_of_drawn_batches_does_not_know_them() -> None:
+    assert "secrets (its noise and who was drawn)" in _sampled(True).to_markdown()
+    text = _statement([0, 3, 6]).to_markdown()
+    assert "secrets (its noise)" in text
+    assert "who was drawn)" not in text
+
+
+def test_plans_of_an_extended_run_allow_what_was_allowed_before() -> None:
+    statement = _statement(None)
+    earlier = [
+        guarantees.planned(identity(rounds), MinSeparation(separation, most), 1.0, 1e-4)
+        for rounds, separation, most in ((4, 3, 2), (7, 3, 3))
+    ]
+    extended = dataclasses.replace(statement, earlier_plans=tuple(earlier))
+    text = " ".join(extended.to_markdown().split())
+    assert "4 rounds, at most 2 participations at least 3 rounds apart, with noise" in text
+    assert [plan["num_rounds"] for plan in extended.to_dict()["earlier_plans"]] == [4, 7]
+    between = guarantees.planned(identity(7), MinSeparation(1), 1.0, 1e-4)
+    with pytest.raises(ValueError, match="horizon of 7 rounds allows"):
+        dataclasses.replace(statement, earlier_plans=(earlier[0], between))

@@ -84,6 +84,39 @@ def test_what_factories_around_it_send_is_listed_as_well() -> None:
     client_sums.check(process.next)
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        tff.aggregators.UnweightedMeanFactory,
+        lambda sums: tff.aggregators.UnweightedMeanFactory(
+            tff.aggregators.zeroing_factory(1.0, sums)
+        ),
+        lambda sums: tff.aggregators.zeroing_factory(
+            1.0, tff.aggregators.UnweightedMeanFactory(sums)
+        ),
+    ],
+)
+def test_a_mean_of_the_mean_is_refused(around: Any) -> None:
+    process = _process(around(_aggregator()))
+    with pytest.raises(ValueError, match=r"divided by the clients twice.*Pass the aggregator"):
+        client_sums.check(process.next)
+
+
+def test_a_weighted_mean_of_the_mean_is_refused_and_equal_weights_are_not() -> None:
+    weight = compatibility.TensorType(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        divided = tff.aggregators.MeanFactory(_aggregator()).create(_UPDATE, weight)
+        once = tff.aggregators.as_weighted_aggregator(_aggregator()).create(_UPDATE, weight)
+    with pytest.raises(ValueError, match="divided by the clients twice"):
+        client_sums.check(divided.next)
+    client_sums.check(once.next)
+
+
+def test_a_mean_of_other_values_is_not_refused() -> None:
+    client_sums.check_divided_once(_process(tff.aggregators.UnweightedMeanFactory()).next)
+
+
 def test_a_process_without_noise_is_refused() -> None:
     process = _process(tff.aggregators.SumFactory())
     with pytest.raises(UnnoisedSumError, match=r"federated_sum of kernel \[3, 2\], bias \[2\]"):

@@ -149,7 +149,7 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
     parameters = {key: each for key, each in whole.parameters.items() if key != "extends"}
     planned = type(whole).from_arrays(_WHOLE, arrays, parameters=parameters)
     assert planned.plans == ()
-    silent = _query(mfa.factorizations.identity(_WHOLE), noise_multiplier=0.0)
+    silent = _query(mfa.factorizations.identity(_WHOLE), noise_multiplier=0.0, allow_no_noise=True)
     sums, *noised = (
         np.array(_rounds(query, query.initial_global_state(), 0, _WHOLE)[0])
         for query in (silent, _extended_query(whole), _query(planned))
@@ -237,7 +237,7 @@ def test_extensions_need_their_first_plan_and_others_have_none() -> None:
 def test_without_noise_an_extension_has_none() -> None:
     first = mfa.FirstPlan(_FIRST.participation, 0.0)
     whole = _MADE["blt"].extended(_WHOLE)
-    query = _extended_query(whole, continues=first, noise_multiplier=0.0)
+    query = _extended_query(whole, continues=first, noise_multiplier=0.0, allow_no_noise=True)
     released, _ = _rounds(query, query.initial_global_state(), 0, 2)
     np.testing.assert_allclose(np.linalg.norm(released, axis=1), 1.0, rtol=1e-6)
 
@@ -246,16 +246,42 @@ def test_the_state_of_an_extended_run_tells_the_schema_of_the_whole() -> None:
     single, whole = SingleParticipation(), MinSeparation(5)
     state = _saved(_query(_MADE["blt"], single).initial_global_state())
     nested = {"learning": [state, (1, "text")]}
-    found = declared_participation.in_extended(nested, [single], whole)
+    found = declared_participation.in_extended(nested, {_BEFORE: single}, whole)
     assert declared_participation.in_state(found) == (whole,)
     assert declared_participation.in_state(nested) == (single,)
     assert found["learning"][1] == (1, "text")
-    again = declared_participation.in_extended(found, [single], whole)
+    again = declared_participation.in_extended(found, {_BEFORE: single}, whole)
     assert declared_participation.in_state(again) == (whole,)
     before, after = (tf.nest.flatten(each["learning"][0]) for each in (nested, found))
     assert [np.asarray(leaf).dtype for leaf in before] == [np.asarray(leaf).dtype for leaf in after]
     with pytest.raises(ValueError, match="another participation schema"):
-        declared_participation.in_extended(nested, [MinSeparation(2)], whole)
+        declared_participation.in_extended(nested, {_BEFORE: MinSeparation(6)}, whole)
+
+
+def test_a_state_is_not_given_a_schema_that_forbids_what_it_allowed() -> None:
+    """Not its own, nor that of a horizon in the middle; and no horizon is left out."""
+    loose, strict = MinSeparation(2), MinSeparation(4)
+    state = _saved(_query(_MADE["blt"], loose).initial_global_state())
+    for earlier, whole in (({7: loose}, strict), ({3: strict, 7: loose}, strict)):
+        with pytest.raises(ValueError, match="horizon of 7 rounds allows"):
+            declared_participation.in_extended(state, earlier, whole)
+    with pytest.raises(ValueError, match="another participation schema"):
+        declared_participation.in_extended(state, {3: strict}, strict)
+    with pytest.raises(TypeError, match="by its number of rounds"):
+        declared_participation.in_extended(state, [loose], loose)  # type: ignore[arg-type]
+    found = declared_participation.in_extended(state, {3: strict, 7: loose}, MinSeparation(1))
+    assert declared_participation.in_state(found) == (MinSeparation(1),)
+
+
+def test_every_horizon_of_a_run_that_is_extended_twice_counts() -> None:
+    whole = _MADE["blt"].extended(9).extended(_WHOLE)
+    assert whole.plans == (_BEFORE, 9)
+    stated = {"participation": MinSeparation(4), "noise_multiplier": 0.1}
+    for later, message in (((), "7 and 9 rounds"), ((MinSeparation(2),), "horizon of 9 rounds")):
+        began = mfa.FirstPlan(MinSeparation(4), 0.8, later)
+        with pytest.raises(ValueError, match=message):
+            _query(whole, continues=began, **stated)
+    _query(whole, continues=mfa.FirstPlan(MinSeparation(4), 0.8, (MinSeparation(4),)), **stated)
 
 
 @_EVERY

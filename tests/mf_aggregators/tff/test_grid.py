@@ -2,7 +2,6 @@
 
 import math
 import os
-import pathlib
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +17,7 @@ import tensorflow as tf
 from mf_aggregators.tff import grid
 from mf_aggregators.tff.grid import STEPS_PER_CLIP_NORM, IntegerSums
 from tests.examples import examples
+from tests.mf_aggregators.tff import secure_sum_table
 
 _STEPS = [STEPS_PER_CLIP_NORM, 2**21, 1000, 3, 1]
 
@@ -35,13 +35,9 @@ def _clipped(
 def test_all_steps_of_a_record_fit_into_32_bits() -> None:
     generator = np.random.default_rng(0)
     for value in (np.array([1e9, 0.0]), np.array([-1e9]), generator.normal(size=50)):
-        limit = tf.constant(1.0, tf.float64)
-        narrow, wide = (
-            grid.clip_to_grid([tf.constant(value)], limit, STEPS_PER_CLIP_NORM, dtype)[0]
-            for dtype in (tf.int32, tf.int64)
-        )
-        assert narrow.dtype == tf.int32
-        np.testing.assert_array_equal(narrow, wide)
+        steps = _clipped([value])
+        np.testing.assert_array_equal(steps.astype(np.int32), steps)
+        assert np.abs(steps).max() <= STEPS_PER_CLIP_NORM
 
 
 def _norm_squared(integers: np.ndarray) -> int:
@@ -266,15 +262,11 @@ def test_a_grid_that_is_too_coarse_for_a_model_is_refused() -> None:
 
 
 def test_the_table_of_the_documents() -> None:
-    text = (pathlib.Path(__file__).parents[3] / "docs" / "noise.md").read_text()
-    header, rule, *rows = text.split("| bits | ")[1].split("\n\n")[0].splitlines()
-    sizes = [int(cell.split()[0].replace(",", "")) for cell in header.split("|")[1:3]]
-    assert rule.startswith("| ---")
-    assert len(rows) == 8
+    rows = secure_sum_table.rows()
+    assert len(rows) >= 8
     for row in rows:
-        bits, clients, *printed = (cell.strip() for cell in row.strip("|").split("|"))
-        sums = grid.integer_sums(int(bits), None, int(clients.replace(",", "")))
-        for size, number in zip(sizes, printed, strict=True):
+        sums = grid.integer_sums(row.bits, row.clients, row.clients)
+        for size, number in row.printed.items():
             if number == "refused":
                 with pytest.raises(ValueError, match="use more"):
                     sums.check_rounding(size)

@@ -1,4 +1,4 @@
-"""Sums of clients' integers in 64 bits, through TFF."""
+"""Sums of clients' integers through TFF, in the open and secure, beside sums of Python's."""
 
 import collections
 import os
@@ -11,7 +11,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 from mf_aggregators.tff import processes
-from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory
+from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory, SecureIntegerSumFactory
+from simulations.workers import secure_sums
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -19,6 +20,8 @@ _TYPE = tff.to_type(
         num_records=np.int64,
     )
 )
+# Both sides of 2^31, where TFF's type of a Python integer changes, and both ends.
+_SOME_BITS = [24, 31, 32, 62]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,3 +46,41 @@ def test_sums_are_those_of_integers_without_a_bound() -> None:
         assert scalar == count * -(2**31)
         assert output.result["num_records"] == count
         assert tuple(output.state) == ()
+
+
+@pytest.fixture
+def _simulated_secure_sums() -> Iterator[None]:
+    before = tff.framework.get_context_stack().current
+    secure_sums.simulate()
+    yield
+    tff.framework.set_default_context(before)
+
+
+def _check(bits: int) -> None:
+    """The largest sums of both signs, of few clients and of many, and the sum of none."""
+    most = (1 << (bits - 1)) - 1
+    process = SecureIntegerSumFactory(bits).create(tff.TensorType(np.int64, [3]))
+    for clients in (
+        [[most, -most, 0]],
+        [[most // 5, -(most // 5), -1]] * 5,
+        # In residues, five of these leave int64 from 61 bits on.
+        [[-1, -2, most], [-1, -2, 0], [-1, -2, 0], [-1, -2, 0], [-1, 8, -most]],
+        [],
+    ):
+        found = process.next(process.initialize(), [np.array(each, np.int64) for each in clients])
+        assert found.result.tolist() == [
+            sum(entries) for entries in zip([0] * 3, *clients, strict=True)
+        ]
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@pytest.mark.parametrize("bits", _SOME_BITS)
+def test_a_secure_sum_is_the_sum(bits: int) -> None:
+    _check(bits)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@pytest.mark.parametrize("bits", [bits for bits in range(24, 63) if bits not in _SOME_BITS])
+def test_a_secure_sum_of_any_width_is_the_sum(bits: int) -> None:
+    _check(bits)

@@ -35,7 +35,13 @@ from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.tff import rows_on_disk, tensor_discrete_gaussian, tensor_noise
+from mf_aggregators.tff import (
+    noise_making,
+    rows_on_disk,
+    tensor_discrete_gaussian,
+    tensor_noise,
+)
+from mf_aggregators.tff.noise_making import NoiseParts
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
@@ -284,6 +290,48 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     apart = np.sum(np.abs(scaled.unit.noising_matrix()), axis=1) + 1.0
     tolerance = apart * np.abs(stream.rows.steps)
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
+
+
+@pytest.mark.parametrize(
+    ("index", "storage"),
+    [
+        *((index, "state") for index in (3, 7, 12)),
+        *(pytest.param(index, "disk", marks=pytest.mark.long) for index in (3, 7, 12)),
+    ],
+)
+def test_rows_that_are_drawn_are_compared_with_the_matrix(
+    monkeypatch: pytest.MonkeyPatch, index: int, storage: str
+) -> None:
+    """A row with a millionth less noise is found."""
+    stream = _stream(index, storage)
+    parts = NoiseParts(stream.noise)
+    matrix = np.linalg.inv(_inverse(_FACTORIZATIONS[index]))
+    drawn = noise_making._drawn_rows(stream.noise.store)
+    monkeypatch.setattr(noise_making, "_drawn_rows", lambda _: drawn)
+    noise_making.check_rows(parts, matrix, NoiseSource.PHILOX)
+    other = matrix.copy()
+    other[-1, -2] += 1e-5 * other[-1, -1]
+    for wrong in (matrix * (1.0 - 1e-6), other):
+        with pytest.raises(ValueError, match="are not those of the strategy matrix"):
+            noise_making.check_rows(parts, wrong, NoiseSource.PHILOX)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
+    value: float,
+) -> None:
+    """They get past no constructor; where they did, the graph multiplies them by zero."""
+    matrix = recursions.matrix_from_bands(np.tile([1.0, 0.5, 0.25], (9, 1)))
+    recursion = recursions.BandedNoise(recursions.bands_of_matrix(matrix, 3))
+    rows = IntegerRows.of(recursion)
+    assert isinstance(rows.unit, recursions.BandedNoise)
+    broken = rows.unit.table.copy()
+    broken[1, 2] = value
+    object.__setattr__(rows.unit, "bands", broken)
+    np.testing.assert_allclose(recursion.apply(np.eye(9)), np.linalg.inv(matrix))
+    parts = NoiseParts(TensorNoise(RowsInState(rows), _SPECS))
+    with pytest.raises(ValueError, match="are not those of the strategy matrix"):
+        noise_making.check_rows(parts, matrix, NoiseSource.PHILOX)
 
 
 @_EVERY_MECHANISM

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting
 from mf_aggregators.accounting import gaussian, sampling_schemes
 from mf_aggregators.privacy import printed_guarantees
-from simulations.comparison import run_compositions
+from simulations.comparison import repeated_runs, run_compositions
 from simulations.comparison.repeated_runs import FinishedRun
 
 _SIZES: dict[str, Any] = {
@@ -31,9 +31,8 @@ def _run(
 
 
 @pytest.mark.parametrize(("target", "together"), [(8.0, 43.3), (4.0, 19.3)])
-@pytest.mark.parametrize("says_noise", [True, False])
-def test_the_twelve_runs_of_the_readme(target: float, together: float, says_noise: bool) -> None:
-    multiplier = accounting.noise_multiplier(target, 1e-4) if says_noise else None
+def test_the_twelve_runs_of_the_readme(target: float, together: float) -> None:
+    multiplier = accounting.noise_multiplier(target, 1e-4)
     runs = [_run(multiplier, target)] * 12 + [_run(None, None)] * 3
     found = run_compositions.composition(runs)
     assert found.private_runs == 12
@@ -62,7 +61,7 @@ def test_gaussian_mechanisms_compose_to_one(multipliers: list[float]) -> None:
 
 def test_runs_that_cannot_be_composed_are_said_to_be() -> None:
     # What drawing the noise costs is no small part of that.
-    run = dataclasses.replace(_run(0.9, 9.0), delta=1e-15)
+    run = dataclasses.replace(_run(0.9, 5.0), delta=1e-15)
     found = run_compositions.composition([run] * 4 + [_run(None, None)])
     assert found.epsilon is None
     assert found.reason is not None
@@ -71,8 +70,63 @@ def test_runs_that_cannot_be_composed_are_said_to_be() -> None:
     )
 
 
+@pytest.mark.parametrize("sampling", [None, *sampling_schemes.names_with_parts()])
+def test_runs_that_do_not_say_their_noise_are_not_composed(sampling: str | None) -> None:
+    """What a noise multiplier would be from epsilon alone was amplified once more."""
+    found = run_compositions.composition([_run(None, 0.358, sampling)] * 2)
+    assert found.private_runs == 2
+    assert found.epsilon is None
+    assert "does not say its noise multiplier" in run_compositions.sentences(found)
+    # One that says it does not make up for another.
+    mixed = run_compositions.composition(
+        [_run(None, 0.358, sampling), _run(2.0, accounting.epsilon(2.0, 1e-4))]
+    )
+    assert mixed.epsilon is None
+    assert run_compositions.composition([_run(None, 0.358, sampling)]).epsilon == 0.358
+
+
+@pytest.mark.parametrize("sampling", [None, "poisson"])
+def test_runs_whose_noise_does_not_give_what_they_state_are_not_composed(
+    sampling: str | None,
+) -> None:
+    found = run_compositions.composition([_run(3.0, 9.0, sampling)] * 3)
+    assert found.epsilon is None
+    assert "states epsilon 9 at delta 0.0001, and its noise multiplier 3" in (found.reason or "")
+
+
+@pytest.mark.parametrize(
+    "drawn", [((2.0, None), (2.5, "poisson")), ((1.5, "poisson"), (3.0, "shuffling"))]
+)
+def test_together_runs_are_never_better_than_one_of_them(
+    drawn: tuple[tuple[float, str | None], ...],
+) -> None:
+    runs = []
+    for multiplier, sampling in drawn:
+        stated = (
+            accounting.epsilon(multiplier, 1e-4)
+            if sampling is None
+            else accounting.amplified_epsilon(multiplier, 1e-4, **_SIZES, sampling=sampling)
+        )
+        runs.append(_run(multiplier, stated, sampling))
+    found = run_compositions.composition(runs)
+    assert found.epsilon is not None
+    assert found.epsilon >= max(run.epsilon or 0.0 for run in runs) * (1.0 - 1e-2)
+
+
+def test_a_result_without_its_sampling_does_not_say_its_noise() -> None:
+    planned = {"epsilon": 1.0, "delta": 1e-4, "noise_multiplier": 2.0, "sampling": None}
+    result = {
+        "test_accuracy": 0.5,
+        "rounds": 12,
+        "privacy": {"is_private": True, "keeps_plan": True, "planned": planned},
+    }
+    assert repeated_runs._finished(result, 1.0).noise_multiplier == 2.0
+    del planned["sampling"]
+    assert repeated_runs._finished(result, 1.0).noise_multiplier is None
+
+
 def test_sampled_runs_compose_with_others() -> None:
-    runs = [_run(0.9, 3.0, "poisson")] * 3 + [_run(2.0, 2.0)] * 2
+    runs = [_run(0.9, 2.0, "poisson")] * 3 + [_run(2.0, 1.5)] * 2
     found = run_compositions.composition(runs)
     sampled = accounting.amplified_event(0.9, **_SIZES)
     events = [sampled] * 3 + [accounting.event(2.0)] * 2
@@ -85,7 +139,7 @@ def test_sampled_runs_compose_with_others() -> None:
 @pytest.mark.parametrize("sampling", ["fixed_size", "shuffling"])
 def test_other_samplers_enter_without_amplification(sampling: str) -> None:
     scheme = sampling_schemes.create(sampling, **_SIZES)
-    found = run_compositions.composition([_run(1.9, 3.0, sampling)] * 2)
+    found = run_compositions.composition([_run(1.9, 1.0, sampling)] * 2)
     # A client is in at most so many rounds, whose rows no other of its rounds changes.
     passes = 6 if sampling == "fixed_size" else scheme.num_passes  # type: ignore[union-attr]
     one = 1.9 / math.sqrt(2 * passes)

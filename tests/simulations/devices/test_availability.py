@@ -272,11 +272,12 @@ def test_a_trace_that_is_not_repeated_ends() -> None:
     assert Trace(np.array([0]), np.array([0]), np.array([5]), 6.0).is_possible(5.0)
 
 
-@pytest.mark.parametrize("kind", ["text", "heading", "marked", "archive"])
+@pytest.mark.parametrize("kind", ["text", "heading", "marked", "npz", "NPZ"])
 def test_traces_are_read(tmp_path: pathlib.Path, kind: str) -> None:
-    path = tmp_path / ("trace.npz" if kind == "archive" else "trace.csv")
-    if kind == "archive":
-        np.savez(path, device=[2, 0], start_seconds=[1.5, 0.0], end_seconds=[3.0, 2.0])
+    path = tmp_path / (f"trace.{kind}" if kind.lower() == "npz" else "trace.csv")
+    if kind.lower() == "npz":
+        with path.open("wb") as file:
+            np.savez(file, device=[2, 0], start_seconds=[1.5, 0.0], end_seconds=[3.0, 2.0])
     else:
         heading = "device,start_seconds,end_seconds\n" if kind == "heading" else ""
         # A spreadsheet saves the file with a byte order mark in front.
@@ -310,6 +311,27 @@ def test_bad_traces_are_refused(tmp_path: pathlib.Path, text: str, message: str)
     with pytest.raises(TraceError, match=message) as caught:
         Trace.load(path, period_seconds=10.0)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": ["1"]},
+        {"device": [b"1"]},
+        {"device": [True]},
+        {"device": [1 + 0j]},
+        {"device": np.array(["2020-01-01"], "M8[s]")},
+        {"start_seconds": ["1"]},
+        {"end_seconds": [2 + 1j]},
+    ],
+)
+def test_archives_without_numbers_are_refused(
+    tmp_path: pathlib.Path, changes: dict[str, Any]
+) -> None:
+    path = tmp_path / "trace.npz"
+    np.savez(path, **{"device": [1], "start_seconds": [1], "end_seconds": [2], **changes})
+    with pytest.raises(TraceError, match="a trace needs numbers"):
+        Trace.load(path)
 
 
 def test_unreadable_traces_are_refused(tmp_path: pathlib.Path) -> None:

@@ -5,6 +5,7 @@ import json
 import pathlib
 import resource
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,12 @@ def test_digests_are_of_the_cohorts_and_nothing_else(
     assert shuffled.digest() == ledger.digest()
     sampled = ParticipationLedger(ledger.client_ids, ledger.cohorts, PoissonSampling(5, 2, 8, 4))
     assert sampled.digest() != ledger.digest()
+
+
+@pytest.mark.parametrize("names", [(1, 2), np.array([1, 2]), (b"a", b"b"), ("a", "b\0")])
+def test_names_that_would_be_read_as_others_are_refused(names: Any) -> None:
+    with pytest.raises(LedgerError, match=r"must be texts|null character"):
+        ParticipationLedger(tuple(names))
 
 
 def test_two_clients_of_one_name_are_refused() -> None:

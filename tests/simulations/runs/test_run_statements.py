@@ -14,11 +14,14 @@ import mf_aggregators as mfa
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.sampling import data_samplers
 from simulations.devices import device_flags
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.devices.participation_timers import WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import run_designs, run_flags, run_options, run_statements
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_statements import RunStatements
 
 
 def _values(*arguments: str) -> flags.FlagValues:
@@ -163,6 +166,33 @@ def test_the_statement_says_what_timers_by_the_wall_clock_leave_open() -> None:
     assert "\n" not in statement.to_dict()["enforcement"]
 
 
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        DeviceBehaviour(timer=WallClockTimer(3600.0)),
+        DeviceBehaviour(history_loss_probability=0.5, after_history_loss="rejoin"),
+    ],
+    ids=["wall clock", "rejoin"],
+)
+def test_a_run_that_is_killed_leaves_no_plan_on_disk_that_it_broke(
+    tmp_path: pathlib.Path, behaviour: DeviceBehaviour
+) -> None:
+    """Whatever devices may do: the statement follows after the round that breaks the plan."""
+    plan = _plan(_values("--clients_per_round=1", "--separation=4", "--target_epsilon=4"))
+    statements = RunStatements(plan, behaviour, RunDirectory(tmp_path), None)
+    clients = tuple(map(str, range(plan.data.num_clients)))
+    statements.before(ParticipationLedger(clients, ()))
+    planned = json.loads((tmp_path / "privacy.json").read_text())
+    assert planned["keeps_plan"] is None
+    kept = ParticipationLedger(clients, ([0], [1]))  # type: ignore[arg-type]
+    assert statements.after_round(kept) is None
+    assert json.loads((tmp_path / "privacy.json").read_text()) == planned
+    broken = ParticipationLedger(clients, ([0], [1], [0]))  # type: ignore[arg-type]
+    assert statements.after_round(broken) is not None
+    found = json.loads((tmp_path / "privacy.json").read_text())
+    assert found["keeps_plan"] is False
+
+
 def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
     values = _values("--clients_per_round=1", "--separation=4", "--target_epsilon=4")
     plan = _plan(values)
@@ -229,8 +259,12 @@ def _lists_of_numbers(value: Any) -> list[list[int]]:
 def test_lists_of_rounds_are_found_in_the_statement_of_a_run_under_timers(
     tmp_path: pathlib.Path,
 ) -> None:
-    """There, the client that was protected least may be told of itself."""
+    """There, the client that was protected least is named if that is asked for, and only then."""
     statements, run = _statements(tmp_path)
+    statements.before(_ledger(0, 1))
+    assert _lists_of_numbers(_stated(run)) == []
+    assert "client_id" not in (run.path / "privacy.json").read_text()
+    statements, run = _statements(tmp_path, "--name_clients")
     statements.before(_ledger(0, 1))
     assert _lists_of_numbers(_stated(run)) == [[0]]
     assert _stated(run)["worst_client"]["client_id"] == "0"
@@ -369,3 +403,18 @@ def test_momentum_and_schedule_inside_the_mechanism_change_its_matrix_alone() ->
     error = inside.factorization.total_error(workload, inside.participation)
     assert error < 0.99 * after.factorization.total_error(workload, after.participation)
     assert inside.noise_multiplier == after.noise_multiplier
+
+
+def test_a_statement_begins_with_names_that_look_alike(tmp_path: pathlib.Path) -> None:
+    """From the first round on, and whatever ends the run."""
+    values = _values("--clients_per_round=20", "--target_epsilon=4")
+    behaviour, directory = device_flags.behaviour(values), RunDirectory(tmp_path)
+    statements = run_statements.RunStatements(_plan(values), behaviour, directory, None)
+    ledger = ParticipationLedger(("ada", "ADA", "\u00e9", "e\u0301", "bo"))
+    statements.before(ledger)
+    for cohort in (None, np.array([0, 2])):
+        if cohort is not None:
+            statements.after(ledger.with_round(cohort))
+        contents = json.loads((tmp_path / "privacy.json").read_text())
+        assert contents["num_alike_names"] == 4
+        assert contents["warnings"][0].startswith("4 clients have names that look like")

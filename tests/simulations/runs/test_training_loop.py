@@ -290,10 +290,18 @@ def test_a_process_that_releases_its_updates_a_second_time_is_refused(process: A
         _run(types.SimpleNamespace(next=doubled.next, initialize=tuple))
 
 
-@pytest.mark.parametrize("name", ["client_0", "client_0\0"])
-def test_clients_of_one_name_are_refused(process: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("client_0", "two clients have the same name"),
+        ("client_0\0", "null character"),
+        (7, "must be texts, found 7"),
+        (b"a", "must be texts"),
+    ],
+)
+def test_names_that_no_ledger_keeps_are_refused(process: Any, name: Any, message: str) -> None:
     clients = (*linear_run.CLIENTS[:-1], name)
-    with pytest.raises(ValueError, match="two of client_ids are the same"):
+    with pytest.raises(ValueError, match=message):
         _run(process, client_ids=clients)
 
 

@@ -37,6 +37,7 @@ def _aggregator(**changes: Any) -> Any:
         "factorization": mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3),
         "participation": _PARTICIPATION,
         "noise_multiplier": 0.0,
+        "allow_no_noise": True,
         "clip_norm": 1.0,
         "clients_per_round": 4,
     }

@@ -83,6 +83,7 @@ def test_the_training_loop_runs_it(digits: FederatedTask, tmp_path: pathlib.Path
             mfa.factorizations.identity(num_rounds),
             participation=participation,
             noise_multiplier=0.0,
+            allow_no_noise=True,
             clip_norm=10.0,
             clients_per_round=12,
         ),

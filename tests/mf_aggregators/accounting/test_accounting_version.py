@@ -1,0 +1,192 @@
+"""The version of the accounting, held against golden values of all of its modules."""
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mf_aggregators import accounting
+from mf_aggregators.accounting import (
+    amplification,
+    certificate_store,
+    certificates,
+    claim_search,
+    column_bands,
+    confidence_bounds,
+    fixed_size_gaussian,
+    noise_failure,
+    participation_laws,
+    random_participation,
+    sampled_gaussian,
+    sampling_schemes,
+    shuffled_gaussian,
+    tilted_outputs,
+)
+from mf_aggregators.noise import discrete_gaussian
+
+_SIZES: dict[str, Any] = {
+    "num_rounds": 8,
+    "num_bands": 2,
+    "population": 400,
+    "clients_per_round": 10,
+}
+_COLUMNS = column_bands.normalised(column_bands.of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2))
+_MECHANISM = tilted_outputs.Mechanism(_COLUMNS, 1.5, participation_laws.CoinsUnderTimers(0.05, 3))
+_COINS = sampling_schemes.MinSeparationSampling(8, 2, 400, 10, 2)
+
+
+def _deltas(loss_distribution: Callable[..., Any]) -> tuple[float, ...]:
+    loss = loss_distribution(1.5, 0.1, 1e-2)
+    return float(loss.get_delta_for_epsilon(0.1)), float(loss.get_delta_for_epsilon(0.5))
+
+
+def _amplified(sampling: str) -> float:
+    scheme = sampling_schemes.create(sampling, **_SIZES)
+    return amplification.epsilon(scheme, 1.5, 1e-5)
+
+
+def _values() -> dict[str, Callable[[], Any]]:
+    """What every module computes, by module; smooth, so that rounding does not matter."""
+    pilot = claim_search._Pilot(
+        _MECHANISM, tilted_outputs.TiltedOutputs(_MECHANISM, 3), 1e-5, 0, 2**11
+    )
+    tail = confidence_bounds.lower_tail(3, 4000, 2**14, (-1.5, -0.5), 1e-6)
+    return {
+        "amplification": lambda: (
+            _amplified("poisson"),
+            _amplified("fixed_size"),
+            _amplified("shuffling"),
+            amplification.safe_delta(1e-6, 100),
+        ),
+        "amplified_runs": lambda: accounting.composed_epsilon(
+            [accounting.amplified_event(1.5, **_SIZES), accounting.event(3.0)], 1e-5
+        ),
+        "certificates": lambda: (
+            certificates.failure_probability(1e-5),
+            certificates.tested_delta(1e-5),
+            certificates.largest_term(0.7, 4, 1.0),
+            *certificates.terms(np.array([0.5, 1.5, 2.5]), 0.7, 3, 1.0),
+            *(
+                bound
+                for _, bound in certificates.divergences(
+                    _MECHANISM, (0.25, 1.0), num_samples=2**11, failure=1e-6, seed=0
+                )
+            ),
+        ),
+        "claim_search": lambda: (
+            claim_search.most_samples(100),
+            claim_search.most_samples(10**5),
+            pilot.largest(3.0),
+            *pilot.needed(3.0),
+        ),
+        "column_bands": lambda: tuple(_COLUMNS.ravel()[[0, 1, -2]]),
+        "confidence_bounds": lambda: (
+            confidence_bounds.log_wealth(np.array([0.1, 0.4]), 0.3, 0.5),
+            confidence_bounds.upper_probability(3, 100, 1e-3),
+            confidence_bounds.lower_probability(3, 100, 1e-3),
+            confidence_bounds.upper_mean(0.2, 1000, 1e-6),
+            tail.divergence(2.0),
+        ),
+        "fixed_size_gaussian": lambda: _deltas(fixed_size_gaussian.loss_distribution),
+        "gaussian": lambda: (
+            accounting.epsilon(1.0, 1e-6),
+            accounting.epsilon(4.0, 1e-6),
+            accounting.noise_multiplier(2.0, 1e-6),
+            accounting.exact_epsilon(1.0, 1e-6),
+            accounting.composed_gaussian_epsilon([1.0, 3.0], 1e-6),
+        ),
+        "noise_failure": lambda: (
+            noise_failure.delta_left(1e-12, 1.0, 2**40),
+            1e20 * discrete_gaussian.failure_probability(2**40),
+        ),
+        "participation_laws": lambda: tuple(
+            participation_laws.CoinsUnderTimers(0.05, 3).first_free_probabilities()
+        ),
+        "random_participation": lambda: (
+            *(
+                moment
+                for order, moment in random_participation.log_moments(_COINS, 1.5, _COLUMNS)
+                if order <= 4
+            ),
+            float(random_participation.mechanism_of(_COINS, _COLUMNS, 1e6, 2**60).columns[0, 1]),
+        ),
+        "sampled_gaussian": lambda: _deltas(sampled_gaussian.loss_distribution),
+        "sampling_schemes": lambda: (
+            _COINS.joining_probability,
+            _COINS.most_participations,
+        ),
+        "shuffled_gaussian": lambda: shuffled_gaussian._clones(0.5, 1e-9, 1000, 1e-6) or (),
+        "tilted_outputs": lambda: (
+            tilted_outputs.TiltedOutputs(_MECHANISM, 2).log_moment,
+            tilted_outputs.TiltedOutputs(_MECHANISM, 5).log_moment,
+        ),
+        "trade_offs": lambda: accounting.amplified_true_positive_rate(1.5, 0.01, **_SIZES),
+    }
+
+
+# Of the version 2. Where one of them changes for a reason, raise the version, and put the new ones
+# here: otherwise users' caches go on to serve what the accounting would no longer say.
+_GOLDEN: dict[str, tuple[float, ...]] = {
+    "amplification": (0.4937729140694945, 2.008900862579273, 2.7533813795825006, 9.999998e-07),
+    "amplified_runs": (1.321908169009595,),
+    "certificates": (
+        1.5625e-09,
+        9.9e-06,
+        0.010574185498064383,
+        0.0,
+        0.03944878123729341,
+        0.010541004290934684,
+        0.01305938147745636,
+        0.007060271006402643,
+    ),
+    "claim_search": (2097152, 60000, 0.0003842165423456729, 2620.9363956, 1843.4280965),
+    "column_bands": (0.8944271909999159, 0.4472135954999579, 0.8944271909999159),
+    "confidence_bounds": (
+        0.0440168854167743,
+        0.12422182878533783,
+        0.0019227972016529927,
+        0.2716248983595793,
+        1.639555981816558e-06,
+    ),
+    "fixed_size_gaussian": (0.014927152292316708, 0.0031581718640282105),
+    "gaussian": (
+        4.886554117731164,
+        1.060701862404126,
+        2.230476271530305,
+        4.886554117521078,
+        5.189036641326016,
+    ),
+    "noise_failure": (9.990004079004076e-13, 99959.20995923587),
+    "participation_laws": (0.9090909090909091, 0.045454545454545456, 0.045454545454545456),
+    "random_participation": (
+        0.0044364650206381,
+        0.01362381644396535,
+        0.027920337728205062,
+        707106.8912252748,
+    ),
+    "sampled_gaussian": (0.0066001468175726705, 6.193836357445205e-05),
+    "sampling_schemes": (0.02564102564102564, 4),
+    "shuffled_gaussian": (0.2726376092004103, 4.015005534512161e-06),
+    "tilted_outputs": (0.014542226618426331, 0.16332865574499053),
+    "trade_offs": (0.013213283366249428,),
+}
+# More than what processors and versions of NumPy round differently, and less than a change.
+_RELATIVE = 1e-6
+# The search for a bet ends within a thousandth.
+_OF_SEARCHES = 1e-3
+
+
+@pytest.mark.parametrize("module", _GOLDEN)
+def test_a_version_has_its_numbers(module: str) -> None:
+    assert certificate_store.ACCOUNTING_VERSION == 2
+    found = np.atleast_1d(_values()[module]())
+    relative = _OF_SEARCHES if module == "claim_search" else _RELATIVE
+    np.testing.assert_allclose(found, _GOLDEN[module], rtol=relative, atol=0.0)
+
+
+def test_every_module_has_golden_numbers() -> None:
+    """The one that keeps certificates has no numbers."""
+    modules = {each.name for each in pkgutil.iter_modules(accounting.__path__)}
+    assert modules - {"certificate_store"} == set(_GOLDEN) == set(_values())

@@ -1,0 +1,269 @@
+"""Every shape of workload that constructors allow, and ints in the place of prefix sums."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from mf_aggregators import factorizations, lower_bounds, participation, validation, workloads
+from mf_aggregators.factorizations import (
+    Factorization,
+    NotConvergedWarning,
+    clip_drift,
+    dense,
+)
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.workloads import Workload
+
+_ONCE = SingleParticipation()
+# Solvers stop at a gap of 1e-5 of the squared error or less.
+_GAP = 1e-5
+
+
+@st.composite
+def _workloads(draw: st.DrawFn) -> np.ndarray:
+    """Diagonal, of few bands, of an inverse of few bands, and dense."""
+    num_rounds = draw(st.integers(1, 10))
+    kind = draw(st.sampled_from(["identity", "diagonal", "bands", "inverse bands", "prefix sum"]))
+    if kind == "identity":
+        return np.eye(num_rounds)
+    if kind == "prefix sum":
+        return draw(st.sampled_from([-3.0, 1.0, 1e100])) * np.tri(num_rounds)
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    width = 1 if kind == "diagonal" else draw(st.integers(2, num_rounds + 1))
+    matrix = np.diag(numbers.uniform(0.3, 3.0, num_rounds) * numbers.choice([-1, 1], num_rounds))
+    for lag in range(1, min(width, num_rounds)):
+        below = numbers.uniform(-0.9, 0.9, num_rounds - lag)
+        # Some entries of a band may be zero.
+        matrix += np.diag(below * numbers.choice([0, 1], len(below), p=[0.2, 0.8]), -lag)
+    return np.tril(np.linalg.inv(matrix)) if kind == "inverse bands" else matrix
+
+
+@st.composite
+def _schemas(draw: st.DrawFn, num_rounds: int) -> Participation:
+    separation = draw(st.integers(1, num_rounds))
+    epochs = draw(st.integers(1, -(-num_rounds // separation)))
+    schemas: list[Participation] = [
+        _ONCE,
+        FixedEpochOrder(epochs, separation),
+        MinSeparation(separation),
+    ]
+    return draw(st.sampled_from(schemas))
+
+
+def _checked(made: Factorization, workload: np.ndarray, schema: Participation) -> float:
+    """The squared total error of a factorization, after a check that A = B C."""
+    decoder = made.decoder_matrix(workload)
+    scale = float(np.max(np.abs(workload)))
+    assert decoder @ made.strategy_matrix() == pytest.approx(workload, abs=1e-9 * scale)
+    squared = float(np.sum((decoder / scale) ** 2)) * made.sensitivity(schema).value ** 2
+    assert made.total_error(workload, schema) / scale == pytest.approx(squared**0.5, rel=1e-9)
+    return squared
+
+
+@contextlib.contextmanager
+def _allowing_large_gaps() -> Iterator[None]:
+    """The last digits of a gap may be rounding; what is returned states the gap that it has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        yield
+
+
+@hypothesis.given(data=st.data(), workload=_workloads())
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_optimal_takes_every_workload(data: st.DataObject, workload: np.ndarray) -> None:
+    num_rounds = len(workload)
+    schema = data.draw(_schemas(num_rounds))
+    if schema.most_participations(num_rounds) > 1 and isinstance(schema, MinSeparation):
+        schema = _ONCE
+    with _allowing_large_gaps():
+        made = factorizations.optimal(workload, schema)
+    squared = _checked(made, workload, schema)
+    gap = made.optimality_gap
+    assert gap is not None
+    # A truth for each side: no error is below this, nor is the optimum above that of C = I.
+    bound = lower_bounds.compute(workload, schema)
+    assert bound is not None
+    scale = float(np.max(np.abs(workload)))
+    assert squared >= (bound.total_error / scale) ** 2 * (1.0 - 1e-9)
+    independent = factorizations.identity(num_rounds).total_error(workload, schema) / scale
+    assert squared <= independent**2 * (1.0 + max(gap, _GAP))
+
+
+@hypothesis.given(
+    magnitudes=st.lists(st.floats(0.01, 100.0), min_size=1, max_size=20),
+    negative=st.booleans(),
+)
+@hypothesis.settings(max_examples=30, deadline=None)
+def test_optimum_of_diagonal_workload_is_independent_noise(
+    magnitudes: list[float], negative: bool
+) -> None:
+    diagonal = np.array(magnitudes) * (-1.0 if negative else 1.0)
+    made = factorizations.optimal(np.diag(diagonal))
+    # X^-1 has no diagonal entry below that of X, which is one: sum d_i^2 X^-1[i, i] is least at I.
+    assert made.total_error(np.diag(diagonal), _ONCE) == pytest.approx(
+        float(np.linalg.norm(diagonal)), rel=1e-6
+    )
+
+
+@hypothesis.given(data=st.data(), workload=_workloads(), equal_column_norms=st.booleans())
+@hypothesis.settings(max_examples=40, deadline=None)
+def test_banded_takes_every_workload(
+    data: st.DataObject, workload: np.ndarray, equal_column_norms: bool
+) -> None:
+    num_rounds = len(workload)
+    schema = data.draw(_schemas(num_rounds))
+    most = num_rounds
+    if not isinstance(schema, SingleParticipation) and schema.most_participations(num_rounds) > 1:
+        most = schema.separation
+    num_bands = data.draw(st.integers(1, most))
+    with _allowing_large_gaps():
+        made = factorizations.banded(workload, num_bands, equal_column_norms, schema)
+    # What is optimised where clients return is the fixed order.
+    solved = made.participation
+    assert solved is not None
+    squared = _checked(made, workload, solved)
+    independent = factorizations.identity(num_rounds).total_error(workload, solved)
+    scale = float(np.max(np.abs(workload)))
+    gap = made.optimality_gap
+    assert gap is not None
+    assert squared <= (independent / scale) ** 2 * (1.0 + max(gap, _GAP))
+
+
+_MAKERS: dict[str, Callable[[Any], Factorization]] = {
+    "optimal": lambda workload: factorizations.optimal(workload),
+    "optimal of epochs": lambda workload: factorizations.optimal(workload, FixedEpochOrder(2, 3)),
+    "banded": lambda workload: factorizations.banded(workload, 2),
+    "toeplitz": lambda workload: factorizations.toeplitz(workload, 3),
+    "blt": lambda workload: factorizations.blt(workload, 2),
+    "banded_inverse": lambda workload: factorizations.banded_inverse(workload, 2),
+}
+
+
+@pytest.mark.parametrize("make", _MAKERS.values(), ids=_MAKERS)
+@pytest.mark.parametrize("rounds", [6, np.int64(6)], ids=["int", "int64"])
+def test_int_is_prefix_sum_for_mechanisms(
+    make: Callable[[Any], Factorization], rounds: Any
+) -> None:
+    expected = make(Workload("prefix_sum", 6)).strategy_matrix()
+    assert np.array_equal(make(rounds).strategy_matrix(), expected)
+    assert make(np.tri(6)).strategy_matrix() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", _MAKERS.values(), ids=_MAKERS)
+def test_momentum_may_come_first(make: Callable[[Any], Factorization]) -> None:
+    workload = Workload("momentum_sgd", 6, 0.5)
+    expected = make(workload).strategy_matrix()
+    # A factor on an array changes nothing.
+    assert make(2.0 * workload.matrix()).strategy_matrix() == pytest.approx(expected, abs=1e-5)
+    assert np.max(np.abs(expected - make(6).strategy_matrix())) > 1e-3
+
+
+_ALL: dict[str, Callable[[], Factorization]] = {
+    "identity": lambda: factorizations.identity(6),
+    "online tree": lambda: factorizations.tree_aggregation(6, "online"),
+    "full tree": lambda: factorizations.tree_aggregation(6, "full"),
+    "normalised": lambda: factorizations.toeplitz(6, 3, equal_column_norms=True),
+    "structured": lambda: factorizations.structured(factorizations.optimal(6), 2, 1),
+    "optimal": lambda: factorizations.optimal(6),
+    "banded": lambda: factorizations.banded(6, 2),
+    "toeplitz": lambda: factorizations.toeplitz(6, 3),
+}
+
+
+@pytest.mark.parametrize("make", _ALL.values(), ids=_ALL)
+def test_int_is_prefix_sum_for_errors(make: Callable[[], Factorization]) -> None:
+    made, matrix = make(), np.tri(6)
+    assert made.decoder_matrix(6) == pytest.approx(made.decoder_matrix(matrix), abs=1e-12)
+    for of in (made.rmse, made.max_error, made.total_error):
+        assert of(6, _ONCE) == pytest.approx(of(matrix, _ONCE), rel=1e-9)
+    expected = made.per_round_variance(matrix, _ONCE)
+    assert made.per_round_variance(6, _ONCE) == pytest.approx(expected, rel=1e-9)
+    assert made.errors(6, _ONCE).per_round_variance == pytest.approx(expected, rel=1e-9)
+    assert made.squared_decoder_rows(6) == pytest.approx(
+        made.squared_decoder_rows(matrix), rel=1e-9
+    )
+    for refused, message in ((5, "for 5 rounds"), (0, "at least 1"), (True, "must be an integer")):
+        with pytest.raises(ValueError, match=message):
+            made.rmse(refused, _ONCE)
+        with pytest.raises(ValueError, match=message):
+            made.squared_decoder_rows(refused)
+
+
+def test_int_is_prefix_sum_elsewhere() -> None:
+    found = lower_bounds.compute(6, _ONCE)
+    assert found == lower_bounds.compute(np.tri(6), _ONCE)
+    plain = factorizations.toeplitz(6, 3)
+    longer = plain.extended(9, workload=9)
+    assert np.array_equal(longer.strategy_matrix(), plain.extended(9).strategy_matrix())
+    norms = np.linspace(1.0, 2.0, 4)
+    rows = clip_drift.squared_rows(plain, norms, np.tri(4))
+    for workload in (4, None, Workload("prefix_sum", 4)):
+        assert clip_drift.squared_rows(plain, norms, workload) == pytest.approx(rows)
+    with pytest.raises(ValueError, match="for 5 rounds, and there are 4 norms"):
+        clip_drift.squared_rows(plain, norms, 5)
+
+
+def test_workload_is_given_once() -> None:
+    workload = Workload("momentum_sgd", 6, 0.5)
+    by_name = factorizations.toeplitz(workload=workload, num_bands=3).strategy_matrix()
+    assert np.array_equal(factorizations.toeplitz(workload, 3).strategy_matrix(), by_name)
+    assert np.array_equal(
+        factorizations.toeplitz(6, 3, workload=workload).strategy_matrix(), by_name
+    )
+    with pytest.raises(ValueError, match="there are two workloads"):
+        factorizations.toeplitz(workload, 3, workload=6)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: factorizations.identity(np.eye(50)),  # type: ignore[arg-type]
+        lambda: factorizations.tree_aggregation(np.eye(50)),  # type: ignore[arg-type]
+        lambda: factorizations.toeplitz(np.eye(50)),
+        lambda: factorizations.banded(np.tri(50), np.eye(50)),  # type: ignore[arg-type]
+        lambda: factorizations.toeplitz(50, 2, np.eye(50)),  # type: ignore[arg-type]
+        lambda: factorizations.banded(50.5, 2),
+        lambda: participation.MinSeparation(np.eye(50)),  # type: ignore[arg-type]
+        lambda: workloads.momentum_sgd(50, np.eye(50)),  # type: ignore[arg-type]
+        lambda: Workload(tuple(range(500)), 50),  # type: ignore[arg-type]
+        lambda: validation.positive_integer([1.5] * 500, "num_rounds"),
+        lambda: validation.finite_number(Workload("momentum_sgd", 99, 0.9, (0.5,) * 99), "epsilon"),
+    ],
+)
+def test_messages_show_shapes_and_no_entries(refused: Callable[[], Any]) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        refused()
+    message = str(caught.value)
+    assert len(message) < 300
+    assert "\n" not in message
+    assert "[[" not in message
+    assert "0.5, 0.5" not in message
+
+
+def test_all_bands_are_the_dense_optimum() -> None:
+    """BandMF Problem 2 without a limit on the bands is Denisov et al. Eq. 4."""
+    optimum = factorizations.optimal(40)
+    banded = factorizations.banded(40, 40, relative_gap=1e-6)
+    assert banded.strategy_matrix() == pytest.approx(optimum.strategy_matrix(), abs=1e-9)
+    assert banded.optimality_gap == optimum.optimality_gap
+    assert banded.num_bands == 40
+    timers = MinSeparation(40)
+    assert banded.rmse(40, timers) == pytest.approx(optimum.rmse(40, _ONCE), rel=1e-9)
+    rows = np.sum(np.square(np.tri(40) @ np.linalg.inv(banded.strategy_matrix())), axis=1)
+    assert banded.squared_decoder_rows(40) == pytest.approx(rows, rel=1e-9)
+    assert optimum.squared_decoder_rows(40) == pytest.approx(rows, rel=1e-9)
+    many = factorizations.toeplitz(600, 300, coefficients="square_root").strategy_matrix()
+    rows = np.sum(np.square(np.cumsum(np.linalg.inv(many), axis=0)), axis=1)
+    found = dense.squared_rows_of_prefix_sums(many)
+    assert found == pytest.approx(rows, rel=1e-9)

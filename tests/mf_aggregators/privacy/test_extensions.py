@@ -1,0 +1,139 @@
+"""Runs that are extended more than once: every horizon enters the guarantee of the whole."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators import accounting, extensions
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    check_extended,
+)
+from tests.examples import examples
+from tests.mf_aggregators import brute_force
+
+_ROUNDS = (3, 5, 8)
+
+
+def _chain(first: Factorization) -> Factorization:
+    return first.extended(_ROUNDS[1]).extended(_ROUNDS[2])
+
+
+_CHAINS = {
+    "identity": _chain(mfa.factorizations.identity(_ROUNDS[0])),
+    "blt": _chain(mfa.factorizations.blt(_ROUNDS[0], 1)),
+    "toeplitz": _chain(mfa.factorizations.toeplitz(_ROUNDS[0], coefficients="square_root")),
+}
+
+
+@st.composite
+def _schemas(draw: st.DrawFn) -> Participation:
+    separation, most = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    schemas: list[Participation] = [
+        SingleParticipation(),
+        MinSeparation(separation),
+        MinSeparation(separation, most),
+        MinSeparation(separation, most),
+        FixedEpochOrder(most, separation),
+    ]
+    return draw(st.sampled_from(schemas))
+
+
+def _timer_allows(schema: Participation, before: tuple[int, ...], now: int) -> bool:
+    """Whether a device whose timer is set to a schema may join now, after its earlier rounds."""
+    if not before:
+        return True
+    if isinstance(schema, SingleParticipation):
+        return False
+    waited = now - before[-1]
+    if isinstance(schema, FixedEpochOrder):
+        return waited == schema.separation and len(before) < schema.epochs
+    most = schema.max_participations
+    return waited >= schema.separation and (most is None or len(before) < most)
+
+
+def _under_timers(schemas: tuple[Participation, ...]) -> Iterator[tuple[int, ...]]:
+    """All patterns of a client that keeps in every round the timer of that round's horizon."""
+    found: list[tuple[int, ...]] = [()]
+    for now in range(_ROUNDS[-1]):
+        schema = next(each for each, rounds in zip(schemas, _ROUNDS, strict=True) if now < rounds)
+        found += [(*each, now) for each in found if _timer_allows(schema, each, now)]
+    return (pattern for pattern in found if pattern)
+
+
+def _reached(strategy: np.ndarray, patterns: Iterator[tuple[int, ...]]) -> float:
+    """What a client can change of C x: C has no negative entries, so by ones."""
+    return max(float(np.linalg.norm(strategy[:, pattern].sum(axis=1))) for pattern in patterns)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(st.sampled_from(sorted(_CHAINS)), st.tuples(_schemas(), _schemas(), _schemas()))
+def test_no_client_that_kept_every_timer_has_less_than_is_stated(
+    name: str, schemas: tuple[Participation, ...]
+) -> None:
+    whole = _CHAINS[name]
+    assert whole.plans == _ROUNDS[:2]
+    began = mfa.FirstPlan(schemas[0], 1.3, schemas[1:2])
+    is_kept = all(
+        set(brute_force.patterns(before, rounds)) <= set(brute_force.patterns(after, rounds))
+        for (before, after), rounds in zip(itertools.pairwise(schemas), _ROUNDS[:2], strict=True)
+    )
+    if not is_kept:
+        with pytest.raises(ValueError, match="what took place already may be more"):
+            extensions.noise_multiplier(whole, schemas[-1], began)
+        return
+    stated = extensions.noise_multiplier(whole, schemas[-1], began)
+    strategy = whole.strategy_matrix()
+    assert strategy.min() >= 0.0
+    first = _reached(
+        strategy[: _ROUNDS[0], : _ROUNDS[0]], brute_force.patterns(schemas[0], _ROUNDS[0])
+    )
+    assert stated <= 1.3 * first / _reached(strategy, _under_timers(schemas)) * (1.0 + 1e-9)
+
+
+def test_a_horizon_in_the_middle_is_not_forgotten() -> None:
+    """Twice as often in the middle: a client who kept every timer has epsilon 12.47, not 9.50."""
+    first, middle, last = MinSeparation(10, 2), MinSeparation(4, 10), MinSeparation(10, 6)
+    made = mfa.factorizations.blt(20, 3, participation=first)
+    whole = made.extended(40, participation=middle).extended(60, participation=last)
+    strategy = whole.strategy_matrix()
+    scale = np.linalg.norm(strategy[:20, [0, 10]].sum(axis=1))
+    moved = np.linalg.norm(strategy[:, [0, 10, 20, 24, 28, 32, 36]].sum(axis=1))
+    assert accounting.epsilon(float(scale / moved), 1e-6) == pytest.approx(12.467, abs=5e-4)
+    with pytest.raises(ValueError, match="extends horizons of 20 and 40 rounds"):
+        extensions.noise_multiplier(whole, last, mfa.FirstPlan(first, 1.0))
+    began = mfa.FirstPlan(first, 1.0, (middle,))
+    with pytest.raises(ValueError, match="the horizon of 40 rounds allows at most 10"):
+        extensions.noise_multiplier(whole, last, began)
+    # What allows the middle as well is accounted for.
+    stated = extensions.noise_multiplier(whole, MinSeparation(4, 10), began)
+    assert accounting.epsilon(stated, 1e-6) > 12.467
+    assert extensions.horizons(whole, began) == {20: first, 40: middle}
+
+
+def test_horizons_are_compared_one_after_the_other() -> None:
+    """The whole allows each of both, and not what they allow together: eleven participations."""
+    often, seldom = MinSeparation(1, 10), MinSeparation(10)
+    with pytest.raises(ValueError, match=r"and the horizon of 20 rounds participations at least"):
+        check_extended({10: often, 20: seldom}, often)
+    check_extended({10: seldom, 20: MinSeparation(2)}, MinSeparation(1))
+    check_extended({}, seldom)
+
+
+def test_wrong_horizons_are_refused() -> None:
+    with pytest.raises(TypeError, match="participation must be"):
+        mfa.FirstPlan(MinSeparation(2), 1.0, ("min_sep",))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="participation must be"):
+        check_extended({3: MinSeparation(2)}, "min_sep")  # type: ignore[arg-type]
+    too_many = mfa.FirstPlan(MinSeparation(2), 1.0, (MinSeparation(2), MinSeparation(2)))
+    with pytest.raises(ValueError, match="the schemas of 3 are given"):
+        extensions.noise_multiplier(_CHAINS["blt"], MinSeparation(2), too_many)

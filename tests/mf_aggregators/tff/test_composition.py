@@ -1,0 +1,369 @@
+"""The queries inside those of tensorflow-privacy, and inside TFF's factory of any query.
+
+In their meaning, these are tensorflow-privacy's tests of its queries and TFF's tests of
+``DifferentiallyPrivateFactory``.
+"""
+
+import collections
+import os
+import pathlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+from tensorflow_privacy.privacy.dp_query.nested_query import NestedSumQuery
+
+import mf_aggregators as mfa
+from mf_aggregators.tff import processes
+from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+
+_SCALAR = tf.TensorSpec([], tf.float32)
+_PAIR = tf.TensorSpec([2], tf.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    processes.end_workers()
+
+
+def _query(
+    clip_norm: float = 10.0, noise_stddev: float = 0.0, specs: Any = _SCALAR
+) -> MatrixFactorizationSumQuery:
+    recursion = mfa.factorizations.identity(3).noise_recursion()
+    return MatrixFactorizationSumQuery(
+        recursion, specs, l2_norm_clip=clip_norm, noise_stddev=noise_stddev
+    )
+
+
+def _aggregator(**changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "participation": mfa.participation.MinSeparation(2),
+        "noise_multiplier": 1.0,
+        "clip_norm": 0.7,
+        "clients_per_round": 3,
+        "seed": 5,
+        **changes,
+    }
+    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(4), 2)
+    return mfa.mf_dp_aggregator(factorization, **arguments)
+
+
+def _query_of(specs: Any, **changes: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return _aggregator(**changes).query(specs)
+
+
+def _sum(query: Any, records: list[Any]) -> Any:
+    """What a round releases, as plain Python numbers and lists."""
+    state = query.initial_global_state()
+    params = query.derive_sample_params(state)
+    total = query.initial_sample_state(records[0])
+    for record in records:
+        total = query.accumulate_record(params, total, record)
+    result, _, _ = query.get_noised_result(total, state)
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), result)
+
+
+def _assert_close(found: Any, expected: Any) -> None:
+    tf.nest.assert_same_structure(found, expected)
+    flat = zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
+    for one, other in flat:
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_normalized_query_divides_the_sum() -> None:
+    records = [tf.constant([-6.0, 8.0]), tf.constant([4.0, -3.0])]  # The first is halved.
+    query = tfp.NormalizedQuery(_query(5.0, specs=_PAIR), 2.0)
+    np.testing.assert_allclose(_sum(query, records), [0.5, 0.5], rtol=1e-6)
+    as_arrays = [np.asarray(record, np.float64) for record in records]
+    np.testing.assert_array_equal(_sum(query, as_arrays), _sum(query, records))
+
+
+def test_nested_queries_clip_each_their_part_of_python_numbers() -> None:
+    pair = [_SCALAR, _SCALAR]
+    plain = NestedSumQuery([_query(), _query(specs=pair)])
+    _assert_close(_sum(plain, [[1.0, [2.0, 3.0]], [4, [3.0, 2.0]]]), [5.0, [5.0, 5.0]])
+    clipping = NestedSumQuery(
+        [
+            tfp.NormalizedQuery(_query(4.0), 5.0),
+            tfp.NormalizedQuery(_query(5.0, specs=pair), 5.0),
+        ]
+    )
+    _assert_close(_sum(clipping, [[1.0, [12.0, 9.0]], [5.0, [1.0, 2.0]]]), [1.0, [1.0, 1.0]])
+    deep = NestedSumQuery(
+        [
+            _query(1.0, specs={"a": _SCALAR, "b": _SCALAR}),
+            {"c": tfp.NormalizedQuery(_query(specs=(_SCALAR, _SCALAR)), 2.0), "d": [_query()]},
+        ]
+    )
+    records = [
+        [{"a": 0.0, "b": 2.7}, {"c": (-4.0, 6.0), "d": [-4.0]}],
+        [{"a": 3.1, "b": 0.0}, {"c": (6.0, -4.0), "d": [5.0]}],
+    ]
+    _assert_close(_sum(deep, records), [{"a": 1.0, "b": 1.0}, {"c": (1.0, 1.0), "d": [1.0]}])
+    metrics = deep.derive_metrics(deep.initial_global_state())
+    assert set(metrics) == {f"{name}/rounds_released" for name in ("0", "1/c", "1/d/0")}
+
+
+def test_nested_queries_have_noise_of_their_own() -> None:
+    """Even one query at two places. A false alarm once in ten million runs."""
+    specs = tf.TensorSpec([4000], tf.float64)
+    twice = _query(1.0, 2.5, specs)
+    query = NestedSumQuery((twice, tfp.NormalizedQuery(twice, 3.0)))
+    one, other = _sum(query, [(np.zeros(4000), np.zeros(4000))])
+    check_standard_normal(np.stack([one, 3.0 * other], axis=1) / 2.5)
+
+
+@pytest.mark.parametrize(
+    ("queries", "record", "error"),
+    [
+        ([_SCALAR, _SCALAR], [1.0], ValueError),
+        ([_SCALAR, [_SCALAR]], [1.0, 1.0], TypeError),
+    ],
+)
+def test_records_that_are_not_of_the_nest_are_refused(
+    queries: Any, record: Any, error: type[Exception]
+) -> None:
+    query = NestedSumQuery(tf.nest.map_structure(lambda spec: _query(specs=spec), queries))
+    with pytest.raises(error):
+        _sum(query, [record])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [
+        ([1.0], (1.0,), TypeError),
+        ([1.0], [1.0, 1.0], ValueError),
+        ([1.0, 1.0], [1.0], ValueError),
+        ([[1.0]], [[1.0], [1.0]], ValueError),
+        (["a"], ["a"], (TypeError, ValueError)),
+        ([1j], [1j], TypeError),
+        ([True], [tf.constant(True)], TypeError),
+    ],
+)
+def test_records_of_another_structure_or_of_no_numbers_are_refused(
+    first: Any, second: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _sum(_query(specs=[_SCALAR]), [first, second])
+
+
+@pytest.mark.parametrize("build", ["constant", "adaptive"])
+def test_a_record_that_a_sum_would_broadcast_is_refused(build: str) -> None:
+    """A number of the clip norm added to four entries would move the sum by two clip norms."""
+    specs = [tf.TensorSpec([4], tf.float32)]
+    clip = mfa.AdaptiveClip(0.7) if build == "adaptive" else 0.7
+    query = _query_of(specs, clip_norm=clip)
+    params = query.derive_sample_params(query.initial_global_state())
+    for record in ([0.7], [np.array([0.7])], [tf.constant([[0.7] * 4])]):
+        with pytest.raises(ValueError, match=r"of shapes .*\(4,\)"):
+            query.preprocess_record(params, record)
+        with pytest.raises(ValueError, match=r"of shapes .*\(4,\)"):
+            query.initial_sample_state(record)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def of_any_size(record: tf.Tensor) -> Any:
+        return query.preprocess_record(params, [record])
+
+    of_any_size(tf.zeros([4]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected shape"):
+        of_any_size(tf.zeros([1]))
+
+
+def test_sums_that_are_no_integers_of_64_bits_are_refused() -> None:
+    query = _query(specs=[_PAIR])
+    state, total = query.initial_global_state(), query.initial_sample_state()
+    for dtype in (tf.int32, tf.float32):
+        other = tf.nest.map_structure(lambda tensor, dtype=dtype: tf.cast(tensor, dtype), total)
+        with pytest.raises(TypeError, match=f"must be of int64, found {dtype.name}"):
+            query.get_noised_result(other, state)
+    with pytest.raises(ValueError, match="of shapes"):
+        query.get_noised_result(total._replace(steps=[tf.zeros([], tf.int64)]), state)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)], ids=["constant", "adaptive"])
+def test_empty_sums_follow_from_a_template_or_from_nothing_and_sums_merge(clip_norm: Any) -> None:
+    query = _query_of([_PAIR], clip_norm=clip_norm)
+    empty = query.initial_sample_state()
+    assert not any(np.any(tensor) for tensor in tf.nest.flatten(empty))
+    for template in ([_PAIR], [np.ones(2)], [tf.ones([2])]):
+        tf.nest.map_structure(
+            np.testing.assert_array_equal, query.initial_sample_state(template), empty
+        )
+    params = query.derive_sample_params(query.initial_global_state())
+    one = query.accumulate_record(params, empty, [np.array([0.1, -0.2])])
+    two = query.merge_sample_states(one, one)
+    assert int(two.num_records) == 2
+    tf.nest.map_structure(
+        lambda each, sums: np.testing.assert_array_equal(sums, 2 * each), one, two
+    )
+
+
+def test_a_clip_norm_that_adapts_to_python_numbers_under_a_normalized_query() -> None:
+    """Down by halves while nothing is clipped, by the root of two while half of the records are."""
+    clip = mfa.AdaptiveClip(16.0, target_quantile=0.0, learning_rate=np.log(2.0), update_period=1)
+    adaptive = _query_of([_SCALAR], noise_multiplier=0.0, clip_norm=clip, clients_per_round=2)
+    query = tfp.NormalizedQuery(adaptive, 2.0)
+    state = query.initial_global_state()
+    for total, norm in ((2.5, 8.0), (2.5, 4.0), (1.5, 8.0**0.5), (8.0**0.5 - 2.5, 2.0)):
+        params = query.derive_sample_params(state)
+        sums = query.initial_sample_state([5.0])
+        for record in ([5.0], [-2.5]):
+            sums = query.accumulate_record(params, sums, record)
+        (result,), state, _ = query.get_noised_result(sums, state)
+        assert float(result) == pytest.approx(total / 2.0, rel=1e-6)
+        assert float(query.derive_metrics(state)["next_clip_norm"]) == pytest.approx(norm)
+
+
+class _SumPlusOne(tff.aggregators.UnweightedAggregationFactory):
+    """Adds one to each sum, counts its rounds, and has a measurement."""
+
+    def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        @tff.tensorflow.computation(value_type)
+        def plus_one(value: Any) -> Any:
+            return tf.nest.map_structure(lambda tensor: tensor + 1, value)
+
+        @tff.tensorflow.computation(np.int32)
+        def next_number(number: Any) -> Any:
+            return number + 1
+
+        @tff.federated_computation
+        def initialize() -> Any:
+            return tff.federated_value(0, tff.SERVER)
+
+        @tff.federated_computation(
+            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state: Any, value: Any) -> Any:
+            return tff.templates.MeasuredProcessOutput(
+                tff.federated_map(next_number, state),
+                tff.federated_map(plus_one, tff.federated_sum(value)),
+                tff.federated_value(42, tff.SERVER),
+            )
+
+        return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _process(query: Any, value_type: Any, sums: Any = None) -> tff.templates.AggregationProcess:
+    factory = tff.aggregators.DifferentiallyPrivateFactory(query, sums)
+    return factory.create(tff.types.to_type(value_type))
+
+
+@pytest.mark.parametrize("inner", [None, _SumPlusOne()], ids=["default", "inner"])
+def test_tffs_factory_sums_what_is_clipped(inner: Any) -> None:
+    """Of numbers, and of structures, within it and in a factory of the user's."""
+    scalar = _process(_query(1.0), np.float32, inner)
+    assert scalar.next.type_signature.result.result.member == tff.types.to_type(np.float32)
+    output = scalar.next(scalar.initialize(), [0.5, 1.0, 1.5])
+    assert output.result == pytest.approx(2.5, rel=1e-6)
+    if inner is not None:
+        assert (output.state.agg_state, output.measurements["dp"]) == (1, 42)
+    assert output.measurements["dp_query_metrics"] == {"rounds_released": 1}
+    struct_type = tff.types.to_type([np.float32, np.float32])
+    pair = _process(_query(1.0, specs=[_SCALAR, _SCALAR]), struct_type, inner)
+    assert pair.next.type_signature.result.result.member == struct_type
+    clients = [[0.1, 0.2], [5 / 13, 12 / 13], [3.0, 4.0]]
+    output = pair.next(pair.initialize(), clients)
+    _assert_close(output.result, [0.1 + 5 / 13 + 0.6, 0.2 + 12 / 13 + 0.8])
+
+
+def test_tffs_factory_takes_nested_queries_and_records_without_entries() -> None:
+    nested = NestedSumQuery({"a": _query(4.0), "b": tfp.NormalizedQuery(_query(), 2.0)})
+    value_type = collections.OrderedDict(a=np.float32, b=np.float32)
+    process = _process(nested, value_type)
+    clients = [collections.OrderedDict(a=5.0, b=2.0), collections.OrderedDict(a=1.0, b=4.0)]
+    output = process.next(process.initialize(), clients)
+    _assert_close(output.result, collections.OrderedDict(a=5.0, b=3.0))
+    for specs, entries in (([], []), ([tf.TensorSpec([0, 3])], [np.zeros([0, 3], np.float32)])):
+        query = _query(noise_stddev=1.0, specs=specs)
+        assert [np.shape(each) for each in _sum(query, [entries])] == [
+            np.shape(each) for each in entries
+        ]
+        process = _process(query, [tff.TensorType(np.float32, each.shape) for each in specs])
+        output = process.next(process.initialize(), [entries, entries])
+        assert [np.shape(each) for each in output.result] == [np.shape(each) for each in entries]
+
+
+@pytest.mark.parametrize(
+    "clip_norm",
+    [
+        pytest.param(0.7, id="constant"),
+        pytest.param(mfa.AdaptiveClip(0.7, update_period=1), id="adaptive", marks=pytest.mark.long),
+    ],
+)
+def test_tffs_factory_releases_the_bits_of_the_aggregator(clip_norm: Any) -> None:
+    """Row after row: its ``initialize`` runs a round, and uses no row for it."""
+    aggregator = _aggregator(clip_norm=clip_norm)
+    value_type = tff.types.to_type([(np.float32, [3]), np.float64])
+    specs = tff.types.type_to_tf_tensor_specs(value_type)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        ours = aggregator.create(value_type)
+        theirs = _process(tfp.NormalizedQuery(aggregator.query(specs), 3.0), value_type)
+    states = [ours.initialize(), theirs.initialize()]
+    clients = [
+        [np.array([0.1, -2.0, 0.3], np.float32), 0.2],
+        [np.full([3], np.nan, np.float32), 0.1],
+        [np.array([0.1, 0.0, -0.01], np.float32), 0.02],
+    ]
+    for cohort in (clients, clients[::-1], clients[:1], []):
+        outputs = [
+            process.next(state, cohort)
+            for process, state in zip((ours, theirs), states, strict=True)
+        ]
+        tf.nest.map_structure(np.testing.assert_array_equal, outputs[0].result, outputs[1].result)
+        states = [output.state for output in outputs]
+
+
+def test_a_record_of_releases_counts_the_round_of_tffs_factory(tmp_path: pathlib.Path) -> None:
+    """No noise is used twice: what it ran on zeros when it began has to be of zeros."""
+    query = _query_of(_PAIR, noise_directory=tmp_path / "noise", seed=None)
+    process = _process(query, (np.float32, [2]))
+    state = process.initialize()
+    with pytest.raises(processes.RefusalError, match="added to other data before"):
+        process.next(state, [np.array([0.1, 0.2], np.float32)])
+
+
+def test_the_mean_of_half_precision_is_cast_once() -> None:
+    """Sums and numbers of clients beyond float16's largest number, 65,504, and with noise."""
+    halves = [tf.float16.as_numpy_dtype, tf.bfloat16.as_numpy_dtype]
+    value_type = tff.types.to_type([*((half, [2]) for half in halves), np.float32])
+
+    def means(entry: float, count: int, clients: float, noise_multiplier: float) -> Any:
+        process = _aggregator(
+            noise_multiplier=noise_multiplier, clip_norm=1e5, clients_per_round=clients
+        ).create(value_type)
+        assert process.next.type_signature.result.result.member == value_type
+        update = [*(np.full([2], entry).astype(half) for half in halves), np.float32(0.0)]
+        return process.next(process.initialize(), [update] * count).result[:2]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        of_many, noised = means(1.0, 2, 7e4, 0.0), means(1e4, 10, 10, 1e-3)
+    for half, found in zip(halves, of_many, strict=True):
+        assert found.dtype == half
+        np.testing.assert_array_equal(found, np.full([2], 2 / 7e4).astype(half))
+    # Ten standard deviations of the noise, and a rounding.
+    for half, found, relative in zip(halves, noised, (2.0**-11, 2.0**-8), strict=True):
+        assert found.dtype == half
+        largest = 10 * 1e-3 * 1e5 * 2**0.5 / 10 + relative * 1e4
+        np.testing.assert_allclose(np.asarray(found, np.float64), 1e4, rtol=0.0, atol=largest)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("clip_norm", [1e5, mfa.AdaptiveClip(1e5)], ids=["constant", "adaptive"])
+def test_a_sum_of_half_precision_does_not_overflow(dtype: tf.DType, clip_norm: Any) -> None:
+    wide = _query_of([tf.TensorSpec([], dtype)], noise_multiplier=0.0, clip_norm=clip_norm)
+    query = tfp.NormalizedQuery(wide, 10.0)
+    (found,) = _sum(query, [[tf.constant(9984.0, dtype)]] * 10)
+    assert found == pytest.approx(9984.0, rel=1e-6)

@@ -1,0 +1,99 @@
+"""What is printed of states, queries and aggregators tells no seed and no row of noise."""
+
+import collections
+import os
+import pprint
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators.noise import streams
+from mf_aggregators.tff import processes
+from mf_aggregators.tff.tensor_noise import NoiseState
+
+_PARTICIPATION = mfa.participation.MinSeparation(3)
+_TYPE = tff.TensorType(np.float32, [3])
+_CLIP_NORMS = [1.0, mfa.AdaptiveClip(0.5)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    yield
+    processes.end_workers()
+
+
+def _aggregator(clip_norm: float | mfa.AdaptiveClip = 1.0) -> Any:
+    return mfa.mf_dp_aggregator(
+        mfa.factorizations.banded(mfa.workloads.prefix_sum(6), 3),
+        participation=_PARTICIPATION,
+        noise_multiplier=1.0,
+        clip_norm=clip_norm,
+        clients_per_round=2,
+        noise_storage="state",
+    )
+
+
+def _printed(value: Any) -> str:
+    """All that Python, a notebook, a debugger and a log print of a value."""
+    return "\n".join([repr(value), str(value), f"{value}", pprint.pformat(value), f"{[value]!r}"])
+
+
+def _check(text: str, seed: Any, history: Any = ()) -> None:
+    """No integer of the seed or of the history stands in a text."""
+    integers = [*np.ravel(seed), *(each for rows in history for each in np.ravel(rows))]
+    # Short ones stand in any text.
+    secrets = {digits for digits in map(str, integers) if len(digits) > 6}
+    assert len(secrets) >= 2
+    assert not [digits for digits in secrets if digits in text]
+
+
+@pytest.mark.parametrize("clip_norm", _CLIP_NORMS)
+def test_a_query_and_its_state_print_no_seed(clip_norm: float | mfa.AdaptiveClip) -> None:
+    specs = [tf.TensorSpec([3], tf.float32)]
+    aggregator = _aggregator(clip_norm)
+    query = aggregator.query(specs)
+    state = query.initial_global_state()
+    sums = query.initial_sample_state(specs)
+    _, state, _ = query.get_noised_result(sums, state)
+    noise = (state.mechanism if isinstance(clip_norm, mfa.AdaptiveClip) else state).noise
+    assert noise.history
+    text = _printed(state)
+    assert "seed=<secret>" in text
+    _check(text + _printed(query) + _printed(aggregator), noise.seed, noise.history)
+
+
+def test_a_state_of_tff_prints_no_seed_wherever_it_is_nested() -> None:
+    process = tff.aggregators.zeroing_factory(10.0, _aggregator()).create(_TYPE)
+    state = process.next(process.initialize(), [np.ones(3, np.float32)]).state
+    noise = state["inner_agg"].query_state.numerator_state.noise
+    assert isinstance(noise, NoiseState)
+    learning = tff.learning.templates.LearningAlgorithmState(
+        global_model_weights=(),
+        distributor=(),
+        client_work=collections.OrderedDict(rate=0.1),
+        aggregator=state,
+        finalizer=(),
+    )
+    text = _printed(learning)
+    assert "round_index=1, seed=<secret>" in text
+    _check(text, noise.seed, noise.history)
+    for argument in (learning, (state, state), {"state": state}):
+        with pytest.raises(TypeError) as raised:
+            process.next(argument, [np.ones(3, np.float32)])
+        _check("".join(traceback.format_exception(raised.value)), noise.seed, noise.history)
+
+
+def test_a_stream_of_numpy_prints_no_seed() -> None:
+    recursion = mfa.factorizations.banded(mfa.workloads.prefix_sum(6), 3).noise_recursion()
+    seed = np.array([2**62 + 12345, -(2**61) - 6789])
+    state = streams.initial_state(recursion, [np.zeros(3)], seed)
+    _, state = streams.next_row(recursion, state)
+    _check(_printed(state), seed)

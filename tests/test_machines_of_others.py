@@ -1,0 +1,189 @@
+"""Commands for a user without a home directory, with one that is read-only, and with odd JSON."""
+
+import json
+import os
+import pathlib
+import pwd
+import re
+import subprocess
+import sys
+from typing import Any, NoReturn
+
+import pytest
+
+from mf_aggregators import checkpoints, factorizations, user_cache, validation
+from mf_aggregators.accounting import certificate_store
+from mf_aggregators.checkpoints import factorization_cache
+from stackoverflow_nwp import datasets, federated_text
+from tests import console_commands
+from tests.stackoverflow_nwp import small_text
+
+_PLAN = [
+    "--num_rounds=2",
+    "--population=20",
+    "--clients_per_round=10",
+    "--target_epsilon=4",
+    "--model_size=100",
+]
+_DEEP = "[" * 100_000 + "]" * 100_000
+
+
+# Makes the password file one that does not have this user.
+_UNKNOWN = "pwd.getpwuid = {}.__getitem__"
+
+
+@pytest.fixture
+def _without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that runs under any user id: no HOME, and no entry in the password file."""
+
+    def unknown(*unused: Any) -> NoReturn:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "KERAS_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("_without_home")
+def test_without_a_home_nothing_is_kept_and_all_goes_on(tmp_path: pathlib.Path) -> None:
+    assert factorization_cache.default_directory() is None
+    assert certificate_store.default_directory() is None
+    with pytest.raises(OSError, match=r"no home directory .* set HOME, or XDG_CACHE_HOME"):
+        user_cache.directory()
+
+    ended = console_commands.call("mf-plan", *_PLAN)
+    assert ended.status == 0, ended
+    assert ended.errors.count("warning") == 1
+    assert "without being kept (there is no home directory)" in ended.errors
+    assert "are kept in" not in ended.errors
+    # Clients that draw for themselves have a certificate, which is kept where there is a place.
+    ended = console_commands.call("mf-plan", *_PLAN, "--sampling=balls_in_bins")
+    assert ended.status == 0, ended
+
+    refused = console_commands.call("mf-plan", *_PLAN, "--output=~/plan")
+    assert refused.status == 2
+    assert "no home directory of this user for ~" in refused.errors
+
+
+@pytest.mark.usefixtures("_without_home")
+def test_without_a_home_keras_is_told_of_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert console_commands.call("mf-report").status == 2
+    assert os.environ["KERAS_HOME"] == os.devnull
+    monkeypatch.setenv("KERAS_HOME", "mine")
+    assert console_commands.call("mf-report").status == 2
+    assert os.environ["KERAS_HOME"] == "mine"
+
+
+@pytest.mark.long
+def test_without_a_home_no_folder_is_named_by_a_tilde(tmp_path: pathlib.Path) -> None:
+    """Keras makes its own in the home directory as TensorFlow is loaded, wherever that is."""
+    program = (
+        f"import pwd; {_UNKNOWN}\n"
+        "from mf_aggregators.commands import command_line\n"
+        "assert command_line.run('', lambda values: None, lambda values: 0, ['x']) == 0\n"
+        "from keras import backend\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(console_commands.ROOT)},
+        check=True,
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_without_home")
+def test_without_a_home_data_sets_are_read_and_those_that_are_made_need_a_place(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "made.sqlite"
+    federated_text.write(path, small_text.small_examples())
+    assert datasets.load(str(path)).path == path
+    for name in (datasets.DOCSTRINGS, datasets.STACKOVERFLOW):
+        with pytest.raises(OSError, match="name a directory by --cache_dir"):
+            datasets.load(name)
+
+
+@pytest.mark.parametrize("flag", [[], ["--cache_dir=/proc/zz"]])
+def test_a_home_that_is_read_only_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, flag: list[str]
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc/zz")
+    ended = console_commands.call("mf-plan", *_PLAN, *flag)
+    assert ended.status == 0, ended
+    (warning,) = re.findall("warning: .*", ended.errors)
+    assert re.search(r"without being kept \(/proc/zz.* cannot be written: ", warning)
+    assert "are kept in" not in ended.errors
+
+
+@pytest.mark.parametrize(
+    "text",
+    [_DEEP, f'{{"format_version": {_DEEP}}}', _DEEP[:99_999]],
+    ids=["list", "object", "cut off"],
+)
+def test_json_that_is_nested_too_deeply_is_refused_in_one_line(
+    tmp_path: pathlib.Path, text: str
+) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        validation.parsed_json(text)
+    checkpoints.save(factorizations.identity(4), tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / checkpoints.format.DESCRIPTION_FILE).write_text(text)
+    (tmp_path / "text.jsonl").write_text(text)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(text)
+    for command, *arguments in (
+        ("mf-report", f"--checkpoint={tmp_path}/checkpoint"),
+        ("mf-audit", f"--checkpoint={tmp_path}/checkpoint"),
+        ("make-text-dataset", f"--input={tmp_path}/text.jsonl", f"--output={tmp_path}/o.sqlite"),
+        ("run-digits", f"--output_dir={tmp_path}/run"),
+    ):
+        ended = console_commands.call(command, *arguments)
+        assert (ended.status, ended.printed) == (2, ""), ended
+        assert ended.errors.count("\n") == 1, ended
+        assert "nested too deeply" in ended.errors
+
+
+def test_json_is_read_by_one_function_that_refuses_what_is_nested_too_deeply() -> None:
+    for package in ("mf_aggregators", "simulations", "reproduction", "stackoverflow_nwp"):
+        for path in sorted((console_commands.ROOT / package).rglob("*.py")):
+            source = path.read_text(encoding="utf-8").replace("json.loads(json.dumps(", "")
+            is_allowed = path.name == "validation.py"
+            assert is_allowed or not re.search(r"\bjson\.loads?\(", source), path
+
+
+def test_half_a_character_in_a_text_is_refused_with_its_line(tmp_path: pathlib.Path) -> None:
+    for client, text in (("\ud83d", "words"), ("ada", "some \ud83d words")):
+        lines = [{"client": "bo", "text": "words"}, {"client": client, "text": text}]
+        (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        ended = console_commands.call(
+            "make-text-dataset",
+            f"--input={tmp_path}/text.jsonl",
+            f"--output={tmp_path}/made.sqlite",
+        )
+        assert (ended.status, ended.printed) == (2, ""), ended
+        assert "line 2: " in ended.errors
+        assert "half of a character" in ended.errors
+        assert not (tmp_path / "made.sqlite").exists()
+
+
+def test_files_whose_names_are_not_utf_8_are_no_clients(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "text").mkdir()
+    for name in ("one.txt", "two.txt", "\udcff.txt"):
+        (tmp_path / "text" / name).write_text("A sentence of some words.\n")
+    ended = console_commands.call(
+        "make-text-dataset", f"--input={tmp_path}/text", f"--output={tmp_path}/made.sqlite"
+    )
+    assert (ended.status, ended.printed) == (2, ""), ended
+    assert "\udcff.txt: its name, which names a client, is not UTF-8: rename it." in ended.errors
+
+
+def test_no_run_begins_where_tensorflow_cannot_write(tmp_path: pathlib.Path) -> None:
+    for flag in ("output_dir", "noise_directory"):
+        others = [] if flag == "output_dir" else [f"--output_dir={tmp_path / 'run'}"]
+        ended = console_commands.call("run-digits", f"--{flag}={tmp_path}/\udcff", *others)
+        assert (ended.status, ended.printed) == (2, ""), ended
+        assert f"--{flag}=" in ended.errors
+        assert "has a name that is not UTF-8" in ended.errors
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""Paths that begin with a tilde, and names that are not UTF-8, of every command."""
+
+import os
+import pathlib
+import re
+
+import pytest
+from absl import flags
+
+from mf_aggregators import checkpoints, factorizations
+from mf_aggregators.commands import flag_groups
+from tests import console_commands
+
+_COMMANDS = sorted(console_commands.of_setup()["commands"])
+# What the meaning of a flag has that takes a path, and of flags that take none.
+_PATH = re.compile(r"\b(file|files|directory|folder|Where (?!the noise|an?\b)\w+)\b")
+_NO_PATHS = {
+    # Words, numbers and switches that speak of files or places.
+    ("make-text-dataset", "client_column"),
+    ("make-text-dataset", "text_column"),
+}
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A home directory with a checkpoint and a ledger, beside the one where commands are called."""
+    home = tmp_path / "home"
+    (tmp_path / "here").mkdir()
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path / "here")
+    checkpoints.save(factorizations.identity(4), home / "checkpoint")
+    (home / "ledger.csv").write_text("ada,0\n")
+    return home
+
+
+def _takes_text(flag: "flags.Flag[object]") -> bool:
+    return flag.parser.flag_type() in ("string", "multi string")
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_every_flag_that_takes_a_path_resolves_it(command: str) -> None:
+    values = console_commands.flags_of(command)
+    for name in values:
+        flag = values[name]
+        if _takes_text(flag) and (command, name) not in _NO_PATHS:
+            assert not _PATH.search(flag.help or ""), name
+    paths = [name for name in values if values[name].parser.flag_type().endswith("path")]
+    assert paths or command in ("start-tff-worker",)
+    for name in paths:
+        flag = console_commands.flags_of(command)[name]
+        flag.parse("~/x")
+        assert flag.value in (os.path.expanduser("~/x"), [os.path.expanduser("~/x")])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("~", "{home}"),
+        ("~/a b/~", "{home}/a b/~"),
+        ("./~/x", "./~/x"),
+        ("a/~", "a/~"),
+        ("/~", "/~"),
+        ("runs", "runs"),
+        ("~root/x", os.path.expanduser("~root/x")),
+    ],
+)
+def test_a_leading_tilde_is_a_home_directory(home: pathlib.Path, text: str, found: str) -> None:
+    assert flag_groups.resolved_path(text) == found.format(home=home)
+
+
+@pytest.mark.parametrize("text", ["", "~nobody-of-this-name/x", "~x.sqlite"])
+def test_what_names_no_path_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"names no path|no home directory of '"):
+        flag_groups.resolved_path(text)
+
+
+def test_what_is_checked_is_what_is_written(home: pathlib.Path) -> None:
+    """A second call finds what the first one wrote, and nothing goes where it was called."""
+    calls = {
+        "mf-factorize": "--mechanism=identity --num_rounds=4 --output=~/made",
+        "mf-report": "--checkpoint=~/checkpoint --noise_multiplier=1 --ledger=~/ledger.csv "
+        "--report=~/page.html --figure=~/figure.png",
+        "simulate-participation": "--population=50 --clients_per_round=5 --num_rounds=4 "
+        "--separation=2 --output=~/ledger.npz",
+    }
+    for command, arguments in calls.items():
+        ended = console_commands.call(command, *arguments.split())
+        assert ended.status == 0, ended
+        written = {path: path.stat().st_mtime_ns for path in home.rglob("*")}
+        again = console_commands.call(command, *arguments.split())
+        assert (again.status, again.printed) == (2, ""), again
+        assert "--overwrite" in again.errors or "already" in again.errors
+        assert {path: path.stat().st_mtime_ns for path in home.rglob("*")} == written
+        replaced = console_commands.call(command, *arguments.split(), "--overwrite")
+        assert replaced.status == 0, replaced
+    assert sorted(path.name for path in home.iterdir()) == [
+        *("checkpoint", "figure.png", "ledger.csv", "ledger.npz", "made", "page.html")
+    ]
+    assert list(pathlib.Path.cwd().iterdir()) == []
+
+
+def test_a_folder_that_is_named_by_a_tilde_is_reached_as_shells_reach_it(
+    home: pathlib.Path,
+) -> None:
+    arguments = "--mechanism=identity --num_rounds=4 --output=./~"
+    assert console_commands.call("mf-factorize", *arguments.split()).status == 0
+    assert (pathlib.Path.cwd() / "~" / checkpoints.format.DESCRIPTION_FILE).exists()
+    assert [path.name for path in home.iterdir() if path.name.startswith("~")] == []
+
+
+def test_names_that_are_not_utf_8_are_used_and_printed_in_ascii(home: pathlib.Path) -> None:
+    name = os.fsdecode(os.fsencode(home) + b"/\xff")
+    made = console_commands.call(
+        "mf-factorize", "--mechanism=identity", "--num_rounds=4", f"--output={name}"
+    )
+    assert made.status == 0, made
+    assert b"\xff" in os.listdir(os.fsencode(home))
+    for form in ("text", "json"):
+        ended = console_commands.call(
+            "mf-report",
+            f"--checkpoint={name}",
+            "--overwrite",
+            f"--figure={name}.png",
+            f"--report={name}.html",
+            f"--format={form}",
+        )
+        assert (ended.status, ended.errors) == (0, ""), ended
+        assert "\\udcff.png" in ended.printed
+    assert b"\xff.html" in os.listdir(os.fsencode(home))
+    missing = console_commands.call("mf-report", f"--checkpoint={name}nowhere")
+    assert missing.status == 2
+    assert missing.errors.count("\n") == 1
