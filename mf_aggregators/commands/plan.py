@@ -89,7 +89,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "that need more are left out.",
         100.0,
     )
-    group = FlagGroup(values, "Search")
+    group = FlagGroup(values, "Mechanism")
     group.words(
         "mechanisms",
         "The mechanisms to compare, with commas between them. Default: all.",
