@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mf_aggregators import validation
 from mf_aggregators.privacy import client_names
 
 JSON = ".json"
@@ -238,10 +239,7 @@ def _named(place: object, client: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return validation.parsed_json(text, _without_repeats)
 
 
 def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
