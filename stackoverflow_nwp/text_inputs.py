@@ -238,6 +238,17 @@ def _named(place: object, client: str) -> str:
     return client
 
 
+def _encodable(place: object, text: str) -> str:
+    """Returns a text if it can be stored as UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{str(place)!a}: the text has half of a character (a lone surrogate): mend it."
+        ) from None
+    return text
+
+
 def _parsed(text: str) -> Any:
     return validation.parsed_json(text, _without_repeats)
 
@@ -281,7 +292,7 @@ def _client_and_text(place: str, record: Any, columns: Columns) -> tuple[str, st
         raise ValueError(f"{place}: {columns.client!r} must be a text or an integer.")
     if not isinstance(text, str):
         raise ValueError(f"{place}: {columns.text!r} must be a text.")
-    return _named(place, str(client)), text
+    return _named(place, str(client)), _encodable(place, text)
 
 
 def _check_fields(place: str, fields: Sequence[str], columns: Columns) -> None:
@@ -334,7 +345,7 @@ def _leaf(
     for user, number in zip(map(str, users), numbers, strict=True):
         place = f"{path}, user {user!a}"
         for text in _texts_of_user(place, data[user], number, columns):
-            yield _named(place, user), text
+            yield _named(place, user), _encodable(place, text)
 
 
 def _texts_of_user(place: str, own: Any, number: Any, columns: Columns) -> Sequence[str]:
