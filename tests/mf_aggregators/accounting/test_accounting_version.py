@@ -34,7 +34,7 @@ _SIZES: dict[str, Any] = {
 }
 _COLUMNS = column_bands.normalised(column_bands.of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2))
 _MECHANISM = tilted_outputs.Mechanism(_COLUMNS, 1.5, participation_laws.CoinsUnderTimers(0.05, 3))
-_COINS = sampling_schemes.create("min_separation", **_SIZES)
+_COINS = sampling_schemes.MinSeparationSampling(8, 2, 400, 10, 2)
 
 
 def _deltas(loss_distribution: Callable[..., Any]) -> tuple[float, ...]:
@@ -47,7 +47,7 @@ def _amplified(sampling: str) -> float:
     return amplification.epsilon(scheme, 1.5, 1e-5)
 
 
-def _values() -> dict[str, Callable[[], float | tuple[float, ...]]]:
+def _values() -> dict[str, Callable[[], Any]]:
     """What every module computes, by module; smooth, so that rounding does not matter."""
     pilot = claim_search._Pilot(
         _MECHANISM, tilted_outputs.TiltedOutputs(_MECHANISM, 3), 1e-5, 0, 2**11

@@ -78,6 +78,7 @@ def test_rows_of_another_package_are_drawn_and_compared_with_its_matrix() -> Non
             tff.TensorType(np.float32, [2]), factorization=checked, noise_multiplier=multiplier
         )
     recursion = checked.noise_recursion()
+    assert isinstance(recursion, recursions.DenseNoise)
     object.__setattr__(recursion, "inverse", recursion.inverse * 0.9)
     with pytest.raises(ValueError, match="are not those of the strategy matrix"):
         _process(tff.TensorType(np.float32, [2]), factorization=checked, noise_multiplier=1.0)

@@ -306,15 +306,14 @@ def test_rows_that_are_drawn_are_compared_with_the_matrix(
     stream = _stream(index, storage)
     parts = NoiseParts(stream.noise)
     matrix = np.linalg.inv(_inverse(_FACTORIZATIONS[index]))
-    drawn_rows = functools.cache(noise_making._drawn_rows)
-    monkeypatch.setattr(noise_making, "_drawn_rows", lambda _: drawn_rows(stream.noise.store))
+    drawn = noise_making._drawn_rows(stream.noise.store)
+    monkeypatch.setattr(noise_making, "_drawn_rows", lambda _: drawn)
     noise_making.check_rows(parts, matrix, NoiseSource.PHILOX)
     other = matrix.copy()
     other[-1, -2] += 1e-5 * other[-1, -1]
     for wrong in (matrix * (1.0 - 1e-6), other):
         with pytest.raises(ValueError, match="are not those of the strategy matrix"):
             noise_making.check_rows(parts, wrong, NoiseSource.PHILOX)
-    drawn_rows.cache_clear()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -325,6 +324,7 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
     matrix = recursions.matrix_from_bands(np.tile([1.0, 0.5, 0.25], (9, 1)))
     recursion = recursions.BandedNoise(recursions.bands_of_matrix(matrix, 3))
     rows = IntegerRows.of(recursion)
+    assert isinstance(rows.unit, recursions.BandedNoise)
     broken = rows.unit.table.copy()
     broken[1, 2] = value
     object.__setattr__(rows.unit, "bands", broken)
