@@ -343,7 +343,8 @@ def _first_upwards(is_enough: Callable[[float], bool], start: float, below: floa
       start: The first that is tried, at least 0.
       below: None of this size is tried; may be infinite.
     """
-    tried, candidate, step = None, start, _UPWARD_STEP
+    tried: float | None = None
+    candidate, step = start, _UPWARD_STEP
     for number in range(_MOST_STEPS):
         if not candidate < below:
             break
