@@ -38,6 +38,8 @@ _ACCURACIES = {
 }
 _QUANTILE = math.tan(0.475 * math.pi)
 
+_NOISE_OF_EIGHT = accounting.noise_multiplier(8.0, 1e-4)
+
 _RUN = f"""
 import json, os, pathlib, signal, sys, time
 
@@ -82,7 +84,6 @@ accuracy = {_ACCURACIES!r}.get(directory.name, 100) / 1000
     "round,heldout_accuracy\\n1,\\n2,0.25\\n3,\\n4," + str(accuracy) + "\\n"
 )
 is_private = mechanism != "none"
-noise = {{"noise_multiplier": {accounting.noise_multiplier(8.0, 1e-4)!r}, "sampling": None}}
 epsilon = float(flags.get("epsilon_of_" + mechanism, 8.0)) if is_private else None
 if (control / f"garbage-{{directory.name}}").exists():
     print("done")
@@ -96,8 +97,13 @@ print(json.dumps({{
         "is_private": is_private,
         # Who was drawn made it better, which is none of the mechanism's merits; or worse.
         "keeps_plan": mechanism != "tree",
-        "earned": {{"epsilon": epsilon if mechanism == "tree" else 0.5, "delta": 1e-4, **noise}},
-        "planned": {{"epsilon": 0.7 if mechanism == "tree" else epsilon, "delta": 1e-4, **noise}},
+        "earned": {{"epsilon": epsilon if mechanism == "tree" else 0.5, "delta": 1e-4}},
+        "planned": {{
+            "epsilon": 0.7 if mechanism == "tree" else epsilon,
+            "delta": 1e-4,
+            "noise_multiplier": {_NOISE_OF_EIGHT!r} if epsilon == 8.0 else None,
+            "sampling": None,
+        }},
     }},
 }}))
 """
