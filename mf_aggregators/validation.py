@@ -3,6 +3,7 @@
 import json
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -216,13 +217,20 @@ def _scalar(value: Any) -> Any:
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
-def parsed_json(text: str | bytes) -> Any:
+def parsed_json(
+    text: str | bytes,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
     """Returns the value of a JSON text, as ``json.loads`` does.
+
+    Args:
+      text: The text.
+      object_pairs_hook: Makes an object of its pairs; None for a dict.
 
     Raises:
       ValueError: If it is none, or is nested more deeply than Python can follow.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
     except RecursionError:
         raise ValueError("the JSON text is nested too deeply") from None

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mf_aggregators import validation
 from mf_aggregators.privacy import client_names
 
 JSON = ".json"
@@ -237,11 +238,19 @@ def _named(place: object, client: str) -> str:
     return client
 
 
-def _parsed(text: str) -> Any:
+def _encodable(place: object, text: str) -> str:
+    """Returns a text if it can be stored as UTF-8."""
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{str(place)!a}: the text has half of a character (a lone surrogate): mend it."
+        ) from None
+    return text
+
+
+def _parsed(text: str) -> Any:
+    return validation.parsed_json(text, _without_repeats)
 
 
 def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -283,7 +292,7 @@ def _client_and_text(place: str, record: Any, columns: Columns) -> tuple[str, st
         raise ValueError(f"{place}: {columns.client!r} must be a text or an integer.")
     if not isinstance(text, str):
         raise ValueError(f"{place}: {columns.text!r} must be a text.")
-    return _named(place, str(client)), text
+    return _named(place, str(client)), _encodable(place, text)
 
 
 def _check_fields(place: str, fields: Sequence[str], columns: Columns) -> None:
@@ -336,7 +345,7 @@ def _leaf(
     for user, number in zip(map(str, users), numbers, strict=True):
         place = f"{path}, user {user!a}"
         for text in _texts_of_user(place, data[user], number, columns):
-            yield _named(place, user), text
+            yield _named(place, user), _encodable(place, text)
 
 
 def _texts_of_user(place: str, own: Any, number: Any, columns: Columns) -> Sequence[str]:

@@ -118,7 +118,7 @@ def test_it_is_factorized_reported_and_planned(
             "--target_epsilon=8",
             "--delta=1e-4",
             "--model_size=1000",
-            "--cache_dir=",
+            f"--cache_dir={tmp_path / 'cache'}",
             "--format=json",
         )
     )

@@ -89,7 +89,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "that need more are left out.",
         100.0,
     )
-    group = FlagGroup(values, "Search")
+    group = FlagGroup(values, "Mechanism")
     group.words(
         "mechanisms",
         "The mechanisms to compare, with commas between them. Default: all.",
@@ -386,11 +386,16 @@ class _Progress:
         """Says that a mechanism was skipped, and why."""
         self._print(f"skipped {skipped.mechanism}: it {skipped.reason}")
 
-    def interrupt(self, done: int, cache: pathlib.Path) -> None:
+    def interrupt(self, done: int, cache: pathlib.Path | None) -> None:
         """Says that the plan was interrupted, and what goes on from there."""
+        kept = (
+            "There is no cache to keep it in"
+            if cache is None
+            else f"What was computed is kept in {cache}: the same command goes on there"
+        )
         self._print(
             f"interrupted in {self._name or 'its beginning'}: {done} of {self._count} mechanisms "
-            f"are compared. What was computed is kept in {cache}: the same command goes on there."
+            f"are compared. {kept}."
         )
 
     def finish(self, cache: pathlib.Path | None) -> None:

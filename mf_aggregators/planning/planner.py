@@ -62,6 +62,9 @@ _MECHANISMS_OF_A_CANDIDATE = 5
 # What the cache has is read and weighed after the time limit as well, in so many seconds.
 _SECONDS_TO_READ = 60.0
 
+# The longest time limit that a clock is asked for: a month.
+_LONGEST_WAIT = 2.6e6
+
 # What a plan is asked for that weighs all ways of taking part.
 ANY_SAMPLING = "any"
 
@@ -343,7 +346,8 @@ def make(
     proposed = _proposals(setting, cache_directory, mechanisms)
     compute = functools.partial(_compute, setting, cache_directory, mechanisms)
     most = 1 if cache_directory is None else processes
-    deadline = None if time_limit is None else time.monotonic() + time_limit
+    # A longer wait is none, and the system takes no number without bounds.
+    deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
     candidates, left_out, skipped = [], [], []
     # Bases of approximations that nobody has: these are skipped as well.
     without: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}

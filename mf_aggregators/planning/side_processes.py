@@ -20,9 +20,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-import tqdm
-
 from mf_aggregators.planning.proposals import Proposal
+from mf_aggregators.progress_bars import ProgressBar
 
 # How many threads the numerical libraries of a process may have.
 _THREADS = "OPENBLAS_NUM_THREADS"
@@ -188,7 +187,7 @@ def _run(compute: Callable[[int], None], number: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     warnings.showwarning = _show_warning
     # Bars have a lock among processes otherwise, which multiprocessing misses if this one is ended.
-    tqdm.tqdm.set_lock(threading.RLock())
+    ProgressBar.set_lock(threading.RLock())
     # Whoever waits finds nothing in the cache and comes upon the same error.
     try:
         compute(number)

@@ -6,11 +6,12 @@ a list, without resolving them again. The list lies beside this module, also in 
 
 import importlib.metadata
 import importlib.util
-import json
 import pathlib
 import platform
 import shlex
 import sys
+
+from mf_aggregators import validation
 
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.
@@ -78,5 +79,5 @@ def _this_package() -> str:
         distribution = importlib.metadata.distribution(_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return _DISTRIBUTION
-    origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url")
+    origin = validation.parsed_json(distribution.read_text("direct_url.json") or "{}").get("url")
     return origin or f"{_DISTRIBUTION}=={distribution.version}"

@@ -135,8 +135,9 @@ def make(
 def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray, source: NoiseSource) -> None:
     """Draws all rows by the graphs of a run, in a few coordinates, and compares them with C.
 
-    It takes about a millisecond for a round, and as much for each earlier row of Z that a round
-    draws again. Nothing of it is used in the run: the seed is one of its own.
+    It takes about 4 milliseconds for a round, and 0.2 for each earlier row of Z that a round draws
+    again: 9 seconds for 2,000 rounds of three bands, 29 for 500 of a dense matrix. Nothing of it is
+    used in the run: the seed is one of its own.
 
     Args:
       parts: What :func:`make` returned for a run that was not extended.

@@ -106,6 +106,10 @@ def _clip_norm(value: float | str) -> float | str:
     if value == ADAPTIVE:
         return value
     try:
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"--clip_norm must be a number, found {value!r}.") from None
         return validation.positive_number(value, "--clip_norm")
     except ValueError as error:
         raise CommandError(f"{error} It is a number, or {ADAPTIVE}.") from None

@@ -38,6 +38,8 @@ _ACCURACIES = {
 }
 _QUANTILE = math.tan(0.475 * math.pi)
 
+_NOISE_OF_EIGHT = accounting.noise_multiplier(8.0, 1e-4)
+
 _RUN = f"""
 import json, os, pathlib, signal, sys, time
 
@@ -96,7 +98,12 @@ print(json.dumps({{
         # Who was drawn made it better, which is none of the mechanism's merits; or worse.
         "keeps_plan": mechanism != "tree",
         "earned": {{"epsilon": epsilon if mechanism == "tree" else 0.5, "delta": 1e-4}},
-        "planned": {{"epsilon": 0.7 if mechanism == "tree" else epsilon, "delta": 1e-4}},
+        "planned": {{
+            "epsilon": 0.7 if mechanism == "tree" else epsilon,
+            "delta": 1e-4,
+            "noise_multiplier": {_NOISE_OF_EIGHT!r} if epsilon == 8.0 else None,
+            "sampling": None,
+        }},
     }},
 }}))
 """

@@ -137,7 +137,7 @@ def test_epsilons_end(scheme: SamplingScheme, sigma: float, delta: float) -> Non
         )
     if found is None:
         return
-    most = amplification._participations(scheme)
+    most = amplification.most_participations(scheme)
     unamplified = _or_refused(
         lambda: accounting.epsilon(sigma / math.sqrt(most), delta, disjoint_participations=most)
     )

@@ -254,8 +254,7 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     text, claim = entry.read_text(), found.claim
     # Another search finds what the first one did.
     monkeypatch.setattr(claim_search, "proved_claim", lambda *unused, **also_unused: claim)
-    changes: dict[str, Any]
-    for changes in (
+    alterations: list[dict[str, Any]] = [
         {"epsilon": 0.01},
         {"epsilon": -1.0},
         {"epsilon": 0.01, "delta": 0.5},
@@ -279,7 +278,8 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
         {"order": 2.5},
         {"num_samples": True},
         {"thresholds": [-9.0, float("nan")]},
-    ):
+    ]
+    for changes in alterations:
         _altered(entry, {**claim.to_dict(), **changes}, has_digest=True)
         with pytest.warns(certificate_store.CertificateStoreWarning, match="computed again"):
             again = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)

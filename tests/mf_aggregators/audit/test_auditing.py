@@ -67,6 +67,7 @@ def _aggregator(
         factorization,
         participation=schema,
         noise_multiplier=noise_factor * _NOISE_MULTIPLIER,
+        allow_no_noise=True,
         clip_norm=_CLIP_NORM,
         clients_per_round=_CLIENTS_PER_ROUND,
         seed=seed,

@@ -149,7 +149,7 @@ def test_names_that_look_alike_are_the_first_thing_said(
     ledger = _ledger(tmp_path, lines)
     status, out, _ = _call(capsys, checkpoint, ledger)
     assert status == 0
-    sentences = out.split("\n\n")[1:]
+    sentences = out.split("\n\n")
     assert sentences[0].startswith("WARNING: 3 clients have names that look like")
     assert "WARNING" not in "".join(sentences[1:])
     fields = json.loads(_call(capsys, checkpoint, ledger, "--format=json")[1])

@@ -256,7 +256,7 @@ def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
     sampling: str, tested: list[str]
 ) -> None:
     """Six numbers of bands, and the guarantee of the one that is chosen."""
-    sizes = {"num_rounds": 6, "population": 36, "clients_per_round": 6}
+    sizes: dict[str, Any] = {"num_rounds": 6, "population": 36, "clients_per_round": 6}
     choices = band_choice.compare(
         2.0, 1e-2, **sizes, sampling=sampling, candidates=[1, 2, 3, 4, 5, 6]
     )
@@ -273,9 +273,16 @@ def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
 
 
 def test_more_candidates_than_delta_pays_for_are_refused() -> None:
-    sizes = {"num_rounds": 16, "population": 160, "clients_per_round": 10}
     with pytest.raises(ValueError, match="candidates must be at most 15 for sampling by min_sep"):
-        band_choice.compare(2.0, 1e-3, **sizes, sampling="min_separation", candidates=range(1, 17))
+        band_choice.compare(
+            2.0,
+            1e-3,
+            num_rounds=16,
+            population=160,
+            clients_per_round=10,
+            sampling="min_separation",
+            candidates=range(1, 17),
+        )
 
 
 def test_a_budget_is_what_delta_pays_for() -> None:

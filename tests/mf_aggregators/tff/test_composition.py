@@ -212,7 +212,9 @@ def test_empty_sums_follow_from_a_template_or_from_nothing_and_sums_merge(clip_n
 def test_a_clip_norm_that_adapts_to_python_numbers_under_a_normalized_query() -> None:
     """Down by halves while nothing is clipped, by the root of two while half of the records are."""
     clip = mfa.AdaptiveClip(16.0, target_quantile=0.0, learning_rate=np.log(2.0), update_period=1)
-    adaptive = _query_of([_SCALAR], noise_multiplier=0.0, clip_norm=clip, clients_per_round=2)
+    adaptive = _query_of(
+        [_SCALAR], noise_multiplier=0.0, allow_no_noise=True, clip_norm=clip, clients_per_round=2
+    )
     query = tfp.NormalizedQuery(adaptive, 2.0)
     state = query.initial_global_state()
     for total, norm in ((2.5, 8.0), (2.5, 4.0), (1.5, 8.0**0.5), (8.0**0.5 - 2.5, 2.0)):
@@ -341,7 +343,10 @@ def test_the_mean_of_half_precision_is_cast_once() -> None:
 
     def means(entry: float, count: int, clients: float, noise_multiplier: float) -> Any:
         process = _aggregator(
-            noise_multiplier=noise_multiplier, clip_norm=1e5, clients_per_round=clients
+            noise_multiplier=noise_multiplier,
+            allow_no_noise=True,
+            clip_norm=1e5,
+            clients_per_round=clients,
         ).create(value_type)
         assert process.next.type_signature.result.result.member == value_type
         update = [*(np.full([2], entry).astype(half) for half in halves), np.float32(0.0)]
@@ -363,7 +368,9 @@ def test_the_mean_of_half_precision_is_cast_once() -> None:
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("clip_norm", [1e5, mfa.AdaptiveClip(1e5)], ids=["constant", "adaptive"])
 def test_a_sum_of_half_precision_does_not_overflow(dtype: tf.DType, clip_norm: Any) -> None:
-    wide = _query_of([tf.TensorSpec([], dtype)], noise_multiplier=0.0, clip_norm=clip_norm)
+    wide = _query_of(
+        [tf.TensorSpec([], dtype)], noise_multiplier=0.0, allow_no_noise=True, clip_norm=clip_norm
+    )
     query = tfp.NormalizedQuery(wide, 10.0)
     (found,) = _sum(query, [[tf.constant(9984.0, dtype)]] * 10)
     assert found == pytest.approx(9984.0, rel=1e-6)

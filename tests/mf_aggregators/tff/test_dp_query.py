@@ -347,7 +347,11 @@ def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.
             noise_storage="disk",
         )
 
-    for clip_norm, size in ((1.0, 2**20 + 1), (AdaptiveClip(1.0), 2**20)):
+    cases: list[tuple[float | AdaptiveClip, int]] = [
+        (1.0, 2**20 + 1),
+        (AdaptiveClip(1.0), 2**20),
+    ]
+    for clip_norm, size in cases:
         with pytest.raises(ValueError, match=r"at most 2\^40"):
             factory(clip_norm, 1.0).query(tf.TensorSpec([size]))
     # Nothing was begun.

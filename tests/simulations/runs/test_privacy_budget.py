@@ -172,7 +172,7 @@ def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
     assert found[-1] == guarantees.sampled(factorization, scheme, 1.0, 1e-6).epsilon
     assert 0.0 < found[1] <= found[-1]
     # One pass of a shuffled part costs the same however far it goes.
-    assert (found[1] < found[-1]) == (name != "shuffling")
+    assert (found[1] < found[-1] * (1.0 - 1e-9)) == (name != "shuffling")
     # Ten rounds of the same draws, as a run of their own: C's leading block.
     shorter = dataclasses.replace(scheme, num_rounds=10)
     column = factorization.sensitivity_of_first(10, SingleParticipation()).value
