@@ -48,7 +48,7 @@ def test_the_twelve_runs_of_the_readme(target: float, together: float) -> None:
 
 
 @given(st.lists(st.floats(0.6, 9.0), min_size=2, max_size=7))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_gaussian_mechanisms_compose_to_one(multipliers: list[float]) -> None:
     runs = [_run(each, accounting.epsilon(each, 1e-4)) for each in multipliers]
     found = run_compositions.composition(runs)
