@@ -24,7 +24,7 @@ CHEAP_STATE_IN_BYTES = 20_000_000
 LARGEST_STATE_IN_BYTES = 1 << 30
 
 # What the parts of a row cost, as benchmarks/noise.py finds on two cores of a server.
-_SECONDS_PER_NORMAL = 30e-9
+_SECONDS_PER_NORMAL = 70e-9
 _SECONDS_PER_BYTE_WRITTEN = 1.4e-9
 _SECONDS_PER_BYTE_READ = 0.4e-9
 _SECONDS_PER_PRODUCT = 2e-11

@@ -161,7 +161,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 self.factorization, checked.CheckedFactorization
             ):
                 matrix = self.factorization.strategy_matrix() / sensitivity
-                noise_making.check_rows(parts, matrix, self._noise.source)
+                noise_making.check_rows(parts, matrix)
             return recursion, self.noise_multiplier, parts
         found = extensions.noise_multiplier(
             self.factorization,

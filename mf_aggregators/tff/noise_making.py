@@ -132,7 +132,7 @@ def make(
     return NoiseParts(TensorNoise(files, specs), record)
 
 
-def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray, source: NoiseSource) -> None:
+def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray) -> None:
     """Draws all rows by the graphs of a run, in a few coordinates, and compares them with C.
 
     It takes about 4 milliseconds for a round, and 0.2 for each earlier row of Z that a round draws
@@ -142,7 +142,6 @@ def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray, source: NoiseSour
     Args:
       parts: What :func:`make` returned for a run that was not extended.
       strategy_matrix: (n, n) C, in the scale of the run's recursion.
-      source: What random bits come from.
 
     Raises:
       ValueError: If the rows are not those of C^-1 Z but for their roundings.
@@ -158,7 +157,7 @@ def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray, source: NoiseSour
     rounds, steps = len(strategy_matrix), store.rows.steps[:, np.newaxis]
     z = rows_of_z.STEP * np.array(
         [
-            rows_of_z.integers(source, _SEED_OF_COMPARISON, i, 0, _COORDINATES_COMPARED)
+            rows_of_z.integers(store.source, _SEED_OF_COMPARISON, i, 0, _COORDINATES_COMPARED)
             for i in range(rounds)
         ]
     )

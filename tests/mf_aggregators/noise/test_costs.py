@@ -160,7 +160,7 @@ def _dense(num_rounds: int) -> DenseNoise:
         (IndependentNoise(2000), _LARGE, NoiseStorage.STATE),
         (IndependentNoise(2000), 10**9, NoiseStorage.STATE),
         (_dense(16), 1, NoiseStorage.STATE),
-        (_dense(16), 10_000, NoiseStorage.STATE),
+        (_dense(16), 5_000, NoiseStorage.STATE),
         (_dense(2052), 1, NoiseStorage.DISK),
         (_dense(2052), 100_000, NoiseStorage.DISK),
     ],

@@ -441,6 +441,9 @@ def test_no_pure_zcdp_holds_of_what_is_drawn() -> None:
     least = -(2 ** (table.column_bits - 1))
     assert law[0] > 0
     assert least * (1 + _STEP + _STEP**2) == -discrete_gaussian.LARGEST
-    tie = np.zeros((3, 1), np.uint64)
     # Column 0 of each, below its threshold.
-    assert discrete_gaussian.from_words(tie, lambda level: tie)[0] == -discrete_gaussian.LARGEST
+    drawn = discrete_gaussian.from_words(
+        np.zeros((1, 3), np.uint32),
+        lambda ties: np.zeros((ties, discrete_gaussian.TIE_WORDS), np.uint32),
+    )
+    assert drawn[0] == -discrete_gaussian.LARGEST

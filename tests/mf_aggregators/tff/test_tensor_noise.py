@@ -308,12 +308,12 @@ def test_rows_that_are_drawn_are_compared_with_the_matrix(
     matrix = np.linalg.inv(_inverse(_FACTORIZATIONS[index]))
     drawn = noise_making._drawn_rows(stream.noise.store)
     monkeypatch.setattr(noise_making, "_drawn_rows", lambda _: drawn)
-    noise_making.check_rows(parts, matrix, NoiseSource.PHILOX)
+    noise_making.check_rows(parts, matrix)
     other = matrix.copy()
     other[-1, -2] += 1e-5 * other[-1, -1]
     for wrong in (matrix * (1.0 - 1e-6), other):
         with pytest.raises(ValueError, match="are not those of the strategy matrix"):
-            noise_making.check_rows(parts, wrong, NoiseSource.PHILOX)
+            noise_making.check_rows(parts, wrong)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -331,7 +331,7 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
     np.testing.assert_allclose(recursion.apply(np.eye(9)), np.linalg.inv(matrix))
     parts = NoiseParts(TensorNoise(RowsInState(rows), _SPECS))
     with pytest.raises(ValueError, match="are not those of the strategy matrix"):
-        noise_making.check_rows(parts, matrix, NoiseSource.PHILOX)
+        noise_making.check_rows(parts, matrix)
 
 
 @_EVERY_MECHANISM
