@@ -3,7 +3,6 @@
 import dataclasses
 import decimal
 import functools
-import itertools
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -348,10 +347,8 @@ def test_large_noise_fits() -> None:
 
 
 def test_bad_words_are_refused() -> None:
-    for words in itertools.chain(
-        (np.zeros(shape, np.uint32) for shape in ((3,), (3, 5), (5, 3, 1))),
-        [np.zeros((5, 3), np.uint64)],
-    ):
+    shapes: list[tuple[int, ...]] = [(3,), (3, 5), (5, 3, 1)]
+    for words in [*(np.zeros(shape, np.uint32) for shape in shapes), np.zeros((5, 3), np.uint64)]:
         with pytest.raises(ValueError, match="uint32 array of shape"):
             discrete_gaussian.from_words(words, _random_ties)
 
