@@ -29,7 +29,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.comparison import repeated_runs, run_comparisons, run_compositions
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
-from simulations.runs import run_options
+from simulations.runs import run_config
 
 MARKDOWN_FILE = "comparison.md"
 FIGURE_FILE = "comparison.png"
@@ -52,7 +52,7 @@ _FLAG = re.compile(r"--([A-Za-z]\w*)(?:=.*)?", re.DOTALL)
 
 
 def _mechanisms() -> list[str]:
-    return [run_options.NOT_PRIVATE, *mechanism_flags.names(for_runs=True)]
+    return [run_config.NOT_PRIVATE, *mechanism_flags.names(for_runs=True)]
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -96,7 +96,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.words(
         "clip_norms",
-        f"Clip norms to compare, with commas: numbers, and {run_options.ADAPTIVE} for one that "
+        f"Clip norms to compare, with commas: numbers, and {run_config.ADAPTIVE} for one that "
         "adapts. Each mechanism then trains with each of them. Default: that of --flags.",
         [],
     )
@@ -107,7 +107,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.string(
         "flags",
         "The flags of that command for every run, in quotes: --flags='--num_rounds=100 "
-        f"--clip_norm=1'. --mechanism={run_options.NOT_PRIVATE} is not handed "
+        f"--clip_norm=1'. --mechanism={run_config.NOT_PRIVATE} is not handed "
         f"{' and '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse, nor "
         "are numbers of --clip_norms the flags of a norm that adapts.",
         "",
@@ -177,12 +177,12 @@ def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | No
     norms: list[str | None] = []
     for word in (each.strip() for each in words):
         try:
-            is_norm = word == run_options.ADAPTIVE or math.isfinite(float(word))
+            is_norm = word == run_config.ADAPTIVE or math.isfinite(float(word))
         except ValueError:
             is_norm = False
         check_choice(
-            is_norm and (word == run_options.ADAPTIVE or float(word) > 0.0),
-            f"--clip_norms takes numbers above zero and {run_options.ADAPTIVE}, found {word!r}.",
+            is_norm and (word == run_config.ADAPTIVE or float(word) > 0.0),
+            f"--clip_norms takes numbers above zero and {run_config.ADAPTIVE}, found {word!r}.",
         )
         check_choice(word not in norms, f"--clip_norms has {word} twice: leave one out.")
         norms.append(word)
@@ -192,10 +192,10 @@ def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | No
 def _flags_of(given: Mapping[str, str], mechanism: str, norm: str | None) -> tuple[str, ...]:
     """The flags that runs are handed: those that runs of the mechanism and norm do not refuse."""
     refused: set[str] = set()
-    if mechanism == run_options.NOT_PRIVATE:
+    if mechanism == run_config.NOT_PRIVATE:
         refused |= set(_OF_PRIVATE_RUNS)
-    if norm is not None and norm != run_options.ADAPTIVE:
-        refused |= set(run_options.OF_ADAPTIVE)
+    if norm is not None and norm != run_config.ADAPTIVE:
+        refused |= set(run_config.OF_ADAPTIVE)
     flags_of_runs = [word for name, word in given.items() if name not in refused]
     return (*flags_of_runs, *([] if norm is None else [f"--clip_norm={norm}"]))
 

@@ -24,7 +24,7 @@ from reproduction import reproduce_paper
 from simulations import compare_mechanisms
 from simulations.comparison.repeated_runs import MODULES
 from simulations.devices import device_flags
-from simulations.runs import run_flags
+from simulations.runs import run_config
 from simulations.workers import worker_addresses
 from tests.documents import ROOT, Command
 
@@ -184,7 +184,7 @@ def _own_signals() -> Iterator[None]:
 def _check_run(values: flags.FlagValues, name: str) -> None:
     module = importlib.import_module(MODULES[name])
     task = module.command() if hasattr(module, "command") else module.COMMAND
-    run_flags.options_of(values, task)
+    run_config.of_flags(values, task)
     device_flags.behaviour(values)
     if values.workers is not None:
         worker_addresses.parse(values.workers)

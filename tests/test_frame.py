@@ -15,7 +15,7 @@ import zipfile
 import pytest
 from absl import flags
 
-from simulations.runs import run_flags
+from simulations.runs import run_config
 from stackoverflow_nwp import run_stackoverflow
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -355,7 +355,7 @@ def test_ci_refuses_a_readme_without_the_command(tmp_path: pathlib.Path) -> None
 def test_the_makefile_names_flags_that_the_training_command_has() -> None:
     named = re.findall(r"--(\w+)", (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")[0])
     values = flags.FlagValues()
-    run_flags.define_flags(values, run_stackoverflow.command())
+    run_config.define_flags(values, run_stackoverflow.command())
 
     assert named
     assert set(named) <= set(values)

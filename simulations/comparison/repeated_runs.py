@@ -30,7 +30,7 @@ from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.comparison import run_processes
 from simulations.comparison.run_processes import Ended, RunProcesses
-from simulations.runs import run_conditions, run_directory, run_options
+from simulations.runs import run_conditions, run_config, run_directory
 from simulations.workers import quiet
 
 # Commands by module, which are started and never imported: they import this package.
@@ -48,7 +48,7 @@ HELP_OF_PARALLEL_RUNS = (
 )
 
 # Flags that a finished run would have finished the same with.
-_CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_options.NOT_OF_THE_RUN)})(=|$)")
+_CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
 # A lower estimate, of a run in the list of them all.
 _BYTES_PER_RUN = 100

@@ -31,18 +31,17 @@ from simulations.devices import available_clients, device_flags, device_populati
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
+    run_config,
     run_designs,
     run_directory,
     run_extensions,
-    run_flags,
-    run_options,
     sampled_runs,
 )
 from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_config import RunConfig
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_extensions import Begun, EarlierPlan
-from simulations.runs.run_options import RunOptions
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand, TaskData
@@ -66,7 +65,7 @@ def run(command: TaskCommand) -> NoReturn:
     sys.exit(
         command_line.run(
             command.description,
-            lambda values: run_flags.define_flags(values, command),
+            lambda values: run_config.define_flags(values, command),
             lambda values: main(values, command),
         )
     )
@@ -88,7 +87,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     """
     # Building a data set may load TensorFlow already.
     quiet.prepare_environment()
-    options = run_flags.options_of(values, command)
+    options = run_config.of_flags(values, command)
     behaviour = device_flags.behaviour(values)
     _check_behaviour(options, behaviour)
     workers = None if options.workers is None else worker_addresses.parse(options.workers)
@@ -108,7 +107,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
 def _prepared(
     values: flags.FlagValues,
     command: TaskCommand,
-    options: RunOptions,
+    options: RunConfig,
     behaviour: DeviceBehaviour,
     directory: RunDirectory,
 ) -> RunSetting:
@@ -202,7 +201,7 @@ def _train(
     return command_line.INTERRUPTED if outcome.interrupted else None
 
 
-def _check_behaviour(options: RunOptions, behaviour: DeviceBehaviour) -> None:
+def _check_behaviour(options: RunConfig, behaviour: DeviceBehaviour) -> None:
     sampling = options.sampling
     if sampling in sampling_schemes.names_with_parts():
         command_line.check_choice(
@@ -228,7 +227,7 @@ def _check_behaviour(options: RunOptions, behaviour: DeviceBehaviour) -> None:
     )
 
 
-def _with_noise_of(old: dict[str, Any], options: RunOptions) -> RunOptions:
+def _with_noise_of(old: dict[str, Any], options: RunConfig) -> RunConfig:
     """Options with the noise that a run began with, if it is for the same target.
 
     What a target needs may be computed anew, in the last digits, by another version.
@@ -242,7 +241,7 @@ def _with_noise_of(old: dict[str, Any], options: RunOptions) -> RunOptions:
 
 
 def _begun(
-    old: dict[str, Any], options: RunOptions, data: TaskData, directory: RunDirectory
+    old: dict[str, Any], options: RunConfig, data: TaskData, directory: RunDirectory
 ) -> Begun | None:
     """What a run has fixed, if it was extended before or is to be now."""
     plans = run_extensions.plans_of(old, directory)
@@ -295,7 +294,7 @@ def _extend(
 
 
 def _check_same_run(
-    old: dict[str, Any], options: RunOptions, directory: RunDirectory, command: TaskCommand
+    old: dict[str, Any], options: RunConfig, directory: RunDirectory, command: TaskCommand
 ) -> None:
     if old.get("command", command.name) != command.name:
         raise CommandError(
@@ -312,7 +311,7 @@ def _check_same_run(
             f"{directory.path} holds a run that was begun with the noise of version 0.5.0, which "
             "this version does not make: go on with that version, or start a new run."
         )
-    old_flags = {**run_options.NEW_SINCE_VERSION_0_5_0, **old.get("flags", {})}
+    old_flags = {**run_config.NEW_SINCE_VERSION_0_5_0, **old.get("flags", {})}
     new_flags = options.of_the_run()
     if run_extensions.is_asked_for(old_flags, new_flags):
         old_flags = run_extensions.comparable(old_flags, new_flags)

@@ -34,9 +34,9 @@ from mf_aggregators.privacy import (
 from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from simulations.runs import run_directory, run_extensions, run_options, sampled_runs
+from simulations.runs import run_config, run_directory, run_extensions, sampled_runs
+from simulations.runs.run_config import RunConfig
 from simulations.runs.run_extensions import Begun
-from simulations.runs.run_options import RunOptions
 from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskData
 from simulations.training.learning_rate_schedules import Schedule
@@ -61,7 +61,7 @@ class RunDesign:
         that of the whole, and the one of the options that of the first plan.
     """
 
-    options: RunOptions
+    options: RunConfig
     data: TaskData
     participation: Participation
     factorization: Factorization
@@ -191,7 +191,7 @@ class RunDesign:
 
 
 def make(
-    options: RunOptions,
+    options: RunConfig,
     data: TaskData,
     max_bands: int,
     own: pathlib.Path | None,
@@ -244,7 +244,7 @@ def make(
     return dataclasses.replace(design, stopping_rule=rule)
 
 
-def server_rates(options: RunOptions, begun: Begun | None) -> np.ndarray:
+def server_rates(options: RunConfig, begun: Begun | None) -> np.ndarray:
     """Returns the server's learning rate of every round.
 
     Args:
@@ -260,7 +260,7 @@ def server_rates(options: RunOptions, begun: Begun | None) -> np.ndarray:
     return run_extensions.joined_rates([schedule.rates(n, rate) for n in lengths], plans)
 
 
-def server_schedule(options: RunOptions) -> Schedule:
+def server_schedule(options: RunConfig) -> Schedule:
     """Returns the schedule of the server's learning rate.
 
     Args:
@@ -274,7 +274,7 @@ def server_schedule(options: RunOptions) -> Schedule:
     )
 
 
-def participation_of(options: RunOptions, data: TaskData) -> MinSeparation:
+def participation_of(options: RunConfig, data: TaskData) -> MinSeparation:
     """Returns the schema that the timers of a run enforce.
 
     Args:
@@ -296,7 +296,7 @@ def participation_of(options: RunOptions, data: TaskData) -> MinSeparation:
 
 
 def _under_timers(
-    options: RunOptions,
+    options: RunConfig,
     data: TaskData,
     max_bands: int,
     own: pathlib.Path | None,
@@ -317,7 +317,7 @@ def _under_timers(
 
 
 def _extended(
-    options: RunOptions,
+    options: RunConfig,
     data: TaskData,
     participation: MinSeparation,
     factorization: Factorization,
@@ -352,7 +352,7 @@ def _extended(
 
 
 def _sampled(
-    options: RunOptions,
+    options: RunConfig,
     data: TaskData,
     own: pathlib.Path | None,
     own_noise_multiplier: float | None,
@@ -375,7 +375,7 @@ def _sampled(
     return RunDesign(options, data, participation, factorization, noise_multiplier, scheme)
 
 
-def _loaded(options: RunOptions) -> Factorization:
+def _loaded(options: RunConfig) -> Factorization:
     assert options.checkpoint is not None
     factorization = checkpoints.load(options.checkpoint)
     check_choice(
@@ -388,12 +388,12 @@ def _loaded(options: RunOptions) -> Factorization:
 
 
 def _factorization(
-    options: RunOptions, participation: Participation, default_bands: int
+    options: RunConfig, participation: Participation, default_bands: int
 ) -> Factorization:
     num_rounds, name = options.num_rounds, options.mechanism
     if options.checkpoint is not None:
         return _loaded(options)
-    if name == run_options.NOT_PRIVATE:
+    if name == run_config.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
     mechanism = registry.mechanism(name)
     request = Request(
@@ -408,9 +408,9 @@ def _factorization(
     return factorization
 
 
-def _workload(options: RunOptions, begun: Begun | None) -> dict[str, Any]:
+def _workload(options: RunConfig, begun: Begun | None) -> dict[str, Any]:
     """The description of the workload that a run's matrix is optimised for."""
-    if options.workload != run_options.TRAINING:
+    if options.workload != run_config.TRAINING:
         return {"name": "prefix_sum"}
     return {
         "name": "momentum_sgd",

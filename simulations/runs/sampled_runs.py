@@ -30,7 +30,7 @@ from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from simulations.runs.run_options import RunOptions
+    from simulations.runs.run_config import RunConfig
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def names() -> tuple[str, ...]:
     return (TIMERS, *sampling_schemes.names())
 
 
-def check_flags(options: "RunOptions") -> None:
+def check_flags(options: "RunConfig") -> None:
     """Checks the flags that a data sampler excludes or needs.
 
     Args:
@@ -95,7 +95,7 @@ def check_flags(options: "RunOptions") -> None:
     )
 
 
-def _num_bands(options: "RunOptions") -> int | None:
+def _num_bands(options: "RunConfig") -> int | None:
     """The bands of the mechanism that is asked for, if the options say them."""
     name = options.mechanism
     return registry.mechanism(name).num_bands({"num_bands": options["num_bands"]})
@@ -107,7 +107,7 @@ def _banded_mechanisms() -> list[str]:
 
 
 def scheme_of(
-    options: "RunOptions", num_clients: int, checkpoint: Factorization | None
+    options: "RunConfig", num_clients: int, checkpoint: Factorization | None
 ) -> SamplingScheme:
     """Returns the scheme of a run.
 
@@ -151,7 +151,7 @@ def needs_matrix(scheme: SamplingScheme) -> bool:
 
 
 def noise_multiplier(
-    options: "RunOptions", scheme: SamplingScheme, factorization: Factorization | None = None
+    options: "RunConfig", scheme: SamplingScheme, factorization: Factorization | None = None
 ) -> float:
     """Returns the noise multiplier of a run, relative to the largest column norm of C.
 

@@ -28,7 +28,7 @@ from simulations.comparison.repeated_runs import Variant
 from simulations.examples.cifar10_classification import run_cifar10
 from simulations.examples.digit_classification import data as digits
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import run_designs, run_flags
+from simulations.runs import run_config, run_designs
 from stackoverflow_nwp import run_stackoverflow
 
 _RUN = """
@@ -330,9 +330,9 @@ def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
         variant = arms.variant_of(arm, setting, TrainingPlace(tmp_path, "cifar10"), Workspace())
         values = flags.FlagValues()
         flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-        run_flags.define_flags(values, run_cifar10.COMMAND)
+        run_config.define_flags(values, run_cifar10.COMMAND)
         values(["run", f"--mechanism={variant.mechanism}", *variant.flags])
-        options = run_flags.options_of(values, run_cifar10.COMMAND)
+        options = run_config.of_flags(values, run_cifar10.COMMAND)
         is_sgd = arm.kind == arms.AMPLIFIED_IDENTITY
         assert options["server_momentum"] == (0.0 if is_sgd else 0.95)
         if arm.kind != arms.MULTI_EPOCH_FIXED_ORDER:
@@ -365,9 +365,9 @@ def _plan(variant: Variant, setting: arms.Setting) -> run_designs.RunDesign | No
     command = run_digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, command)
+    run_config.define_flags(values, command)
     values(["run", f"--mechanism={variant.mechanism}", *variant.flags])
-    options = run_flags.options_of(values, command)
+    options = run_config.of_flags(values, command)
     if options["sampling"] != "timers":
         return None
     data: Any = _Population(setting.population)

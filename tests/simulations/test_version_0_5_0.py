@@ -15,7 +15,7 @@ from mf_aggregators import checkpoints
 from mf_aggregators.commands import command_line
 from mf_aggregators.privacy import ledgers
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import federated_runs, run_flags
+from simulations.runs import federated_runs, run_config
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
 
@@ -39,7 +39,7 @@ def test_the_run_does_not_go_on_with_other_noise(
     arguments = ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
     status = command_line.run(
         "",
-        lambda values: run_flags.define_flags(values, run_digits.COMMAND),
+        lambda values: run_config.define_flags(values, run_digits.COMMAND),
         lambda values: federated_runs.main(values, run_digits.COMMAND),
         ["run-digits", f"--output_dir={run}", "--format=json", *arguments],
     )

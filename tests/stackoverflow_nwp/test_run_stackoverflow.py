@@ -26,15 +26,15 @@ from mf_aggregators.sampling import data_samplers
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
     federated_runs,
+    run_config,
     run_designs,
-    run_flags,
     run_statements,
     sampled_participation,
     sampled_runs,
 )
 from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_options import RunOptions
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 from tests.simulations.command_processes import CommandServer
@@ -78,22 +78,22 @@ def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[
     ]
 
 
-def _options(arguments: list[str]) -> RunOptions:
+def _options(arguments: list[str]) -> RunConfig:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, _COMMAND)
+    run_config.define_flags(values, _COMMAND)
     values(["run-stackoverflow", *arguments])
-    return run_flags.options_of(values, _COMMAND)
+    return run_config.of_flags(values, _COMMAND)
 
 
-def _plan(options: RunOptions, noise_multiplier: float | None = None) -> run_designs.RunDesign:
+def _plan(options: RunConfig, noise_multiplier: float | None = None) -> run_designs.RunDesign:
     return run_designs.make(options, next_word_data.open_data(options), 64, None, noise_multiplier)
 
 
 def _run(arguments: list[str]) -> int:
     return command_line.run(
         "",
-        lambda values: run_flags.define_flags(values, _COMMAND),
+        lambda values: run_config.define_flags(values, _COMMAND),
         lambda values: federated_runs.main(values, _COMMAND),
         ["run-stackoverflow", *arguments],
     )

@@ -22,8 +22,8 @@ from mf_aggregators.factorizations.banded import BandedMechanism
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.sampling import data_samplers
-from simulations.runs import run_designs, run_flags, sampled_runs
-from simulations.runs.run_options import RunOptions
+from simulations.runs import run_config, run_designs, sampled_runs
+from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
 from tests.simulations.command_processes import CommandServer
@@ -96,15 +96,15 @@ def _factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     capsys.readouterr()
 
 
-def _options(words: list[str]) -> RunOptions:
+def _options(words: list[str]) -> RunConfig:
     """What a run would do, with every default filled in, for a file in a template's place."""
     words = [word.replace(plan_steps.PLACEHOLDER, "mine.sqlite") for word in words]
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     command = run_stackoverflow.command()
-    run_flags.define_flags(values, command)
+    run_config.define_flags(values, command)
     assert len(values(words, known_only=False)) == 1
-    return run_flags.options_of(values, command)
+    return run_config.of_flags(values, command)
 
 
 def _arguments(expression: str) -> tuple[Any, dict[str, Any]]:

@@ -461,7 +461,7 @@ def test_no_other_file_lists_mechanisms() -> None:
     allowed = {
         "mf_aggregators/planning/band_choice.py",
         "simulations/compare_mechanisms.py",
-        "simulations/runs/run_options.py",
+        "simulations/runs/run_config.py",
         "stackoverflow_nwp/datasets.py",
     }
     found = set()

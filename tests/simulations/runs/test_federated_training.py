@@ -14,7 +14,7 @@ from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification.run_digits import COMMAND, DigitsData
-from simulations.runs import federated_training, run_designs, run_flags
+from simulations.runs import federated_training, run_config, run_designs
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
@@ -33,9 +33,9 @@ def _no_worker_outlives_the_tests() -> Iterator[None]:
 def plan() -> run_designs.RunDesign:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, COMMAND)
+    run_config.define_flags(values, COMMAND)
     values(["run-digits", "--num_rounds=2", "--mechanism=identity"])
-    options = run_flags.options_of(values, COMMAND)
+    options = run_config.of_flags(values, COMMAND)
     return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
 
 

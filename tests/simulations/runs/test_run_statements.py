@@ -17,7 +17,7 @@ from simulations.devices import device_flags
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.devices.participation_timers import WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
-from simulations.runs import run_designs, run_flags, run_options, run_statements
+from simulations.runs import run_config, run_designs, run_statements
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
 from simulations.runs.run_directory import RunDirectory
@@ -27,13 +27,13 @@ from simulations.runs.run_statements import RunStatements
 def _values(*arguments: str) -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, COMMAND)
+    run_config.define_flags(values, COMMAND)
     values(["run-digits", "--num_rounds=12", "--mechanism=identity", *arguments])
     return values
 
 
 def _plan(values: flags.FlagValues, **changes: Any) -> run_designs.RunDesign:
-    options = run_options.of_values({**run_flags.options_of(values, COMMAND), **changes})
+    options = run_config.of_values({**run_config.of_flags(values, COMMAND), **changes})
     return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
 
 
@@ -361,7 +361,7 @@ def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> Non
 )
 def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run_flags.options_of(_values("--clients_per_round=20", *arguments), COMMAND)
+        run_config.of_flags(_values("--clients_per_round=20", *arguments), COMMAND)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import (
     federated_runs,
+    run_config,
     run_designs,
-    run_flags,
     run_statements,
     sampled_runs,
 )
@@ -35,13 +35,13 @@ _CLIENTS = 143
 def _values(*arguments: str) -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, COMMAND)
+    run_config.define_flags(values, COMMAND)
     values(["run-digits", f"--num_rounds={_ROUNDS}", *arguments])
     return values
 
 
 def _plan(*arguments: str) -> run_designs.RunDesign:
-    options = run_flags.options_of(_values(*arguments), COMMAND)
+    options = run_config.of_flags(_values(*arguments), COMMAND)
     return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
 
 
@@ -96,13 +96,13 @@ def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -
 @pytest.mark.parametrize("flag", ["--dropout_probability=0.1", "--over_selection=1.3"])
 def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
     values = _values(*_COINS, "--availability=independent", "--available_probability=0.9")
-    options = run_flags.options_of(values, COMMAND)
+    options = run_config.of_flags(values, COMMAND)
     federated_runs._check_behaviour(options, device_flags.behaviour(values))
     values = _values(*_COINS, flag)
     with pytest.raises(CommandError, match="knows of --availability and --round_minutes alone"):
         federated_runs._check_behaviour(options, device_flags.behaviour(values))
     values = _values("--sampling=poisson", "--num_bands=2", "--availability=diurnal")
-    options = run_flags.options_of(values, COMMAND)
+    options = run_config.of_flags(values, COMMAND)
     with pytest.raises(CommandError, match="is for a data centre"):
         federated_runs._check_behaviour(options, device_flags.behaviour(values))
 

@@ -17,7 +17,7 @@ from absl import flags
 
 import mf_aggregators as mfa
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import run_designs, run_flags
+from simulations.runs import run_config, run_designs
 from simulations.training import learning_rate_schedules
 from simulations.training.learning_rate_schedules import Schedule
 
@@ -255,9 +255,9 @@ def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last:
     """Denisov et al. Sec. 5: linearly to 0.05, or at once to 0.15, over 512 of 2048 rounds."""
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, run_digits.COMMAND)
+    run_config.define_flags(values, run_digits.COMMAND)
     values(["run-digits", "--server_warmup=0", "--server_cooldown=0.25", f"--cooldown={cooldown}"])
-    options = run_flags.options_of(values, run_digits.COMMAND)
+    options = run_config.of_flags(values, run_digits.COMMAND)
     rates = run_designs.server_schedule(options).rates(2048, 2.0)
     assert np.all(rates[:1536] == 2.0)
     assert np.all(rates[1536:] < 2.0)

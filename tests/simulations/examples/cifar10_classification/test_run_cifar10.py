@@ -9,17 +9,17 @@ from absl import flags
 from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
 from simulations.examples.cifar10_classification import run_cifar10
-from simulations.runs import federated_runs, run_flags
-from simulations.runs.run_options import RunOptions
+from simulations.runs import federated_runs, run_config
+from simulations.runs.run_config import RunConfig
 from tests.simulations.examples.cifar10_classification import cifar10_files
 
 
-def _options(*arguments: str) -> RunOptions:
+def _options(*arguments: str) -> RunConfig:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, run_cifar10.COMMAND)
+    run_config.define_flags(values, run_cifar10.COMMAND)
     values(["run-cifar10", *arguments])
-    return run_flags.options_of(values, run_cifar10.COMMAND)
+    return run_config.of_flags(values, run_cifar10.COMMAND)
 
 
 def test_the_defaults_are_20_epochs_in_batches_of_500() -> None:
@@ -39,7 +39,7 @@ def test_a_client_has_one_image() -> None:
 def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = command_line.run(
         "",
-        lambda values: run_flags.define_flags(values, run_cifar10.COMMAND),
+        lambda values: run_config.define_flags(values, run_cifar10.COMMAND),
         lambda values: federated_runs.main(values, run_cifar10.COMMAND),
         ["run-cifar10", *arguments],
     )

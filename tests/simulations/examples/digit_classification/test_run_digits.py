@@ -15,8 +15,8 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification import data, run_digits
-from simulations.runs import federated_runs, run_designs, run_flags, run_statements
-from simulations.runs.run_options import RunOptions
+from simulations.runs import federated_runs, run_config, run_designs, run_statements
+from simulations.runs.run_config import RunConfig
 from simulations.training.labelled_images import concatenated
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
@@ -25,12 +25,12 @@ _MODULE = "simulations.examples.digit_classification.run_digits"
 _ROUNDS = 12
 
 
-def _options(*arguments: str) -> RunOptions:
+def _options(*arguments: str) -> RunConfig:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, run_digits.COMMAND)
+    run_config.define_flags(values, run_digits.COMMAND)
     values(["run-digits", *arguments])
-    return run_flags.options_of(values, run_digits.COMMAND)
+    return run_config.of_flags(values, run_digits.COMMAND)
 
 
 def test_defaults_depend_on_the_setting() -> None:
@@ -46,7 +46,7 @@ def test_help_says_the_defaults_of_both_settings() -> None:
     assert texts["clients_per_round"] == "Default: 10; 50 with --examples_per_client=1."
     assert texts["delta"] == "Default: 0.0001."
     values = flags.FlagValues()
-    run_flags.define_flags(values, run_digits.COMMAND)
+    run_config.define_flags(values, run_digits.COMMAND)
     assert set(texts) <= set(values)
 
 
@@ -227,7 +227,7 @@ def test_a_run_ends_by_itself_before_a_limit(
 def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = command_line.run(
         "",
-        lambda values: run_flags.define_flags(values, run_digits.COMMAND),
+        lambda values: run_config.define_flags(values, run_digits.COMMAND),
         lambda values: federated_runs.main(values, run_digits.COMMAND),
         ["run-digits", *arguments],
     )
@@ -266,10 +266,10 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
     command = dataclasses.replace(run_digits.COMMAND, defaults=defaults)
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_flags.define_flags(values, command)
+    run_config.define_flags(values, command)
     values(["run-digits"])
     with pytest.raises(TypeError, match="defaults of run-digits must have server_momentum"):
-        run_flags.options_of(values, command)
+        run_config.of_flags(values, command)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,600 @@
+"""The configuration of a federated run: what was asked for, as flags and as JSON."""
+
+import dataclasses
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from mf_aggregators import accounting, validation
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.factorizations import registry
+from mf_aggregators.noise import NoiseSource, NoiseStorage
+from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
+from simulations.devices import device_flags
+from simulations.runs import run_directory, sampled_runs
+from simulations.training.federated_task import TaskCommand
+
+# The clip norm that is no number.
+ADAPTIVE = "adaptive"
+# The mechanism that is none at all.
+NOT_PRIVATE = "none"
+PREFIX_SUM, TRAINING = "prefix_sum", "training"
+
+# The flags of an adaptive clip norm, with the names of its parameters.
+OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
+    {
+        "clip_initial_norm": "initial_norm",
+        "clip_quantile": "target_quantile",
+        "clip_learning_rate": "learning_rate",
+        "clip_smallest_norm": "smallest_norm",
+        "clip_largest_norm": "largest_norm",
+        "clip_count_stddev": "count_stddev",
+        "clip_update_period": "update_period",
+    }
+)
+_DEFAULT: Mapping[str, Any] = types.MappingProxyType(dataclasses.asdict(AdaptiveClip()))
+
+_FLAG = "flag"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flag:
+    """How an option is a flag: its subject, its help, its values, and when it is checked.
+
+    ``choices`` and ``meaning`` may be functions, for what depends on installed packages.
+    """
+
+    subject: str
+    meaning: str | Callable[[], str]
+    choices: Callable[[], Sequence[str]] | None
+    is_positive: bool
+    is_share: bool
+    is_of_the_run: bool
+    is_path: bool
+
+
+def _flag(
+    subject: str,
+    meaning: str | Callable[[], str],
+    *,
+    default: Any = dataclasses.MISSING,
+    choices: Callable[[], Sequence[str]] | None = None,
+    is_positive: bool = False,
+    is_share: bool = False,
+    is_of_the_run: bool = True,
+    is_path: bool = False,
+) -> Any:
+    flag = _Flag(subject, meaning, choices, is_positive, is_share, is_of_the_run, is_path)
+    metadata = {_FLAG: flag}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _of_adaptive(meaning: str, name: str) -> str:
+    """The help of a flag whose default AdaptiveClip has."""
+    return f"With --clip_norm={ADAPTIVE}: {_small_initial(meaning)} Default: {_DEFAULT[name]:g}."
+
+
+def _small_initial(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
+
+
+def _words(*words: str) -> Callable[[], Sequence[str]]:
+    return lambda: words
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(Mapping[str, Any]):
+    """Every option of a run, with the defaults of its task filled in.
+
+    It is a mapping of all options by name, the task's own included, as ``config.json`` has them;
+    those that every run has are attributes as well. A field without a default gets one from the
+    task. The help of a field is that of the flag of its name.
+    """
+
+    cache_dir: str | None = _flag(
+        "Data",
+        "Where data sets are kept. Default: ~/.cache.",
+        default=None,
+        is_of_the_run=False,
+        is_path=True,
+    )
+    num_rounds: int = _flag(
+        "Training",
+        "The rounds of training. A run that is resumed with more of them is extended, if its "
+        "mechanism and --target_epsilon allow that.",
+        is_positive=True,
+    )
+    clients_per_round: int = _flag(
+        "Training", "The number of clients in each round.", is_positive=True
+    )
+    server_learning_rate: float = _flag(
+        "Training", "The learning rate of the server.", is_positive=True
+    )
+    client_learning_rate: float = _flag(
+        "Training", "The learning rate of the clients.", is_positive=True
+    )
+    client_epochs: int = _flag(
+        "Training", "How often a client goes through its examples of a round.", is_positive=True
+    )
+    batch_size: int = _flag("Training", "The number of examples in a local step.", is_positive=True)
+    client_optimizer: str = _flag(
+        "Training", "The optimizer of the clients.", choices=_words("sgd", "adam")
+    )
+    server_momentum: float = _flag("Training", "The momentum of the server.")
+    server_warmup: float = _flag(
+        "Training",
+        "The share of the rounds, the first ones, in which the server's rate rises from 5 % "
+        "(BandMF: 0.15).",
+        is_share=True,
+    )
+    server_cooldown: float = _flag(
+        "Training",
+        "The share of the rounds, the last ones, in which the server's rate falls to 5 % "
+        "(BandMF: 0.25).",
+        is_share=True,
+    )
+    cooldown: str = _flag(
+        "Training",
+        "How the server's rate falls: linearly to 5 %, or at once to 15 % (both in Denisov et al. "
+        "Sec. 5).",
+        default="linear",
+        choices=_words("linear", "drop"),
+    )
+    evaluate_every: int = _flag(
+        "Training", "The number of rounds between evaluations.", is_positive=True
+    )
+    workers: str | None = _flag(
+        "Training",
+        "The addresses host:port,... of TFF worker processes that train the clients, each started "
+        "by start-tff-worker. Default: one process that the run starts on this machine.",
+        default=None,
+        is_of_the_run=False,
+    )
+    seed: int | None = _flag(
+        "Training",
+        "A seed for tests, which makes the run repeatable, noise included, and voids its "
+        "guarantee. Default: secret random bits.",
+        default=None,
+    )
+    mechanism: str = _flag(
+        "Mechanism",
+        "The noise: correlated by a matrix factorization (optimal is the dense optimum for single "
+        "participation), independent (identity), or none at all with the same training and "
+        "clipping.",
+        default="banded",
+        choices=lambda: [*mechanism_flags.names(for_runs=True), NOT_PRIVATE],
+    )
+    checkpoint: str | None = _flag(
+        "Mechanism",
+        "A checkpoint directory to use in place of --mechanism.",
+        default=None,
+        is_path=True,
+    )
+    workload: str = _flag(
+        "Mechanism",
+        lambda: (
+            "What the mechanism's matrix is optimised for: sums of updates, with momentum and "
+            "learning rates as post-processing, or this very training, with both inside the "
+            "mechanism (Denisov et al., Prop. 4.2; "
+            f"--mechanism={' or '.join(mechanisms_of_any_workload())})."
+        ),
+        default=PREFIX_SUM,
+        choices=_words(PREFIX_SUM, TRAINING),
+    )
+    target_epsilon: float | None = _flag(
+        "Privacy", "The epsilon of the planned guarantee.", default=None
+    )
+    delta: float = _flag("Privacy", "The delta of the guarantee, which is to be below 1 / clients.")
+    clip_norm: float | str = _flag(
+        "Privacy",
+        "The L2 norm that each update is clipped to: a number, or adaptive for a norm that "
+        "follows a quantile of the clients' norms, as noise releases it.",
+    )
+    clip_initial_norm: float | None = _flag(
+        "Privacy", _of_adaptive("The norm of the first round.", "initial_norm"), default=None
+    )
+    clip_quantile: float | None = _flag(
+        "Privacy",
+        _of_adaptive("The fraction of updates that are to be within the norm.", "target_quantile"),
+        default=None,
+    )
+    clip_learning_rate: float | None = _flag(
+        "Privacy",
+        _of_adaptive(
+            "What the logarithm of the norm moves by for each unit that the fraction is off.",
+            "learning_rate",
+        ),
+        default=None,
+    )
+    clip_smallest_norm: float | None = _flag(
+        "Privacy",
+        f"With --clip_norm={ADAPTIVE}: the norm is never below it. Default: a thousandth of "
+        "--clip_initial_norm.",
+        default=None,
+    )
+    clip_largest_norm: float | None = _flag(
+        "Privacy",
+        f"With --clip_norm={ADAPTIVE}: the norm is never above it. Default: a thousand times "
+        "--clip_initial_norm.",
+        default=None,
+    )
+    clip_count_stddev: float | None = _flag(
+        "Privacy",
+        f"With --clip_norm={ADAPTIVE}: the standard deviation of the noise in the number of "
+        "clients within the norm, over the sensitivity of C. Default: a twentieth of "
+        "--clients_per_round, and at least twice the noise multiplier.",
+        default=None,
+    )
+    clip_update_period: int | None = _flag(
+        "Privacy",
+        _of_adaptive("The rounds between changes of the norm.", "update_period"),
+        default=None,
+    )
+    noise_multiplier: float | None = _flag(
+        "Privacy",
+        "The noise, in place of --target_epsilon: the standard deviation of Z over (clip norm "
+        "times the sensitivity of C).",
+        default=None,
+    )
+    zeroing_norm: float | None = _flag(
+        "Privacy",
+        "The L-infinity norm above which an update is replaced by zero.",
+        default=None,
+        is_positive=True,
+    )
+    simulated_clients: int | None = _flag(
+        "Privacy",
+        "For estimates of accuracy: this many clients stand for --clients_per_round, with the "
+        "noise scaled down in proportion (BandMF App. I). Such a run itself has the weaker "
+        "guarantee of the smaller noise, and its statement says both.",
+        default=None,
+        is_positive=True,
+    )
+    sampling: str = _flag(
+        "Participation",
+        sampled_runs.HELP,
+        default=sampled_runs.TIMERS,
+        choices=sampled_runs.names,
+    )
+    separation: int | None = _flag(
+        "Participation",
+        "The separation b: two participations i, j of one client satisfy |i - j| >= b. "
+        "Default: the largest that the population allows; with --sampling=min_separation, "
+        "--num_bands. With --sampling=balls_in_bins, the number of bins, which is also the "
+        "population over --clients_per_round, its default.",
+        default=None,
+        is_positive=True,
+    )
+    max_participations: int | None = _flag(
+        "Participation",
+        "The most participations of one client. Default: as many as fit.",
+        default=None,
+        is_positive=True,
+    )
+    noise_storage: str = _flag(
+        "Noise",
+        "Where the noise of earlier rounds is kept: in the server's state, on disk (in "
+        "--noise_directory), or in the cheaper one that fits.",
+        default="auto",
+        choices=lambda: [storage.value for storage in NoiseStorage],
+    )
+    noise_directory: str | None = _flag(
+        "Noise",
+        "Where noise rows go if they go to disk, and a record of what noise was added to. It must "
+        "be private (mode 0700) and on the machine of TFF's worker. It is a cache, and another "
+        "one may be used to resume: if it is deleted, the rows are made again and the record "
+        f"begins anew. Default: {run_directory.NOISE_DIRECTORY} in --output_dir.",
+        default=None,
+        is_of_the_run=False,
+        is_path=True,
+    )
+    noise_source: str = _flag(
+        "Noise",
+        "What the noise's random bits come from: the cipher ChaCha20, or TensorFlow's Philox, "
+        "which is faster and no cipher.",
+        default=DEFAULT_SOURCE.value,
+        choices=lambda: [source.value for source in NoiseSource],
+    )
+    stop_at_epsilon: float | None = _flag(
+        "Privacy",
+        "Ends the run before a round with which all rounds together would exceed this epsilon, "
+        "under the participations that took place. Default: all rounds take place.",
+        default=None,
+        is_positive=True,
+    )
+    secure_aggregation: bool = _flag(
+        "Privacy",
+        "Adds updates up by a secure sum, whose server sees nothing but the sum: in TFF's "
+        "simulation of one, in integers of 32 bits. Nothing else of the clients is measured then.",
+        default=False,
+    )
+    output_dir: str | None = _flag(
+        "Output",
+        "The run's directory. Default: runs/<time>.",
+        default=None,
+        is_of_the_run=False,
+        is_path=True,
+    )
+    name_clients: bool = _flag(
+        "Output",
+        "Whether privacy.json names the client that was protected least, with its rounds.",
+        default=False,
+        is_of_the_run=False,
+    )
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of an option."""
+        return getattr(self, name) if name in NAMES else self.others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the names of all options."""
+        return iter((*NAMES, *self.others))
+
+    def __len__(self) -> int:
+        """Returns the number of all options."""
+        return len(NAMES) + len(self.others)
+
+    @property
+    def clip(self) -> float | AdaptiveClip:
+        """The clip norm of the updates, or how it adapts.
+
+        Raises:
+          ValueError: If a parameter is out of its range.
+        """
+        if self.clip_norm != ADAPTIVE:
+            return float(self.clip_norm)
+        given = {name: self[flag] for flag, name in OF_ADAPTIVE.items()}
+        return AdaptiveClip(**{name: each for name, each in given.items() if each is not None})
+
+    def of_the_run(self) -> dict[str, Any]:
+        """Returns the options that a run may not change when it is resumed."""
+        return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
+
+
+_FIELDS = tuple(field for field in dataclasses.fields(RunConfig) if _FLAG in field.metadata)
+NAMES = tuple(field.name for field in _FIELDS)
+# Flags that change nothing about a run, and may differ when it is resumed.
+NOT_OF_THE_RUN = (
+    "format",
+    *(field.name for field in _FIELDS if not field.metadata[_FLAG].is_of_the_run),
+)
+# Flags that no run of version 0.5.0 has written, with what it did.
+NEW_SINCE_VERSION_0_5_0: Mapping[str, Any] = {
+    "secure_aggregation": False,
+    "stop_at_epsilon": None,
+    **dict.fromkeys(OF_ADAPTIVE),
+}
+_INTEGERS, _NUMBERS = (int, int | None), (float, float | None)
+POSITIVE_INTEGERS = tuple(
+    field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _INTEGERS
+)
+POSITIVE_NUMBERS = tuple(
+    field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _NUMBERS
+)
+SHARES = tuple(field.name for field in _FIELDS if field.metadata[_FLAG].is_share)
+# What only a task can know.
+NEED_DEFAULTS = frozenset(field.name for field in _FIELDS if field.default is dataclasses.MISSING)
+
+
+def _define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[str, str]) -> None:
+    """Defines the flags of some subjects.
+
+    Args:
+      values: Where they are defined.
+      subjects: The subjects, such as ``Privacy``.
+      texts: What ``--help`` says of a task's defaults, by flag.
+    """
+    for field in _FIELDS:
+        flag: _Flag = field.metadata[_FLAG]
+        if flag.subject not in subjects:
+            continue
+        group = FlagGroup(values, flag.subject, texts)
+        meaning = flag.meaning if isinstance(flag.meaning, str) else flag.meaning()
+        default = None if field.default is dataclasses.MISSING else field.default
+        if flag.choices is not None:
+            group.choice(field.name, flag.choices(), meaning, default)
+        elif field.type is bool:
+            group.boolean(field.name, meaning, default)
+        elif field.type in _INTEGERS:
+            group.integer(field.name, meaning, default)
+        elif field.type in _NUMBERS:
+            group.number(field.name, meaning, default)
+        elif flag.is_path:
+            group.path(field.name, meaning, default)
+        else:
+            group.string(field.name, meaning, default)
+
+
+def of_values(given: Mapping[str, Any]) -> RunConfig:
+    """Returns options of a mapping of all of them by name."""
+    own = {name: value for name, value in given.items() if name in NAMES}
+    others = {name: value for name, value in given.items() if name not in NAMES}
+    return RunConfig(**own, others=others)
+
+
+def mechanisms_of_any_workload() -> list[str]:
+    """Returns the mechanisms of runs whose matrices can be optimised for any workload."""
+    known = registry.mechanisms()
+    return [name for name in mechanism_flags.names(for_runs=True) if known[name].has_any_workload]
+
+
+def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
+    """Defines the flags of a command that runs a task.
+
+    Args:
+      values: Where they are defined.
+      command: The command.
+    """
+    command.define_flags(values)
+    texts = command.default_texts
+    subjects = ["Data", "Training", "Mechanism", "Privacy", "Participation"]
+    _define(values, subjects, texts)
+    device_flags.define(values)
+    _define(values, ["Noise", "Output"], texts)
+    mechanism_flags.define_options(values, for_runs=True)
+
+
+def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
+    """Returns every option with its default for the task, checked one by one.
+
+    With a data sampler, the noise multiplier for a target epsilon depends on the population
+    as well, and stays None.
+
+    Args:
+      values: The flags as they were given.
+      command: Whose flags they are.
+
+    Returns:
+      The options.
+
+    Raises:
+      CommandError: If flags exclude each other.
+      TypeError: If the command has no default for a flag that needs one.
+      ValueError: If a flag is out of its range.
+    """
+    given: dict[str, Any] = {
+        name: values[name].value for name in values if not name.startswith("flagfile")
+    }
+    defaults = command.defaults(values)
+    needed = NEED_DEFAULTS | {"target_epsilon", "max_bands"}
+    if missing := needed - set(defaults):
+        raise TypeError(
+            f"the defaults of {command.name} must have {', '.join(sorted(missing))} as well."
+        )
+    for name, default in defaults.items():
+        if name in given and given[name] is None and name != "target_epsilon":
+            given[name] = default
+    given["clip_norm"] = _clip_norm(given["clip_norm"])
+    options = of_values(given)
+    _check_numbers(options)
+    command.check_flags(options)
+    _check_clip(options)
+    _check_mechanism(options)
+    _check_simulated_clients(options)
+    check_choice(
+        not options.secure_aggregation or options.workers is None,
+        "--secure_aggregation and --workers exclude each other: a secure sum is one of all "
+        "clients, and no worker may see that of its own.",
+    )
+    check_choice(
+        options.stop_at_epsilon is None or options.simulated_clients is None,
+        "--stop_at_epsilon and --simulated_clients exclude each other: the limit is for what a run "
+        "really releases, and one whose clients stand for more has too little noise for it.",
+    )
+    sampled_runs.check_flags(options)
+    return _with_noise_multiplier(options, defaults["target_epsilon"])
+
+
+def _check_numbers(options: RunConfig) -> None:
+    for name in POSITIVE_INTEGERS:
+        if options[name] is not None:
+            validation.positive_integer(options[name], f"--{name}")
+    for name in POSITIVE_NUMBERS:
+        if options[name] is not None:
+            validation.positive_number(options[name], f"--{name}")
+    check_choice(0.0 <= options.server_momentum < 1.0, "--server_momentum must be in [0, 1).")
+    for name in SHARES:
+        check_choice(0.0 <= options[name] <= 1.0, f"--{name} must be in [0, 1].")
+    check_choice(
+        options.server_warmup + options.server_cooldown <= 1.0,
+        "--server_warmup and --server_cooldown are shares of the rounds and must not overlap: "
+        "their sum is above 1.",
+    )
+    if options.seed is not None:
+        validation.integer_at_least(options.seed, 0, "--seed")
+
+
+def _clip_norm(value: float | str) -> float | str:
+    """The value of a flag that takes a number or a word."""
+    if value == ADAPTIVE:
+        return value
+    try:
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"--clip_norm must be a number, found {value!r}.") from None
+        return validation.positive_number(value, "--clip_norm")
+    except ValueError as error:
+        raise CommandError(f"{error} It is a number, or {ADAPTIVE}.") from None
+
+
+def _check_clip(options: RunConfig) -> None:
+    if options.clip_norm != ADAPTIVE:
+        for flag in OF_ADAPTIVE:
+            check_choice(
+                options[flag] is None,
+                f"--{flag} belongs to --clip_norm={ADAPTIVE}: leave it out, or clip adaptively.",
+            )
+    try:
+        _ = options.clip
+    except ValueError as error:
+        text = str(error)
+        for flag, name in OF_ADAPTIVE.items():
+            text = re.sub(rf"\b{name}\b", f"--{flag}", text)
+        raise CommandError(text) from None
+
+
+def _check_mechanism(options: RunConfig) -> None:
+    has_checkpoint = options.checkpoint is not None
+    names = mechanism_flags.option_names(for_runs=True)
+    for name in names if has_checkpoint else ():
+        check_choice(
+            options[name] is None,
+            f"--{name} and --checkpoint exclude each other: the checkpoint has its own.",
+        )
+    mechanism_flags.check_options(options, options.mechanism, for_runs=True)
+    any_workload = mechanisms_of_any_workload()
+    check_choice(
+        options.workload == PREFIX_SUM
+        or (options.mechanism in any_workload and not has_checkpoint),
+        f"--workload={TRAINING} needs --mechanism={' or '.join(any_workload)}: the other "
+        "mechanisms are optimised for sums alone, and a checkpoint has its workload.",
+    )
+
+
+def _check_simulated_clients(options: RunConfig) -> None:
+    simulated = options.simulated_clients
+    if simulated is None:
+        return
+    check_choice(
+        simulated <= options.clients_per_round,
+        f"--simulated_clients={simulated} stand for fewer clients, "
+        f"--clients_per_round={options.clients_per_round}: give at most as many.",
+    )
+    check_choice(
+        options.sampling == sampled_runs.TIMERS,
+        "--simulated_clients belongs to --sampling=timers: a data sampler draws its own batches.",
+    )
+
+
+def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunConfig:
+    """The options with the noise that a target needs, where the population has no say in it."""
+    multiplier, target = options.noise_multiplier, options.target_epsilon
+    check_choice(
+        multiplier is None or target is None,
+        "--noise_multiplier and --target_epsilon exclude each other: give one.",
+    )
+    if options.mechanism == NOT_PRIVATE and options.checkpoint is None:
+        check_choice(
+            multiplier is None and target is None,
+            f"--mechanism={NOT_PRIVATE} adds no noise: it takes neither --noise_multiplier nor "
+            "--target_epsilon.",
+        )
+        multiplier = 0.0
+    elif multiplier is None:
+        target = default_epsilon if target is None else target
+        sufficient = accounting.noise_multiplier(target, options.delta)
+        if options.sampling == sampled_runs.TIMERS:
+            multiplier = sufficient
+    if multiplier is not None:
+        accounting.epsilon(multiplier, options.delta)
+    return dataclasses.replace(options, noise_multiplier=multiplier, target_epsilon=target)
