@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 
 from docs.extensions import command_pages, mechanism_pages, reference_pages, site_checks
-from mf_aggregators.factorizations import registry
+from mf_aggregators import catalogue
 from tests import console_commands, documents
 from tests.test_public_names import public_names_of_sources
 
@@ -82,10 +82,10 @@ def test_every_command_has_a_page_with_every_flag(tmp_path: pathlib.Path) -> Non
 def test_every_mechanism_has_a_page() -> None:
     pages = {path.stem for path in (documents.ROOT / "docs/mechanisms").glob("*.md")}
 
-    assert pages - {"index"} == set(registry.mechanisms())
-    for name in registry.mechanisms():
+    assert pages - {"index"} == set(catalogue.entries())
+    for name in catalogue.entries():
         assert f"({name}.md)" in mechanism_pages.index()
-        for option in registry.mechanism(name).options:
+        for option in catalogue.entry(name).options:
             assert f"`--{option.name}`" in mechanism_pages.options(name)
 
 

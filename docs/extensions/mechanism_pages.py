@@ -1,4 +1,4 @@
-"""Lists the mechanisms of the registry, and completes the page of each with its options.
+"""Lists the mechanisms of the catalogue, and completes the page of each with its options.
 
 The list is written into ``docs/mechanisms/index.md``. A mechanism that has no page, or a page that
 has no mechanism, is a warning of Sphinx, and so an error of the build.
@@ -7,14 +7,14 @@ has no mechanism, is a warning of Sphinx, and so an error of the build.
 import pathlib
 from typing import Any
 
-from mf_aggregators.factorizations import registry
+from mf_aggregators import catalogue
 
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "mechanisms"
 
 
 def index() -> str:
     """Returns the list of mechanisms as Markdown."""
-    known = registry.mechanisms()
+    known = catalogue.entries()
     rows = [f"| [`{name}`]({name}.md) | {each.summary} |" for name, each in known.items()]
     return "\n".join(
         [
@@ -42,7 +42,7 @@ def options(name: str) -> str:
     Args:
       name: The mechanism.
     """
-    found = registry.mechanism(name).options
+    found = catalogue.entry(name).options
     if not found:
         return "\n## Options\n\nIt has none.\n"
     lines = ["", "## Options", ""]
@@ -51,7 +51,7 @@ def options(name: str) -> str:
         sentences = [
             option.meaning,
             f"One of {choices}." if choices else "",
-            f"Default: {option.default}." if option.default else "",
+            f"Default: {option.described_default()}." if option.described_default() else "",
         ]
         lines += [f"`--{option.name}`", f": {' '.join(filter(None, sentences))}", ""]
     return "\n".join(lines)

@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, validation, version, workloads
+from mf_aggregators import atomic_files, catalogue, validation, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
-from mf_aggregators.factorizations import Factorization, registry
+from mf_aggregators.factorizations import (
+    Factorization,
+)
 from mf_aggregators.participation import Participation, SingleParticipation
 
 # The newest format that can be read, and the one that is written.
@@ -176,7 +178,7 @@ def load_with_description(
         if not isinstance(description["parameters"], dict):
             raise ValueError("its parameters are no description")
         stated = description["optimised_for"]
-        factorization = registry.load(
+        factorization = catalogue.load(
             mechanism,
             description["num_rounds"],
             arrays,

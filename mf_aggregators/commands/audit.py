@@ -16,12 +16,17 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import audit, checkpoints, workloads
+from mf_aggregators import audit, catalogue, checkpoints, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.catalogue import (
+    Request,
+)
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Factorization, Request, registry
+from mf_aggregators.factorizations import (
+    Factorization,
+)
 from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
@@ -270,7 +275,7 @@ def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:
     workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
     if schema is not None:
         participations.check_fits(schema, num_rounds)
-    mechanism = registry.mechanism(values.mechanism)
+    mechanism = catalogue.entry(values.mechanism)
     request = Request(
         num_rounds, workload, schema, mechanism_flags.given_options(flag_values, values.mechanism)
     )

@@ -2,9 +2,14 @@
 
 from typing import Any
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, catalogue
+from mf_aggregators.catalogue import (
+    Request,
+)
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.factorizations import Factorization, Request, registry
+from mf_aggregators.factorizations import (
+    Factorization,
+)
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import extensions
 from mf_aggregators.privacy.extensions import FirstPlan
@@ -100,7 +105,7 @@ def _planned_rmse(
     factorization: Factorization, participation: Participation, workload: Workload
 ) -> float | None:
     """The rmse of the same mechanism with the same options, made for all rounds."""
-    mechanism = registry.mechanism(factorization.mechanism)
+    mechanism = catalogue.entry(factorization.mechanism)
     names = {option.name for option in mechanism.options}
     given = {name: each for name, each in factorization.parameters.items() if name in names}
     if factorization.strategy_bands() == factorization.num_rounds:

@@ -13,10 +13,15 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, lower_bounds, memory, workloads
+from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
+from mf_aggregators.catalogue import (
+    Request,
+)
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Factorization, Request, registry
+from mf_aggregators.factorizations import (
+    Factorization,
+)
 from mf_aggregators.participation import (
     SingleParticipation,
     check_fits,
@@ -60,7 +65,7 @@ def main(values: flags.FlagValues) -> None:
             mechanism_flags.given_options(flag_values, values.mechanism),
             show_progress=True,
         )
-        factorization = registry.mechanism(values.mechanism).build(request)
+        factorization = catalogue.entry(values.mechanism).build(request)
         assert isinstance(factorization, Factorization)
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()

@@ -2,17 +2,22 @@
 
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, checkpoints, validation, workloads
+from mf_aggregators import accounting, catalogue, checkpoints, validation, workloads
+from mf_aggregators.catalogue import (
+    Option,
+)
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Factorization, Option, registry
+from mf_aggregators.factorizations import (
+    Factorization,
+)
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -32,7 +37,7 @@ def names(*, for_runs: bool = False) -> list[str]:
     """
     return [
         name
-        for name, mechanism in registry.mechanisms().items()
+        for name, mechanism in catalogue.entries().items()
         if mechanism.is_for_runs or not for_runs
     ]
 
@@ -107,7 +112,7 @@ def check_options(
 
 def _fixed_bands(mechanism: str | None) -> int | None:
     """The bands of a mechanism that takes no number of them, if it has any."""
-    known = None if mechanism is None else registry.mechanisms().get(mechanism)
+    known = None if mechanism is None else catalogue.entries().get(mechanism)
     return None if known is None else known.num_bands({})
 
 
@@ -130,7 +135,7 @@ def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
             if option.kind == "checkpoint"
             else given[option.name]
         )
-        for option in registry.mechanism(mechanism).options
+        for option in catalogue.entry(mechanism).options
         if given.get(option.name) is not None
     }
 
@@ -138,14 +143,17 @@ def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
 def _options(*, for_runs: bool) -> dict[str, list[tuple[str, Option]]]:
     kept = {
         name: [(taker, option) for taker, option in takers if option.for_runs or not for_runs]
-        for name, takers in registry.options(names(for_runs=for_runs)).items()
+        for name, takers in catalogue.options(names(for_runs=for_runs)).items()
     }
     return {name: takers for name, takers in kept.items() if takers}
 
 
 def _meaning(takers: Sequence[tuple[str, Option]]) -> str:
     """What a flag says: once for mechanisms for which it says the same."""
-    meanings, defaults = _by_text(takers, "meaning"), _by_text(takers, "default")
+    meanings, defaults = (
+        _by_text(takers, lambda option: option.meaning),
+        _by_text(takers, Option.described_default),
+    )
     said = [
         f"For {_listed(names)}: {meaning[0].lower()}{meaning[1:]}"
         for meaning, names in meanings.items()
@@ -160,10 +168,12 @@ def _meaning(takers: Sequence[tuple[str, Option]]) -> str:
     return " ".join(said)
 
 
-def _by_text(takers: Sequence[tuple[str, Option]], attribute: str) -> dict[str, list[str]]:
+def _by_text(
+    takers: Sequence[tuple[str, Option]], text: Callable[[Option], str]
+) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for taker, option in takers:
-        found.setdefault(getattr(option, attribute), []).append(taker)
+        found.setdefault(text(option), []).append(taker)
     return found
 
 

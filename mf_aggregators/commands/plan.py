@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import checkpoints, memory, planning, validation
+from mf_aggregators import catalogue, checkpoints, memory, planning, validation
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
@@ -36,7 +36,6 @@ from mf_aggregators.commands import (
     training_recipes,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import registry
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting
 
@@ -237,7 +236,7 @@ def _fields_of_left_out(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
 def _mechanisms(values: flags.FlagValues) -> tuple[str, ...] | None:
     if values.mechanisms is None:
         return None
-    known = registry.mechanisms()
+    known = catalogue.entries()
     for name in values.mechanisms:
         command_line.check_choice(
             name in known, f"--mechanisms knows {', '.join(known)}, found {name!r}."

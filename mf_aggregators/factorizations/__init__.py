@@ -1,6 +1,6 @@
 """Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
 
-from mf_aggregators.factorizations import clip_drift, registry
+from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.factorizations.banded import BandedFactorization, banded
 from mf_aggregators.factorizations.banded_inverse import (
     BandedInverseFactorization,
@@ -11,16 +11,6 @@ from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Errors, ExtensionError, Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
-    MechanismError,
-    Option,
-    OptionError,
-    Request,
-    SamplingSetting,
-    TimerSetting,
-    Variant,
-)
 from mf_aggregators.factorizations.optimal import optimal
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
@@ -38,25 +28,16 @@ __all__ = [
     "ExtensionError",
     "Factorization",
     "IdentityFactorization",
-    "Mechanism",
-    "MechanismError",
     "NotConvergedWarning",
-    "Option",
-    "OptionError",
-    "Request",
-    "SamplingSetting",
     "StructuredFactorization",
-    "TimerSetting",
     "ToeplitzFactorization",
     "TreeAggregationFactorization",
-    "Variant",
     "banded",
     "banded_inverse",
     "blt",
     "clip_drift",
     "identity",
     "optimal",
-    "registry",
     "structured",
     "toeplitz",
     "toeplitz_errors",

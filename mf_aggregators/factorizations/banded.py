@@ -1,7 +1,6 @@
 """Banded factorizations, with equal column norms (BandMF Problem 2) and without (App. B)."""
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,6 @@ from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
 from mf_aggregators.factorizations.dense import squared_rows_of_prefix_sums
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.mechanism import (
-    POWER_OF_SECONDS,
-    RELATIVE_GAP_OF_A_PLAN,
-    ROUNDS_OF_SECONDS,
-    Mechanism,
-    Option,
-    Request,
-    SamplingSetting,
-    TimerSetting,
-    Variant,
-    too_many_rounds,
-)
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances, WorkloadBlocks
 from mf_aggregators.noise import recursions
@@ -49,16 +36,6 @@ _BYTES_PER_ENTRY = 8 * 30
 # With more bands than one in so many rounds, up to so many, the inverse of the dense matrix is
 # quicker than blocks.
 _MOST_SHARE_OF_BANDS, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
-# In a plan: the most rounds of all searches, and of the one for the most bands, which is the best,
-# if it takes no more than so many n b^2. Fewer bands are for those who look for less memory.
-_MOST_ROUNDS_OF_A_PLAN, _MOST_ROUNDS_OF_THE_BEST = 4096, 20_000
-_MOST_OPERATIONS_OF_THE_BEST = 4e8
-_FEWER_BANDS_OF_A_PLAN = (4, 16, 64)
-# How long searches take for 2,052 rounds: for few bands, and for so many beyond that; others take
-# a power of that. That of all bands is another one.
-_SECONDS_OF_FEW_BANDS, _SECONDS_OF_A_PLAN, _BANDS_OF_SECONDS = 1.5, 24.0, 342
-_POWER_OF_BANDS, _POWER_OF_ROUNDS = 1.6, 2.0
-_SECONDS_OF_ALL_BANDS = 5.0
 
 
 class BandedFactorization(Factorization):
@@ -353,104 +330,4 @@ def banded(
             "relative_gap": relative_gap,
             "workload": workloads.fingerprint(workload),
         },
-    )
-
-
-class BandedMechanism(Mechanism):
-    """The optimum of few bands."""
-
-    name = "banded"
-    summary = "least total squared error with b bands, certified"
-    factorization = BandedFactorization
-    has_known_bands = True
-    has_any_workload = True
-    options = (
-        Option("num_bands", "integer", "The bands of C.", default="the separation", least=1),
-        Option(
-            "equal_column_norms",
-            "boolean",
-            "Whether C has equal column norms.",
-            default="true",
-            for_runs=False,
-        ),
-        Option(
-            "relative_gap",
-            "number",
-            "The certified relative gap of the squared error at which the search stops.",
-            default="1e-5",
-            for_runs=False,
-        ),
-    )
-
-    def build(self, request: Request) -> BandedFactorization:
-        """Makes the factorization."""
-        if request.separation is not None:
-            request = request.with_defaults(num_bands=min(request.separation, request.num_rounds))
-        return banded(
-            request.workload,
-            self.required(request, "num_bands", " or --separation"),
-            participation=request.participation,
-            show_progress=request.show_progress,
-            **request.given("equal_column_norms", "relative_gap"),
-        )
-
-    def for_run(self, request: Request, most_bands: int) -> Request:
-        """Returns the request with as many bands as a run gets."""
-        return request.with_defaults(num_bands=most_bands)
-
-    def num_bands(self, options: Mapping[str, Any]) -> int | None:
-        """Returns the given number of bands; see the base class."""
-        return options.get("num_bands")
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns the most bands that the budget allows, and fewer for less memory."""
-        affordable = setting.affordable_bands
-        found = []
-        if affordable < setting.separation:
-            reason = f"keeps more {setting.budget} than allowed; bands that fit: {affordable}"
-            found.append(Variant({"num_bands": setting.separation}, reason=reason))
-        rounds, most = setting.num_rounds, _MOST_ROUNDS_OF_A_PLAN
-        fewer = [number for number in _FEWER_BANDS_OF_A_PLAN if number < affordable]
-        if rounds <= most:
-            found += [variant_of_a_plan(rounds, number) for number in fewer]
-        elif rounds * affordable**2 <= _MOST_OPERATIONS_OF_THE_BEST:
-            most = _MOST_ROUNDS_OF_THE_BEST
-        return [*found, *([variant_of_a_plan(rounds, affordable, most)] if affordable > 1 else [])]
-
-    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns each number of bands that is worth weighing."""
-        return [
-            dataclasses.replace(
-                variant_of_a_plan(setting.num_rounds, number), amplified_bands=number
-            )
-            for number in setting.band_counts
-            if number > 1
-        ]
-
-
-def variant_of_a_plan(
-    num_rounds: int, num_bands: int, most_rounds: int = _MOST_ROUNDS_OF_A_PLAN
-) -> Variant:
-    """Returns the optimum of a number of bands, which is kept for all schemas that allow them.
-
-    Args:
-      num_rounds: The number of rounds n.
-      num_bands: The number of bands b.
-      most_rounds: The most rounds that it is searched for.
-
-    Returns:
-      The variant, with a reason if its search would take minutes.
-    """
-    seconds = _SECONDS_OF_ALL_BANDS
-    if num_bands < num_rounds:
-        share = (num_bands / _BANDS_OF_SECONDS) ** _POWER_OF_BANDS
-        seconds = _SECONDS_OF_FEW_BANDS + _SECONDS_OF_A_PLAN * share
-        # They grow with a smaller power of the rounds than those of dense matrices.
-        seconds *= (num_rounds / ROUNDS_OF_SECONDS) ** (_POWER_OF_ROUNDS - POWER_OF_SECONDS)
-    return Variant(
-        {"num_bands": num_bands},
-        {"relative_gap": RELATIVE_GAP_OF_A_PLAN},
-        depends_on_schema=False,
-        seconds=seconds,
-        reason=too_many_rounds(most_rounds) if num_rounds > most_rounds else "",
     )

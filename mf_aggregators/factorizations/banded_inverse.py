@@ -7,7 +7,7 @@ square roots").
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -17,14 +17,6 @@ import scipy.special
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
 from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
-    Option,
-    Request,
-    TimerSetting,
-    Variant,
-    too_many_rounds,
-)
 from mf_aggregators.factorizations.toeplitz import check_range, checked_coefficients
 from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
@@ -37,7 +29,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum,
     with_momentum_adjoint,
 )
-from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
@@ -45,10 +37,6 @@ from mf_aggregators.progress_bars import ProgressBar
 
 # Bounds of the search's variables: logarithms of steps, or of odds.
 _LARGEST_LOG = 40.0
-# In a plan: the search over coefficients takes minutes above so many rounds.
-_MOST_ROUNDS_OF_A_PLAN = 20_000
-_BANDS_OF_A_PLAN = (16, 64)
-_BANDS_OF_A_RUN = 16
 
 
 class BandedInverseFactorization(ToeplitzStructure):
@@ -296,48 +284,3 @@ def _optimised(
             bounds=scipy.optimize.Bounds(-_LARGEST_LOG, largest),
         )
     return np.diff(error.running_sums(result.x), prepend=0.0), result
-
-
-class BandedInverseMechanism(Mechanism):
-    """A Toeplitz matrix whose inverse is banded."""
-
-    name = "banded_inverse"
-    summary = "C^-1 Toeplitz with p bands"
-    factorization = BandedInverseFactorization
-    options = (
-        Option(
-            "num_bands",
-            "integer",
-            "The bands of the inverse of C.",
-            default="16 in a training run and the separation in an audit; mf-factorize needs it",
-            least=1,
-        ),
-        COEFFICIENTS,
-        ERROR,
-    )
-
-    def build(self, request: Request) -> BandedInverseFactorization:
-        """Makes the factorization."""
-        return banded_inverse(
-            request.num_rounds,
-            self.required(request, "num_bands"),
-            request.participation,
-            workload=request.workload,
-            show_progress=request.show_progress,
-            **request.given("coefficients", "error"),
-        )
-
-    def for_audit(self, request: Request) -> Request:
-        """Returns the request with as many bands as the separation."""
-        return request.with_defaults(num_bands=request.separation)
-
-    def for_run(self, request: Request, most_bands: int) -> Request:
-        """Returns the request with 16 bands."""
-        return request.with_defaults(num_bands=min(_BANDS_OF_A_RUN, request.num_rounds))
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns few and some bands, where their search does not take minutes."""
-        rounds = setting.num_rounds
-        reason = "" if rounds <= _MOST_ROUNDS_OF_A_PLAN else too_many_rounds(_MOST_ROUNDS_OF_A_PLAN)
-        numbers = sorted({min(number, rounds) for number in _BANDS_OF_A_PLAN})
-        return [Variant({"num_bands": number}, reason=reason) for number in numbers]

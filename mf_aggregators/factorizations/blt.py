@@ -11,7 +11,7 @@ weights of C positive and all weights of C^-1 negative: no sum below cancels, an
 coefficients of C are non-negative and non-increasing, so that its sensitivity is exact.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,6 @@ import scipy.signal
 from mf_aggregators import validation
 from mf_aggregators.factorizations import blt_errors
 from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
-    Option,
-    Request,
-    TimerSetting,
-    Variant,
-)
 from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
     PatternOfRounds,
@@ -37,7 +30,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     parameters_of,
     with_momentum,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ERROR, ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar
@@ -45,8 +38,6 @@ from mf_aggregators.workloads import Workload
 
 MOST_BUFFERS = 8
 _ROUNDING = 1e-14
-_BUFFERS_OF_A_PLAN = (2, 4)
-_BUFFERS_OF_A_RUN, _BUFFERS_OF_AN_AUDIT = 4, 2
 
 # How many of the places where one more buffer can start are followed to the end.
 _STARTS_FOLLOWED = 3
@@ -445,44 +436,3 @@ def _coefficients(decays: np.ndarray, weights: np.ndarray, num_rounds: int) -> n
         powers = np.multiply.outer(weight * decay**starts, decay**within)
         series[1:] += powers.ravel()[: num_rounds - 1]
     return series
-
-
-class BltMechanism(Mechanism):
-    """Buffered linear Toeplitz matrices."""
-
-    name = "blt"
-    summary = "Toeplitz coefficients that are sums of m powers (buffered linear Toeplitz)"
-    factorization = BltFactorization
-    options = (
-        Option(
-            "num_buffers",
-            "integer",
-            "The buffers of the noise, 1 to 8.",
-            default="4 in a training run and 2 in an audit; mf-factorize needs it",
-            least=1,
-        ),
-        ERROR,
-    )
-
-    def build(self, request: Request) -> BltFactorization:
-        """Makes the factorization."""
-        return blt(
-            request.num_rounds,
-            self.required(request, "num_buffers"),
-            request.participation,
-            workload=request.workload,
-            show_progress=request.show_progress,
-            **request.given("error"),
-        )
-
-    def for_audit(self, request: Request) -> Request:
-        """Returns the request with two buffers."""
-        return request.with_defaults(num_buffers=_BUFFERS_OF_AN_AUDIT)
-
-    def for_run(self, request: Request, most_bands: int) -> Request:
-        """Returns the request with four buffers."""
-        return request.with_defaults(num_buffers=_BUFFERS_OF_A_RUN)
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns few and some buffers."""
-        return [Variant({"num_buffers": number}) for number in _BUFFERS_OF_A_PLAN]

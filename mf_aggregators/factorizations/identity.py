@@ -1,6 +1,6 @@
 """The identity factorization: independent noise in every round, as DP-SGD adds it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,13 +8,6 @@ import numpy as np
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
-    Request,
-    SamplingSetting,
-    TimerSetting,
-    Variant,
-)
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
@@ -119,29 +112,3 @@ def identity(num_rounds: int) -> IdentityFactorization:
       5.701
     """
     return IdentityFactorization(num_rounds)
-
-
-class IdentityMechanism(Mechanism):
-    """Independent noise."""
-
-    name = "identity"
-    summary = "independent noise of DP-FedAvg and DP-SGD"
-    factorization = IdentityFactorization
-    has_known_bands = True
-
-    def build(self, request: Request) -> IdentityFactorization:
-        """Makes the factorization."""
-        return identity(request.num_rounds)
-
-    def num_bands(self, options: Mapping[str, Any]) -> int:
-        """Returns the single band; see the base class."""
-        del options
-        return 1
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns the identity, which is what all others are compared with."""
-        return (Variant(is_kept=False),)
-
-    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns the identity: one band, and the most amplification."""
-        return (Variant(amplified_bands=1, is_kept=False),)

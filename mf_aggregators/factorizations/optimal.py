@@ -15,7 +15,6 @@ two bands, as for prefix sums. The search then starts from the optimum of a four
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,16 +24,6 @@ from mf_aggregators.factorizations import workload_spectra
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.gram import lower_triangular_factor
-from mf_aggregators.factorizations.mechanism import (
-    RELATIVE_GAP_OF_A_PLAN,
-    Mechanism,
-    Option,
-    Request,
-    SamplingSetting,
-    TimerSetting,
-    Variant,
-    too_many_rounds,
-)
 from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations.multi_epoch_dual import PatternEntries, bounded_entries
 from mf_aggregators.factorizations.workload_spectra import WorkloadSpectra
@@ -58,10 +47,6 @@ _TINY = 1e-300
 _GAP_OVER_DISTANCE = 2.0
 # The gap of the optimum of fewer rounds that a search starts from.
 _GAP_OF_START = 1e-4
-
-# In a plan: dense optimisation takes minutes above so many rounds, and seconds for 2,052.
-_MOST_ROUNDS_OF_A_PLAN = 4096
-_SECONDS_OF_A_PLAN, _SECONDS_OF_A_PLAN_FOR_EPOCHS = 4.0, 10.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -344,68 +329,3 @@ class _Search:
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy
-
-
-class OptimalMechanism(Mechanism):
-    """The dense optimum."""
-
-    name = "optimal"
-    summary = "least total squared error of all matrices, certified"
-    factorization = DenseFactorization
-    has_any_workload = True
-    options = (
-        Option(
-            "equal_column_norms",
-            "boolean",
-            "Whether C has equal column norms.",
-            default="true, and false for clients that return",
-            for_runs=False,
-        ),
-        Option(
-            "pattern_entries",
-            "choice",
-            "What the entry of C^T C may be for two rounds of one client: any number, one that is "
-            "not negative, or zero.",
-            default="any number",
-            choices=("any", "non_negative", "orthogonal"),
-            for_runs=False,
-        ),
-        Option(
-            "relative_gap",
-            "number",
-            "The certified relative gap of the squared error at which the search stops.",
-            default="1e-6, and 5e-6 for clients that return",
-            for_runs=False,
-        ),
-    )
-
-    def build(self, request: Request) -> DenseFactorization:
-        """Makes the factorization."""
-        return optimal(
-            request.workload,
-            request.participation,
-            show_progress=request.show_progress,
-            **request.given("equal_column_norms", "pattern_entries", "relative_gap"),
-        )
-
-    def for_run(self, request: Request, most_bands: int) -> Request:
-        """Returns the request for one participation: timers have no schema with an optimum."""
-        return dataclasses.replace(request, participation=None)
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns the optimum where a client takes part once, if it is not too large."""
-        if setting.participation.most_participations(setting.num_rounds) > 1:
-            return ()
-        if setting.num_rounds > _MOST_ROUNDS_OF_A_PLAN:
-            return ()
-        return (
-            Variant(arguments={"relative_gap": RELATIVE_GAP_OF_A_PLAN}, seconds=_SECONDS_OF_A_PLAN),
-        )
-
-    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns the optimum for a fixed order of all batches."""
-        if setting.num_rounds > _MOST_ROUNDS_OF_A_PLAN:
-            return (Variant(reason=too_many_rounds(_MOST_ROUNDS_OF_A_PLAN)),)
-        returns = setting.participation.most_participations(setting.num_rounds) > 1
-        seconds = _SECONDS_OF_A_PLAN_FOR_EPOCHS if returns else _SECONDS_OF_A_PLAN
-        return (Variant(arguments={"relative_gap": RELATIVE_GAP_OF_A_PLAN}, seconds=seconds),)

@@ -7,7 +7,7 @@ Sec. 4.2).
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,26 +15,11 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.factorizations.banded import (
-    BandedMechanism,
-    variant_of_a_plan,
-)
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
-    Option,
-    OptionError,
-    Request,
-    SamplingSetting,
-    TimerSetting,
-    Variant,
-)
-from mf_aggregators.factorizations.optimal import OptimalMechanism, optimal
 from mf_aggregators.linear_algebra import stacked_cholesky
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
-from mf_aggregators.participation import MinSeparation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
@@ -49,9 +34,6 @@ _LEAST_IMPROVEMENT = 1e-4
 _STACK = 1 << 22
 # Rows of C that are solved for together.
 _ROWS_OF_SOLVE = 32
-# In a plan: its decoder is dense, and docs/planning.md has the errors of other diagonals and ranks.
-_MOST_ROUNDS_OF_A_PLAN = 4096
-_DIAGONALS_OF_A_PLAN, _RANKS_OF_A_PLAN = 4, (8, 16)
 
 
 class StructuredFactorization(Factorization):
@@ -402,87 +384,3 @@ def _total_error(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> 
             recent = recent[leaving:]
     squared_error = np.sum(_squared_rows(diagonals, left, right)) * np.max(squared_norms)
     return float(np.sqrt(squared_error))
-
-
-class StructuredMechanism(Mechanism):
-    """Diagonals and a low-rank rest, in place of another factorization."""
-
-    name = "structured"
-    summary = "a given factorization, its decoder reduced to h diagonals and rank r"
-    factorization = StructuredFactorization
-    is_for_runs = False
-    options = (
-        Option("num_diagonals", "integer", "The diagonals h that are kept as they are."),
-        Option("rank", "integer", "The rank r of what stands in the place of the rest."),
-        Option(
-            "base_checkpoint",
-            "checkpoint",
-            "The factorization that is approximated.",
-            default="optimal, computed anew",
-        ),
-    )
-
-    def build(self, request: Request) -> StructuredFactorization:
-        """Makes the factorization."""
-        rounds = request.num_rounds
-        num_diagonals = self.required(request, "num_diagonals")
-        rank = self.required(request, "rank")
-        if not (1 <= num_diagonals <= rounds and 0 <= rank <= rounds):
-            raise OptionError(
-                f"--num_diagonals must be 1 to {rounds} and --rank 0 to {rounds}, found "
-                f"{num_diagonals} and {rank}."
-            )
-        base = request.options.get("base_checkpoint")
-        if base is None:
-            base = self._optimum(request)
-        elif base.num_rounds != rounds:
-            raise OptionError(
-                f"--base_checkpoint is for {base.num_rounds} rounds, and --num_rounds={rounds}."
-            )
-        return structured(base, num_diagonals, rank, show_progress=request.show_progress)
-
-    def _optimum(self, request: Request) -> Factorization:
-        if request.workload.name != "prefix_sum":
-            raise OptionError(
-                f"--mechanism={self.name} approximates the optimum for prefix sums: for "
-                f"--workload={request.workload.name} name a factorization to approximate by "
-                "--base_checkpoint, or use a mechanism for any workload."
-            )
-        schema = request.participation
-        if isinstance(schema, MinSeparation) and schema.most_participations(request.num_rounds) > 1:
-            raise OptionError(
-                f"--mechanism={self.name} approximates the optimum, which has no solution for "
-                "clients that return after at least --separation rounds: name a factorization to "
-                "approximate by --base_checkpoint."
-            )
-        return optimal(request.workload, schema, show_progress=request.show_progress)
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns approximations of the optimum, or of the most bands where clients return."""
-        if setting.participation.most_participations(setting.num_rounds) == 1:
-            return [
-                variant
-                for optimum in OptimalMechanism().for_timers(setting)
-                for variant in self._of(setting.num_rounds, (OptimalMechanism.name, optimum))
-            ]
-        if setting.separation == 1 or setting.num_rounds > _MOST_ROUNDS_OF_A_PLAN:
-            return ()
-        bands = variant_of_a_plan(setting.num_rounds, setting.separation)
-        return self._of(setting.num_rounds, (BandedMechanism.name, bands))
-
-    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns approximations of the optimum for a fixed order."""
-        return [
-            variant
-            for optimum in OptimalMechanism().for_sampling(setting)
-            if not optimum.reason
-            for variant in self._of(setting.num_rounds, (OptimalMechanism.name, optimum))
-        ]
-
-    def _of(self, num_rounds: int, base: tuple[str, Variant]) -> list[Variant]:
-        # Of fewer rounds, the rank would be that of the base itself.
-        return [
-            Variant({"num_diagonals": _DIAGONALS_OF_A_PLAN, "rank": rank}, base=base, seconds=7.0)
-            for rank in _RANKS_OF_A_PLAN
-            if num_rounds > _DIAGONALS_OF_A_PLAN + rank
-        ]

@@ -1,6 +1,6 @@
 """Toeplitz factorizations: the square root of the prefix sum, banded, optimised, normalised."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -10,13 +10,6 @@ from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
 from mf_aggregators.factorizations import toeplitz_search
 from mf_aggregators.factorizations.factorization import ExtensionError
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
-    Option,
-    Request,
-    TimerSetting,
-    Variant,
-)
 from mf_aggregators.factorizations.toeplitz_errors import (
     ErrorMeasure,
     PatternOfRounds,
@@ -26,7 +19,7 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     check_workload,
     parameters_of,
 )
-from mf_aggregators.factorizations.toeplitz_structure import COEFFICIENTS, ERROR, ToeplitzStructure
+from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
@@ -427,58 +420,3 @@ def check_range(*columns: np.ndarray) -> None:
                 "the strategy matrix or its inverse is too large or too small for float64 "
                 f"arithmetic: a largest entry of {largest:.1e}."
             )
-
-
-class ToeplitzMechanism(Mechanism):
-    """A Toeplitz matrix, with all bands or few."""
-
-    name = "toeplitz"
-    summary = (
-        "the square root of the prefix sum in closed form, or better coefficients; b bands or all"
-    )
-    factorization = ToeplitzFactorization
-    has_known_bands = True
-    options = (
-        Option(
-            "num_bands",
-            "integer",
-            "The bands of C.",
-            default="the separation, and all n without one",
-            least=1,
-        ),
-        ERROR,
-        COEFFICIENTS,
-        Option(
-            "equal_column_norms",
-            "boolean",
-            "Whether the columns of C are scaled to equal norms.",
-            default="false",
-            for_runs=False,
-        ),
-    )
-
-    def build(self, request: Request) -> ToeplitzFactorization:
-        """Makes the factorization."""
-        return toeplitz(
-            request.num_rounds,
-            participation=request.participation,
-            workload=request.workload,
-            show_progress=request.show_progress,
-            **request.given("num_bands", "equal_column_norms", "coefficients", "error"),
-        )
-
-    def for_audit(self, request: Request) -> Request:
-        """Returns the request with as many bands as the separation."""
-        return request.with_defaults(num_bands=request.separation)
-
-    def for_run(self, request: Request, most_bands: int) -> Request:
-        """Returns the request with as many bands as a run gets."""
-        return request.with_defaults(num_bands=most_bands)
-
-    def num_bands(self, options: Mapping[str, Any]) -> int | None:
-        """Returns the given number of bands; see the base class."""
-        return options.get("num_bands")
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns the matrix of the most bands that the budget allows."""
-        return (Variant({"num_bands": setting.affordable_bands}),)

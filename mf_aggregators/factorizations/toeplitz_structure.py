@@ -10,7 +10,6 @@ import scipy.signal
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import workloads
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.mechanism import Option
 from mf_aggregators.factorizations.toeplitz_errors import check_rounds
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
@@ -20,23 +19,6 @@ from mf_aggregators.workloads import Workload
 # Rounds squared times participations: up to here a sensitivity that Toeplitz structure
 # only bounds is also computed from the dense matrix, and the better of the two is taken.
 _LARGEST_DENSE_BOUND = 30_000_000
-# Options of all mechanisms that search for Toeplitz coefficients.
-ERROR = Option(
-    "error",
-    "choice",
-    "What is minimised: the mean squared error over rounds, or its maximum.",
-    default="the mean",
-    choices=("mean", "max"),
-    for_runs=False,
-)
-COEFFICIENTS = Option(
-    "coefficients",
-    "choice",
-    "Where coefficients come from: an optimiser, or the square root of the prefix sums.",
-    default="the optimiser",
-    choices=("optimised", "square_root"),
-    for_runs=False,
-)
 
 
 class ToeplitzStructure(Factorization):

@@ -14,7 +14,7 @@ over all 2052 rounds would cost more than it brings, 1.72 instead of 1.53 of the
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,6 @@ from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations import tree_noise, tree_sensitivity
 from mf_aggregators.factorizations.binary_tree import Tree, binary_tree
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
-    Option,
-    Request,
-    TimerSetting,
-    Variant,
-)
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -254,31 +247,3 @@ def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregatio
       2.518
     """
     return TreeAggregationFactorization(num_rounds, decoder)
-
-
-class TreeMechanism(Mechanism):
-    """Binary-tree aggregation."""
-
-    name = "tree"
-    summary = (
-        "noise in the nodes of a binary tree; Honaker's estimators `online` (from below) and `full`"
-    )
-    factorization = TreeAggregationFactorization
-    options = (
-        Option(
-            "decoder",
-            "choice",
-            "How sums are estimated: from the nodes below alone, or from all nodes.",
-            default="from the nodes below",
-            choices=("online", "full"),
-            for_runs=False,
-        ),
-    )
-
-    def build(self, request: Request) -> TreeAggregationFactorization:
-        """Makes the factorization, which depends on no workload and no schema."""
-        return tree_aggregation(request.num_rounds, **request.given("decoder"))
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns both estimators."""
-        return [Variant({"decoder": name}, is_kept=False) for name in ("online", "full")]

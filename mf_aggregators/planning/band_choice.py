@@ -28,16 +28,16 @@ from mf_aggregators.accounting.sampling_schemes import (
     MinSeparationSampling,
     SamplingScheme,
 )
+from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.factorizations.mechanism import RELATIVE_GAP_OF_A_PLAN
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.privacy import amplification_conditions
 from mf_aggregators.progress_bars import ProgressBar
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
 # much less on average, and reach their own default in twice the time.
-RELATIVE_GAP = RELATIVE_GAP_OF_A_PLAN
+RELATIVE_GAP = RELATIVE_GAP_OF_PLANS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import accounting, lower_bounds, memory, validation, workloads
+from mf_aggregators import accounting, catalogue, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import noise_failure, sampling_schemes
 from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
@@ -30,11 +30,12 @@ from mf_aggregators.accounting.sampling_schemes import (
     PoissonSampling,
     SamplingScheme,
 )
+from mf_aggregators.catalogue import (
+    MechanismError,
+)
 from mf_aggregators.factorizations import (
     DenseFactorization,
     Factorization,
-    MechanismError,
-    registry,
 )
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.noise import costs
@@ -547,11 +548,11 @@ def _proposals(
     mechanisms: Collection[str] | None = None,
 ) -> list[Proposal]:
     """What is weighed of the mechanisms that are asked for."""
-    unknown = [name for name in mechanisms or () if name not in registry.mechanisms()]
+    unknown = [name for name in mechanisms or () if name not in catalogue.entries()]
     if unknown:
         raise ValueError(
             f"there is no mechanism {validation.shown(unknown[0])}, only "
-            f"{', '.join(registry.mechanisms())}."
+            f"{', '.join(catalogue.entries())}."
         )
     return [
         proposal

@@ -12,20 +12,21 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mf_aggregators import catalogue, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators import workloads
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.factorizations import (
-    Factorization,
+from mf_aggregators.catalogue import (
     Request,
     SamplingSetting,
     TimerSetting,
     Variant,
-    registry,
 )
-from mf_aggregators.factorizations.mechanism import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
+from mf_aggregators.catalogue.built_in import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
+from mf_aggregators.checkpoints import factorization_cache
+from mf_aggregators.factorizations import (
+    Factorization,
+)
 from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
 from mf_aggregators.planning import band_choice
 
@@ -97,7 +98,7 @@ def for_timers(
     setting = TimerSetting(num_rounds, participation, separation, affordable, budget)
     found = [
         _proposal(name, variant, num_rounds, participation, cache_directory)
-        for name, mechanism in registry.mechanisms().items()
+        for name, mechanism in catalogue.entries().items()
         for variant in mechanism.for_timers(setting)
     ]
     most: dict[str, int] = {}
@@ -137,7 +138,7 @@ def for_sampling(
     fixed_order = FixedEpochOrder(math.ceil(num_rounds / most), most)
     setting = SamplingSetting(num_rounds, tuple(band_choice.powers_of_two(most)), fixed_order)
     proposals = []
-    for name, mechanism in registry.mechanisms().items():
+    for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
             bands = variant.amplified_bands
             schema: Participation = fixed_order if bands is None else SingleParticipation()
@@ -184,7 +185,7 @@ def for_random_participation(
         num_rounds, tuple(band_choice.powers_of_two(most)), SingleParticipation()
     )
     proposals = []
-    for name, mechanism in registry.mechanisms().items():
+    for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
             bands = variant.amplified_bands
             if bands is None:
@@ -258,7 +259,7 @@ def _computed(
             schema if variant.depends_on_schema else None,
             options,
         )
-        made = registry.mechanism(mechanism).build(request)
+        made = catalogue.entry(mechanism).build(request)
         assert isinstance(made, Factorization)
         return made
 

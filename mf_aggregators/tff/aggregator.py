@@ -11,7 +11,8 @@ import tensorflow_federated as tff
 from mf_aggregators import checkpoints, validation
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.factorizations import Factorization, checked
+from mf_aggregators.catalogue.third_party import CheckedFactorization
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
@@ -157,9 +158,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
             drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
             parts = noise_making.make(drawn, specs, self._noise)
-            if self.noise_multiplier > 0.0 and isinstance(
-                self.factorization, checked.CheckedFactorization
-            ):
+            if self.noise_multiplier > 0.0 and isinstance(self.factorization, CheckedFactorization):
                 matrix = self.factorization.strategy_matrix() / sensitivity
                 noise_making.check_rows(parts, matrix)
             return recursion, self.noise_multiplier, parts

@@ -28,7 +28,7 @@ _Enum = TypeVar("_Enum", bound=enum.Enum)
 # The coordinates of rows that are drawn to be compared with C, and the seed of these rows alone.
 _COORDINATES_COMPARED = 4
 _SEED_OF_COMPARISON = np.array([1, 2], np.int64)
-# More than floats and the tolerance of ``factorizations.checked`` put between C and its rows.
+# More than floats and the tolerance of ``catalogue.third_party`` put between C and its rows.
 _RELATIVE_TOLERANCE = 1e-7
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import accounting, validation
+from mf_aggregators import accounting, catalogue, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import registry
 from mf_aggregators.noise import NoiseSource, NoiseStorage
 from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
 from simulations.devices import device_flags
@@ -423,7 +422,7 @@ def of_values(given: Mapping[str, Any]) -> RunConfig:
 
 def mechanisms_of_any_workload() -> list[str]:
     """Returns the mechanisms of runs whose matrices can be optimised for any workload."""
-    known = registry.mechanisms()
+    known = catalogue.entries()
     return [name for name in mechanism_flags.names(for_runs=True) if known[name].has_any_workload]
 
 

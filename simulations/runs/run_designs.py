@@ -9,15 +9,22 @@ import numpy as np
 from mf_aggregators import (
     accounting,
     adaptive_clip,
+    catalogue,
     checkpoints,
     factorizations,
     workloads,
 )
 from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseShares
+from mf_aggregators.catalogue import (
+    Request,
+)
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.factorizations import ExtensionError, Factorization, Request, registry
+from mf_aggregators.factorizations import (
+    ExtensionError,
+    Factorization,
+)
 from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import (
     MinSeparation,
@@ -395,7 +402,7 @@ def _factorization(
         return _loaded(options)
     if name == run_config.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
-    mechanism = registry.mechanism(name)
+    mechanism = catalogue.entry(name)
     request = Request(
         num_rounds,
         workloads.describe(_workload(options, None), num_rounds),

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, catalogue
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.sampling_schemes import (
     BallsInBins,
@@ -19,7 +19,9 @@ from mf_aggregators.accounting.sampling_schemes import (
     SamplingScheme,
 )
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.factorizations import Factorization, registry
+from mf_aggregators.factorizations import (
+    Factorization,
+)
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.sampling import data_samplers, sampling_seeds
@@ -98,12 +100,12 @@ def check_flags(options: "RunConfig") -> None:
 def _num_bands(options: "RunConfig") -> int | None:
     """The bands of the mechanism that is asked for, if the options say them."""
     name = options.mechanism
-    return registry.mechanism(name).num_bands({"num_bands": options["num_bands"]})
+    return catalogue.entry(name).num_bands({"num_bands": options["num_bands"]})
 
 
 def _banded_mechanisms() -> list[str]:
     """The mechanisms whose matrices C have bands that are known beforehand."""
-    return [name for name, each in registry.mechanisms().items() if each.has_known_bands]
+    return [name for name, each in catalogue.entries().items() if each.has_known_bands]
 
 
 def scheme_of(

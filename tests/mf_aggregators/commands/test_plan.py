@@ -17,8 +17,8 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
+from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
-from mf_aggregators.factorizations.banded import BandedMechanism
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.sampling import data_samplers
@@ -675,7 +675,7 @@ def test_some_mechanisms_in_some_time(
         while True:
             time.sleep(0.01)
 
-    monkeypatch.setattr(BandedMechanism, "build", never)
+    monkeypatch.setattr(BandedEntry, "build", never)
     slow = (
         f"--cache_dir={tmp_path}",
         "--separation=3",

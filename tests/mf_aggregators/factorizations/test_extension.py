@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import checkpoints, workloads
+from mf_aggregators import catalogue, checkpoints, workloads
 from mf_aggregators.accounting import noise_multiplier, zcdp_rho
+from mf_aggregators.catalogue.third_party import CheckedFactorization, relabelled
 from mf_aggregators.commands import extension_report
 from mf_aggregators.factorizations import (
     BandedFactorization,
@@ -23,12 +24,10 @@ from mf_aggregators.factorizations import (
     blt,
     identity,
     optimal,
-    registry,
     structured,
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.factorizations.checked import CheckedFactorization, relabelled
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -300,7 +299,7 @@ def test_another_packages_mechanism_keeps_its_name() -> None:
 
 
 def test_every_mechanism_says_whether_it_goes_on() -> None:
-    for mechanism in registry.mechanisms().values():
+    for mechanism in catalogue.entries().values():
         made = mechanism.factorization
         assert made is not None
         assert bool(made.goes_on) != (made.ends_because != Factorization.ends_because), (
@@ -327,7 +326,7 @@ def _rows_of_the_documents(heading: str) -> dict[str, list[str]]:
 def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
     own = {
         f"`{name}`": [made.goes_on, made.ends_because if not made.goes_on else ""]
-        for name, each in registry.mechanisms().items()
+        for name, each in catalogue.entries().items()
         if (made := each.factorization) is not None
     }
     assert _rows_of_the_documents("| mechanism | goes on |") == own

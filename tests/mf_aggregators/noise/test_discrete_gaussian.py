@@ -348,7 +348,8 @@ def test_large_noise_fits() -> None:
 
 def test_bad_words_are_refused() -> None:
     shapes: list[tuple[int, ...]] = [(3,), (3, 5), (5, 3, 1)]
-    for words in [*(np.zeros(shape, np.uint32) for shape in shapes), np.zeros((5, 3), np.uint64)]:
+    refused: list[np.ndarray] = [np.zeros(shape, np.uint32) for shape in shapes]
+    for words in (*refused, np.zeros((5, 3), np.uint64)):
         with pytest.raises(ValueError, match="uint32 array of shape"):
             discrete_gaussian.from_words(words, _random_ties)
 

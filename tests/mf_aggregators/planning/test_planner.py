@@ -22,8 +22,8 @@ from mf_aggregators.accounting import certificates
 from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
+from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
-from mf_aggregators.factorizations.banded import BandedMechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning import Plan, Setting
@@ -503,7 +503,7 @@ def _never(*_: object) -> None:
 def test_what_is_not_done_in_time_is_skipped(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, in_cache: bool
 ) -> None:
-    monkeypatch.setattr(BandedMechanism, "build", _never)
+    monkeypatch.setattr(BandedEntry, "build", _never)
     found: list[object] = []
     plan = planning.make(
         _TIMERS,

@@ -19,7 +19,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.factorizations.checked import CheckedFactorization
+from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.tff import grid, processes
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery

@@ -1,9 +1,10 @@
 """All mechanisms: the library's own, and those that other packages register.
 
-Another package registers a :class:`~mf_aggregators.factorizations.mechanism.Mechanism` by an
-entry point of the group ``mf_aggregators.mechanisms``, whose name is the mechanism's. Nothing that
-it says of its sensitivity or its error is believed. What it makes becomes a factorization of the
-library's classes, or is checked row by row (:mod:`mf_aggregators.factorizations.checked`).
+An entry says which options a mechanism takes, how its factorization is made, and what a plan
+evaluates of it. Another package registers an :class:`Entry` by an entry point of the group
+``mf_aggregators.mechanisms``, whose name is the mechanism's. Nothing that it says of its
+sensitivity or its error is believed. What it makes becomes a factorization of the library's
+classes, or is checked row by row (:mod:`mf_aggregators.catalogue.third_party`).
 """
 
 import functools
@@ -16,32 +17,40 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.factorizations import checked
-from mf_aggregators.factorizations.banded import BandedMechanism
-from mf_aggregators.factorizations.banded_inverse import BandedInverseMechanism
-from mf_aggregators.factorizations.blt import BltMechanism
+from mf_aggregators.catalogue import third_party
+from mf_aggregators.catalogue.built_in import ENTRIES
+from mf_aggregators.catalogue.entry import (
+    Entry,
+    MechanismError,
+    Option,
+    OptionError,
+    Request,
+    SamplingSetting,
+    TimerSetting,
+    Variant,
+)
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.identity import IdentityMechanism
-from mf_aggregators.factorizations.mechanism import Mechanism, Option
-from mf_aggregators.factorizations.optimal import OptimalMechanism
-from mf_aggregators.factorizations.structured import StructuredMechanism
-from mf_aggregators.factorizations.toeplitz import ToeplitzMechanism
-from mf_aggregators.factorizations.tree_aggregation import TreeMechanism
+
+__all__ = [
+    "GROUP",
+    "Entry",
+    "MechanismError",
+    "MechanismWarning",
+    "Option",
+    "OptionError",
+    "Request",
+    "SamplingSetting",
+    "TimerSetting",
+    "Variant",
+    "entries",
+    "entry",
+    "load",
+    "options",
+]
 
 # The group of entry points that other packages register mechanisms in.
 GROUP = "mf_aggregators.mechanisms"
 
-# In the order in which commands and plans name them.
-_OWN: tuple[type[Mechanism], ...] = (
-    IdentityMechanism,
-    TreeMechanism,
-    BltMechanism,
-    BandedInverseMechanism,
-    ToeplitzMechanism,
-    BandedMechanism,
-    OptimalMechanism,
-    StructuredMechanism,
-)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -50,20 +59,20 @@ class MechanismWarning(UserWarning):
 
 
 @functools.cache
-def mechanisms() -> Mapping[str, Mechanism]:
+def entries() -> Mapping[str, Entry]:
     """Returns all mechanisms by name: the library's own, then others in the order of names.
 
     Warns:
       MechanismWarning: If one of another package is left out, and why.
     """
-    found = {each.name: each() for each in _OWN}
+    found = {each.name: each for each in ENTRIES}
     entry_points = importlib.metadata.entry_points(group=GROUP)
     for entry_point in sorted(entry_points, key=lambda each: (each.name, each.value)):
         try:
-            mechanism = _loaded(entry_point)
-            if mechanism.name in found:
-                raise ValueError(f"there is a mechanism {mechanism.name} already")
-            _check_options(mechanism, found.values())
+            made = _loaded(entry_point)
+            if made.name in found:
+                raise ValueError(f"there is a mechanism {made.name} already")
+            _check_options(made, found.values())
         except Exception as error:
             # Whatever is wrong with another package, the library's own mechanisms remain.
             warnings.warn(
@@ -73,23 +82,23 @@ def mechanisms() -> Mapping[str, Mechanism]:
                 stacklevel=2,
             )
             continue
-        found[mechanism.name] = mechanism
+        found[made.name] = made
     return MappingProxyType(found)
 
 
-def mechanism(name: str) -> Mechanism:
-    """Returns a mechanism.
+def entry(name: str) -> Entry:
+    """Returns the entry of a mechanism.
 
     Args:
       name: As ``--mechanism`` spells it.
 
     Returns:
-      The mechanism.
+      The entry.
 
     Raises:
       ValueError: If there is none of this name; the message has those that there are.
     """
-    known = mechanisms()
+    known = entries()
     if name not in known:
         raise ValueError(
             f"its mechanism {name!r} is not one of {', '.join(known)}: install the package that "
@@ -117,23 +126,23 @@ def load(
     Raises:
       ValueError: If there is no such mechanism, or the arrays are not what it promises.
     """
-    own = {each.name: each for each in _OWN}
+    own = {each.name: each for each in ENTRIES}
     if name in own:
         made = own[name].factorization
         assert made is not None
         return made.from_arrays(num_rounds, arrays, **attributes)
     structure = own.get(str(attributes["parameters"].get("structure")))
     if structure is not None and structure.factorization is not None:
-        return checked.relabelled(
+        return third_party.relabelled(
             structure.factorization.from_arrays(
                 num_rounds, arrays, parameters=attributes["parameters"]
             ),
             name,
         )
-    found = mechanism(name)
+    found = entry(name)
     if found.factorization is None:
         raise ValueError(f"its arrays are of no class that {name} has")
-    assert isinstance(found, checked.CheckedMechanism)
+    assert isinstance(found, third_party.CheckedEntry)
     return found.checked(
         found.factorization.from_arrays(num_rounds, arrays, parameters=attributes["parameters"])
     )
@@ -150,25 +159,25 @@ def options(names: Sequence[str]) -> Mapping[str, Sequence[tuple[str, Option]]]:
     """
     found: dict[str, list[tuple[str, Option]]] = {}
     for name in names:
-        for option in mechanism(name).options:
+        for option in entry(name).options:
             found.setdefault(option.name, []).append((name, option))
     return found
 
 
-def _loaded(entry_point: importlib.metadata.EntryPoint) -> Mechanism:
+def _loaded(entry_point: importlib.metadata.EntryPoint) -> Entry:
     loaded = entry_point.load()
     made = loaded() if isinstance(loaded, type) else loaded
-    if not isinstance(made, Mechanism):
-        raise TypeError("it is no mf_aggregators.factorizations.Mechanism")
+    if not isinstance(made, Entry):
+        raise TypeError("it is no mf_aggregators.catalogue.Entry")
     if made.name != entry_point.name or not _NAME.fullmatch(made.name):
         raise ValueError(
             f"its name is {made.name!r}, which must be that of the entry point, in lower-case "
             "letters, digits and underscores"
         )
-    return checked.CheckedMechanism(made, {each.factorization for each in _OWN})
+    return third_party.CheckedEntry(made, {each.factorization for each in ENTRIES})
 
 
-def _check_options(made: Mechanism, others: Iterable[Mechanism]) -> None:
+def _check_options(made: Entry, others: Iterable[Entry]) -> None:
     """Refuses a flag that means something else for another mechanism."""
     for option in made.options:
         if not _NAME.fullmatch(option.name):

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, validation
-from mf_aggregators.factorizations.dense import DenseFactorization
-from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.mechanism import (
-    Mechanism,
+from mf_aggregators.catalogue.entry import (
+    Entry,
     MechanismError,
     Request,
     SamplingSetting,
     TimerSetting,
     Variant,
 )
+from mf_aggregators.factorizations.dense import DenseFactorization
+from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import NoiseRecursion
 
@@ -97,10 +97,10 @@ class CheckedFactorization(Factorization):
         raise TypeError("the class of the other package reads its own arrays.")
 
 
-class CheckedMechanism(Mechanism):
+class CheckedEntry(Entry):
     """A mechanism of another package, whose factorizations are checked."""
 
-    def __init__(self, made: Mechanism, own: Collection[type[Factorization] | None]) -> None:
+    def __init__(self, made: Entry, own: Collection[type[Factorization] | None]) -> None:
         """Wraps a mechanism.
 
         Args:
@@ -124,7 +124,8 @@ class CheckedMechanism(Mechanism):
             is refused by the classes that check it.
         """
         try:
-            factorization = self.checked(self._made.build(request), request.options)
+            filled = dataclasses.replace(request, options=self._made.arguments(request))
+            factorization = self.checked(self._made.build(filled), filled.options)
         except (MemoryError, OSError):
             raise
         except ValueError as error:

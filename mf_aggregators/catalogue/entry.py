@@ -1,7 +1,8 @@
-"""What a mechanism says of itself, so that every command can offer it."""
+"""What the catalogue says of a mechanism: its options, its factorization, its place in plans."""
 
 import abc
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -10,12 +11,6 @@ import numpy as np
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.participation import Participation
 from mf_aggregators.workloads import Workload
-
-# Plans compare optima that are certified to this relative gap of the squared error.
-RELATIVE_GAP_OF_A_PLAN = 1e-3
-# Variants say how long they take for so many rounds, which grows with a power of the rounds.
-ROUNDS_OF_SECONDS = 2052
-POWER_OF_SECONDS = 2.5
 
 
 class OptionError(ValueError):
@@ -38,8 +33,11 @@ class Option:
       kind: What it takes: an integer, a number, ``true`` or ``false``, one of ``choices``, or
         the directory of a checkpoint, in which place the mechanism gets the factorization.
       meaning: What it says, in whole sentences.
-      default: What holds where it is not given, in words that may follow "Default:"; empty if
-        nothing is to be said.
+      default: The value that holds where it is not given; None for none, and where it depends on
+        what a factorization is made for.
+      default_text: What follows "Default:" in help, where ``default`` alone does not say it.
+      default_of_runs: The value in a training run, if it is another one.
+      default_of_audits: The value in an audit, if it is another one.
       choices: The values of a ``choice``.
       least: The smallest value of an integer, which commands check; None for any.
       for_runs: Whether commands that train offer it too. The other commands always do.
@@ -48,10 +46,24 @@ class Option:
     name: str
     kind: Literal["integer", "number", "boolean", "choice", "checkpoint"]
     meaning: str
-    default: str = ""
+    default: bool | int | float | str | None = None
+    default_text: str = ""
+    default_of_runs: int | None = None
+    default_of_audits: int | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
     for_runs: bool = True
+
+    def described_default(self) -> str:
+        """Returns what follows "Default:" in help; empty if there is none."""
+        if self.default_text:
+            return self.default_text
+        if self.default is None:
+            return ""
+        if isinstance(self.default, bool):
+            return "true" if self.default else "false"
+        # 1e-5 in the place of 1e-05.
+        return re.sub(r"e-0(?=\d)", "e-", str(self.default))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +93,10 @@ class Request:
         return {name: self.options[name] for name in names if name in self.options}
 
     def with_defaults(self, **options: Any) -> "Request":
-        """Returns the request with values for options that were not given; None gives none.
+        """Returns the request with values for options that were not given.
 
         Args:
-          **options: Values by the names of options.
+          **options: Values by the names of options; None for an option that stays without.
         """
         added = {name: value for name, value in options.items() if value is not None}
         return dataclasses.replace(self, options={**added, **self.options})
@@ -157,13 +169,13 @@ class SamplingSetting:
     participation: Participation
 
 
-class Mechanism(abc.ABC):
+class Entry(abc.ABC):
     """A mechanism: how its factorizations are made, loaded, planned, audited and run.
 
     Commands, planner, audit and checkpoints know mechanisms by this class alone. One of another
     package is found through the entry-point group ``mf_aggregators.mechanisms``; the library
     computes its sensitivity and its errors from the matrix that it returns, and believes nothing
-    else of it: see :mod:`mf_aggregators.factorizations.registry`.
+    else of it: see :mod:`mf_aggregators.catalogue.third_party`.
 
     Attributes:
       name: As ``--mechanism`` spells it.
@@ -207,7 +219,9 @@ class Mechanism(abc.ABC):
         Args:
           request: What the audit asks for.
         """
-        return request
+        return request.with_defaults(
+            **{option.name: option.default_of_audits for option in self.options}
+        )
 
     def for_run(self, request: Request, most_bands: int) -> Request:
         """Returns the request of a training run, with values for what was not given.
@@ -220,7 +234,9 @@ class Mechanism(abc.ABC):
           The request.
         """
         del most_bands
-        return request
+        return request.with_defaults(
+            **{option.name: option.default_of_runs for option in self.options}
+        )
 
     def num_bands(self, options: Mapping[str, Any]) -> int | None:
         """Returns the bands of C before it is made, for amplification by sampling.
@@ -253,8 +269,20 @@ class Mechanism(abc.ABC):
         del setting
         return ()
 
+    def arguments(self, request: Request) -> dict[str, Any]:
+        """Returns the value of every option that has one: what was given, and defaults.
+
+        Args:
+          request: What was asked for.
+
+        Returns:
+          The values by the names of options.
+        """
+        defaults = {option.name: option.default for option in self.options}
+        return dict(request.with_defaults(**defaults).options)
+
     def required(self, request: Request, name: str, hint: str = "") -> Any:
-        """Returns the value of an option.
+        """Returns the value of an option that has no default.
 
         Args:
           request: What was asked for.
@@ -270,12 +298,3 @@ class Mechanism(abc.ABC):
         if name not in request.options:
             raise OptionError(f"--mechanism={self.name} needs --{name}{hint}.")
         return request.options[name]
-
-
-def too_many_rounds(most: int) -> str:
-    """Returns why a variant is not weighed whose search would take minutes.
-
-    Args:
-      most: The most rounds that it is searched for.
-    """
-    return f"is optimised for at most {most} rounds"

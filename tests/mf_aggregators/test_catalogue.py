@@ -15,18 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators import checkpoints, planning, sensitivity
+from mf_aggregators import catalogue, checkpoints, planning, sensitivity
+from mf_aggregators.catalogue import (
+    Entry,
+    Option,
+    Request,
+    Variant,
+)
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import (
     BandedFactorization,
     DenseFactorization,
     Factorization,
-    Mechanism,
-    Option,
-    Request,
-    Variant,
-    registry,
 )
 from mf_aggregators.noise.recursions import (
     BandedNoise,
@@ -37,10 +38,10 @@ from mf_aggregators.noise.recursions import (
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
-_ROOT = pathlib.Path(__file__).parents[3]
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
-class Discounted(Mechanism):
+class Discounted(Entry):
     """C with a diagonal of ones and a constant below it."""
 
     name = "discounted"
@@ -111,15 +112,15 @@ class _EntryPoint:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_registry() -> Iterator[None]:
-    registry.mechanisms.cache_clear()
+def _fresh_catalogue() -> Iterator[None]:
+    catalogue.entries.cache_clear()
     yield
-    registry.mechanisms.cache_clear()
+    catalogue.entries.cache_clear()
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, *entry_points: _EntryPoint) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(entry_points))
-    registry.mechanisms.cache_clear()
+    catalogue.entries.cache_clear()
 
 
 def _request(num_rounds: int, **options: Any) -> Request:
@@ -142,11 +143,11 @@ def _brute_force(matrix: np.ndarray, separation: int) -> float:
 @settings(deadline=None, max_examples=15)
 @given(num_rounds=st.integers(2, 7), separation=st.integers(1, 7))
 def test_sensitivity_and_errors_are_those_of_the_matrix(
-    made: type[Mechanism], num_rounds: int, separation: int
+    made: type[Entry], num_rounds: int, separation: int
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         _install(monkeypatch, _EntryPoint(made))
-        factorization = registry.mechanism("discounted").build(_request(num_rounds))
+        factorization = catalogue.entry("discounted").build(_request(num_rounds))
     assert isinstance(factorization, Factorization)
     assert factorization.mechanism == "discounted"
     matrix = np.eye(num_rounds) + 0.5 * np.eye(num_rounds, k=-1)
@@ -184,7 +185,7 @@ def test_rows_that_are_not_those_of_the_matrix_are_refused(
     monkeypatch.setattr(Boastful, "recursion", recursion)
     _install(monkeypatch, _EntryPoint(OwnClass))
     with pytest.raises(ValueError, match=r"noise rows of discounted|no recursion of the library"):
-        registry.mechanism("discounted").build(_request(6))
+        catalogue.entry("discounted").build(_request(6))
 
 
 _BANDS = np.column_stack([np.ones(6), np.full(6, 0.5)])
@@ -212,7 +213,7 @@ def test_a_subclass_of_a_recursion_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Boastful, "recursion", Quieter(_BANDS.copy()))
     _install(monkeypatch, _EntryPoint(OwnClass))
     with pytest.raises(ValueError, match="Quieter is no recursion of the library"):
-        registry.mechanism("discounted").build(_request(6))
+        catalogue.entry("discounted").build(_request(6))
 
 
 def test_what_is_drawn_follows_from_the_fields_that_were_checked(
@@ -223,7 +224,7 @@ def test_what_is_drawn_follows_from_the_fields_that_were_checked(
     vars(recursion)["unit"] = BandedNoise(np.column_stack([np.ones(6), np.zeros(6)]))
     monkeypatch.setattr(Boastful, "recursion", recursion)
     _install(monkeypatch, _EntryPoint(OwnClass))
-    made = registry.mechanism("discounted").build(_request(6))
+    made = catalogue.entry("discounted").build(_request(6))
     assert isinstance(made, Factorization)
     recursion.bands.setflags(write=True)
     recursion.bands[...] = np.column_stack([np.full(6, 10.0), np.zeros(6)])
@@ -266,7 +267,7 @@ def test_arrays_that_are_changed_after_the_check_change_nothing(
             return kept
 
     _install(monkeypatch, _EntryPoint(Keeping))
-    made = registry.mechanism("discounted").build(_request(6))
+    made = catalogue.entry("discounted").build(_request(6))
     assert isinstance(made, Factorization)
     for array in [matrix, *kept.arrays().values()]:
         array.setflags(write=True)
@@ -301,10 +302,10 @@ def test_what_is_no_factorization_is_refused(
 
     _install(monkeypatch, _EntryPoint(Bad))
     with pytest.raises(ValueError, match=message):
-        registry.mechanism("discounted").build(_request(4))
+        catalogue.entry("discounted").build(_request(4))
 
 
-def _named(name: str, *options: Option) -> type[Mechanism]:
+def _named(name: str, *options: Option) -> type[Entry]:
     return type("Named", (Discounted,), {"name": name, "options": options})
 
 
@@ -312,7 +313,7 @@ def _named(name: str, *options: Option) -> type[Mechanism]:
     ("entry_point", "reason"),
     [
         (_EntryPoint(ImportError("no module named numba")), "no module named numba"),
-        (_EntryPoint(object), "is no mf_aggregators.factorizations.Mechanism"),
+        (_EntryPoint(object), "is no mf_aggregators.catalogue.Entry"),
         (_EntryPoint(Discounted, "other"), "which must be that of the entry point"),
         (_EntryPoint(_named("Dis-counted"), "Dis-counted"), "lower-case"),
         (_EntryPoint(_named("banded"), "banded"), "a mechanism banded already"),
@@ -326,18 +327,18 @@ def _named(name: str, *options: Option) -> type[Mechanism]:
 def test_packages_that_are_broken_are_left_out_with_a_word(
     monkeypatch: pytest.MonkeyPatch, entry_point: _EntryPoint, reason: str
 ) -> None:
-    own = list(registry.mechanisms())
+    own = list(catalogue.entries())
     _install(monkeypatch, entry_point)
-    with pytest.warns(registry.MechanismWarning, match=reason):
-        assert list(registry.mechanisms()) == own
+    with pytest.warns(catalogue.MechanismWarning, match=reason):
+        assert list(catalogue.entries()) == own
 
 
 def test_of_two_packages_with_one_name_the_first_is_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _install(monkeypatch, _EntryPoint(Discounted), _EntryPoint(InBands))
-    with pytest.warns(registry.MechanismWarning, match="a mechanism discounted already"):
-        assert "discounted" in registry.mechanisms()
+    with pytest.warns(catalogue.MechanismWarning, match="a mechanism discounted already"):
+        assert "discounted" in catalogue.entries()
 
 
 def test_amplification_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,21 +352,21 @@ def test_amplification_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
             return (Variant(amplified_bands=1),)
 
     _install(monkeypatch, _EntryPoint(Amplified))
-    mechanism = registry.mechanism("discounted")
+    mechanism = catalogue.entry("discounted")
     assert not mechanism.has_known_bands
     assert mechanism.num_bands({}) is None
     (variant,) = mechanism.for_sampling(
-        mfa.factorizations.SamplingSetting(8, (1, 2), mfa.participation.FixedEpochOrder(2, 4))
+        mfa.catalogue.SamplingSetting(8, (1, 2), mfa.participation.FixedEpochOrder(2, 4))
     )
     assert variant.amplified_bands is None
 
 
 @pytest.mark.parametrize("made", [Discounted, InBands, OwnClass])
 def test_checkpoints_are_read_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, made: type[Mechanism]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, made: type[Entry]
 ) -> None:
     _install(monkeypatch, _EntryPoint(made))
-    factorization = registry.mechanism("discounted").build(_request(6, discount=0.5))
+    factorization = catalogue.entry("discounted").build(_request(6, discount=0.5))
     assert isinstance(factorization, Factorization)
     checkpoints.save(factorization, tmp_path / "checkpoint")
     for _ in range(2):
@@ -389,7 +390,7 @@ def test_a_damaged_checkpoint_of_another_package_is_refused(
 ) -> None:
     """The recursion is checked when it is read, too."""
     _install(monkeypatch, _EntryPoint(OwnClass))
-    factorization = registry.mechanism("discounted").build(_request(6))
+    factorization = catalogue.entry("discounted").build(_request(6))
     assert isinstance(factorization, Factorization)
     checkpoints.save(factorization, tmp_path / "checkpoint")
     monkeypatch.setattr(Boastful, "recursion", IndependentNoise(6))
@@ -446,7 +447,7 @@ def test_every_mechanism_says_what_it_is() -> None:
     table = (_ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for name, mechanism in registry.mechanisms().items():
+        for name, mechanism in catalogue.entries().items():
             assert mechanism.summary
             assert mechanism.factorization is not None
             assert mechanism.factorization.mechanism == name
@@ -457,7 +458,7 @@ def test_every_mechanism_says_what_it_is() -> None:
 
 def test_no_other_file_lists_mechanisms() -> None:
     """Names stand in the files of mechanisms, in colours of figures and in flags' defaults."""
-    names = set(registry.mechanisms())
+    names = set(catalogue.entries())
     allowed = {
         "mf_aggregators/planning/band_choice.py",
         "simulations/compare_mechanisms.py",
@@ -468,7 +469,7 @@ def test_no_other_file_lists_mechanisms() -> None:
     for top in ("mf_aggregators", "simulations", "stackoverflow_nwp"):
         for file in (_ROOT / top).rglob("*.py"):
             where = file.relative_to(_ROOT)
-            if "factorizations" in where.parts or "figures" in where.as_posix():
+            if {"catalogue", "factorizations"} & {*where.parts} or "figures" in where.as_posix():
                 continue
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and node.value in names:
