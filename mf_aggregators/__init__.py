@@ -31,6 +31,7 @@ from mf_aggregators import (
 from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.linear_algebra import power_series
+from mf_aggregators.mechanism import Mechanism, calibrate, load
 from mf_aggregators.planning import band_choice
 from mf_aggregators.privacy import extensions, guarantees
 from mf_aggregators.privacy import statement as privacy_statement
@@ -44,12 +45,14 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveClip",
     "FirstPlan",
+    "Mechanism",
     "__version__",
     "accounting",
     "adaptive_clip",
     "atomic_files",
     "audit",
     "band_choice",
+    "calibrate",
     "catalogue",
     "checkpoints",
     "commands",
@@ -59,6 +62,7 @@ __all__ = [
     "figures",
     "guarantees",
     "linear_algebra",
+    "load",
     "lower_bounds",
     "memory",
     "mf_dp_aggregator",

@@ -35,6 +35,8 @@ FORMAT_VERSION = 1
 DESCRIPTION_FILE = "factorization.json"
 # What the mechanism needs of its matrix, in the same directory.
 ARRAYS_FILE = "arrays.npz"
+# What a mechanism says of itself beside its factorization (``mf_aggregators.mechanism``).
+MECHANISM_FILE = "mechanism.json"
 
 # How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.
 _SENSITIVITY_TOLERANCE = 1e-9
@@ -51,6 +53,7 @@ def save(
     workload: Mapping[str, Any] | None = None,
     participation: Participation | None = None,
     overwrite: bool = True,
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Writes a checkpoint, replacing an older checkpoint of the same name.
 
@@ -62,6 +65,8 @@ def save(
       participation: The schema that the stated errors are for; by default the one
         that the factorization was optimised for, or single participation.
       overwrite: Whether a checkpoint that is there already may be replaced.
+      beside: Contents of further JSON files in the directory, by name, whose SHA-256 the
+        description then has.
 
     Raises:
       CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
@@ -89,7 +94,13 @@ def save(
     np.savez(buffer, **factorization.arrays())
     arrays = buffer.getvalue()
     description["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
+    texts = {name: json.dumps(each, indent=2) + "\n" for name, each in (beside or {}).items()}
+    if texts:
+        description["beside_sha256"] = {
+            name: hashlib.sha256(text.encode("utf-8")).hexdigest() for name, text in texts.items()
+        }
     description["description_sha256"] = _hash_of(description)
+    texts[DESCRIPTION_FILE] = json.dumps(description, indent=2) + "\n"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         check_destination(target, overwrite)
@@ -97,9 +108,9 @@ def save(
             tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
         )
         try:
-            text = json.dumps(description, indent=2) + "\n"
             atomic_files.write_bytes(staging / ARRAYS_FILE, arrays)
-            atomic_files.write_text(staging / DESCRIPTION_FILE, text)
+            for name, text in texts.items():
+                atomic_files.write_text(staging / name, text)
             staging.chmod(atomic_files.usual_mode(0o777))
             _move_into_place(staging, target)
             atomic_files.synchronise(target.parent)
@@ -305,7 +316,8 @@ def _is_replaceable(target: pathlib.Path) -> bool:
     """A checkpoint, whole or damaged, or an empty directory."""
     if not target.is_dir():
         return False
-    return {entry.name for entry in target.iterdir()} <= {DESCRIPTION_FILE, ARRAYS_FILE}
+    files = {DESCRIPTION_FILE, ARRAYS_FILE, MECHANISM_FILE}
+    return {entry.name for entry in target.iterdir()} <= files
 
 
 def _move_into_place(staging: pathlib.Path, target: pathlib.Path) -> None:

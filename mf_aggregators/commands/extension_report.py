@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mf_aggregators import accounting, catalogue
+from mf_aggregators import catalogue
 from mf_aggregators.catalogue import (
     Request,
 )
@@ -10,9 +10,8 @@ from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import (
     Factorization,
 )
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Participation
-from mf_aggregators.privacy import extensions
-from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.workloads import Workload, describe
 
 
@@ -66,29 +65,12 @@ def fields(
     }
     if noise_multiplier is None:
         return found
-    multiplier = extensions.noise_multiplier(
-        whole,
-        participation,
-        FirstPlan(
-            participation,
-            _of_first(factorization, participation, noise_multiplier),
-            (participation,) * len(factorization.plans),
-        ),
-        num_parameters=num_parameters,
+    mechanism = Mechanism.of_one_schema(factorization, participation, noise_multiplier).extended(
+        num_rounds, workload=whole_workload, num_parameters=num_parameters
     )
-    found["extended_noise_multiplier"] = multiplier
-    found["extended_epsilon"] = accounting.epsilon(multiplier, delta)
+    found["extended_noise_multiplier"] = mechanism.noise_multiplier
+    found["extended_epsilon"] = mechanism.guarantee(delta).epsilon
     return found
-
-
-def _of_first(
-    factorization: Factorization, participation: Participation, noise_multiplier: float
-) -> float:
-    """The noise multiplier that a run began with, from that of what it goes on with."""
-    if not factorization.plans:
-        return noise_multiplier
-    first = factorization.of_plan(factorization.plans[0]).sensitivity(participation).value
-    return noise_multiplier * factorization.sensitivity(participation).value / first
 
 
 def _longer(workload: Workload, num_rounds: int) -> Workload:

@@ -4,20 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.mechanism import Mechanism, Observed
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import (
-    amplification_conditions,
-    attackers,
-    client_names,
-    guarantees,
-    sampled_cohorts,
-)
-from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
+from mf_aggregators.privacy import amplification_conditions, attackers, client_names
+from mf_aggregators.privacy.guarantees import Guarantee, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.printed_guarantees import pair
-from mf_aggregators.sampling import data_samplers
 
 _ALL_DRAWN = " Every batch of the ledger is the one that the sampler's seed draws."
 
@@ -28,30 +21,23 @@ class LedgerReport:
 
     Attributes:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
-      took_place: What happened.
+      observed: What took place.
       realised: The guarantee of what took place; without amplification.
-      keeps_plan: Whether the plan was kept; None for batches of a data sampler whose seed is not
-        given, because only the seed can show it, unless the ledger contradicts the scheme.
-      deviation: What no draws by the scheme, or by its seed, can have given, as the end of a
-        sentence; None if there is nothing.
-      num_absent: How many participations that the sampler's seed draws the ledger lacks; None
-        where that is not known.
       worst_client: The client that is protected least. None for batches of a data sampler: who
         was drawn is a secret.
       worst_case: What holds for a plan that was broken; None for others.
-      num_alike_names: How many clients have a name that looks like another client's
-        (``client_names.num_alike``).
     """
 
     plan: Guarantee
-    took_place: RealisedParticipation
+    observed: Observed
     realised: Guarantee
-    keeps_plan: bool | None
-    deviation: str | None
-    num_absent: int | None
     worst_client: WorstClient | None
     worst_case: Guarantee | None
-    num_alike_names: int
+
+    @property
+    def keeps_plan(self) -> bool | None:
+        """Whether the plan was kept: ``Observed.keeps_participation``."""
+        return self.observed.keeps_participation
 
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by what they are called in a figure."""
@@ -72,7 +58,7 @@ class LedgerReport:
         widened = _no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")
         return {
             "keeps_plan": self.keeps_plan,
-            "alike_client_names": self.num_alike_names,
+            "alike_client_names": self.observed.num_alike_names,
             **self._of_sampling(),
             **self._of_what_took_place(),
             "widened_epsilon": None if worst_case is None else worst_case.epsilon,
@@ -99,12 +85,12 @@ class LedgerReport:
                 None if is_broken or plan.certificate is None else plan.certificate.to_dict()
             ),
             **rates,
-            "sampling_deviation": self.deviation,
-            "absent_participations": self.num_absent,
+            "sampling_deviation": self.observed.deviation,
+            "absent_participations": self.observed.num_absent,
         }
 
     def _of_what_took_place(self) -> dict[str, Any]:
-        took_place, guarantee = self.took_place, self.realised
+        took_place, guarantee = self.observed.participation, self.realised
         return {
             "realised_num_rounds": took_place.num_rounds,
             "realised_num_clients": took_place.num_clients,
@@ -143,48 +129,21 @@ def read(
     Raises:
       ValueError: If the ledger is broken, or its scheme does not fit the factorization.
     """
-    took_place = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
-    deviation, worst, num_absent = None, None, None
     if ledger.sampling is None:
-        plan = guarantees.planned(factorization, schema, noise_multiplier, delta)
-        keeps_plan: bool | None = guarantees.keeps_plan(schema, took_place)
-        worst = guarantees.worst_client(plan, factorization, ledger)
+        mechanism = Mechanism.of_one_schema(factorization, schema, noise_multiplier)
     else:
-        single = factorization.sensitivity(SingleParticipation()).value
-        of_schema = factorization.sensitivity(schema).value
-        plan = guarantees.sampled(
-            factorization,
-            ledger.sampling,
-            noise_multiplier * of_schema / single,
-            delta,
-            certification=amplification_conditions.default_certification(show_progress=True),
-        )
-        num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
-        if sampling_seed is None:
-            deviation = sampled_cohorts.deviation(ledger.sampling, num_clients, cohorts)
-            keeps_plan = None if deviation is None else False
-        else:
-            sampler = data_samplers.create(ledger.sampling, sampling_seed)
-            deviation = sampled_cohorts.deviation_from_draws(
-                sampler,
-                num_clients,
-                cohorts,
-                may_be_absent=ledger.sampling.name not in sampling_schemes.names_with_parts(),
-            )
-            keeps_plan = deviation is None
-            num_absent = sampled_cohorts.num_absent(sampler, cohorts) if keeps_plan else None
+        # Of one participation, as schemes have it.
+        ratio = factorization.sensitivity(schema).value
+        ratio /= factorization.sensitivity(SingleParticipation()).value
+        mechanism = Mechanism(factorization, ledger.sampling, noise_multiplier * ratio)
+    observed = mechanism.observed(ledger, sampling_seed=sampling_seed)
+    certification = amplification_conditions.default_certification(show_progress=True)
     return LedgerReport(
-        plan=plan,
-        took_place=took_place,
-        realised=guarantees.realised(plan, factorization, took_place),
-        keeps_plan=keeps_plan,
-        deviation=deviation,
-        num_absent=num_absent,
-        worst_client=worst,
-        worst_case=(
-            guarantees.worst_case(plan, factorization, took_place) if keeps_plan is False else None
-        ),
-        num_alike_names=client_names.num_alike(ledger.client_ids),
+        plan=mechanism.guarantee(delta, certification=certification),
+        observed=observed,
+        realised=observed.unamplified_guarantee(delta),
+        worst_client=None if ledger.sampling is not None else observed.worst_client(delta),
+        worst_case=observed.worst_case(delta) if observed.keeps_participation is False else None,
     )
 
 

@@ -210,6 +210,20 @@ class Factorization(abc.ABC):
         labelled.mechanism = mechanism
         return labelled
 
+    def has_same_matrix(self, other: "Factorization") -> bool:
+        """Returns whether another factorization has the same matrix, bit for bit, by its arrays.
+
+        Args:
+          other: The other one.
+        """
+        ours, theirs = self.arrays(), other.arrays()
+        return (
+            (type(self), self.mechanism, self.num_rounds)
+            == (type(other), other.mechanism, other.num_rounds)
+            and ours.keys() == theirs.keys()
+            and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+        )
+
     def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether :attr:`optimality_gap` is about a schema.
 

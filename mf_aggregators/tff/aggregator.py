@@ -13,6 +13,7 @@ from mf_aggregators.accounting import noise_failure
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation, check
@@ -269,10 +270,10 @@ def _counting(next_fn: Any, clients_per_round: float, is_secure: bool) -> Any:
 
 
 def mf_dp_aggregator(
-    factorization: Factorization | str | os.PathLike[str],
+    mechanism: Mechanism | Factorization | str | os.PathLike[str],
     *,
-    participation: Participation,
-    noise_multiplier: float,
+    participation: Participation | None = None,
+    noise_multiplier: float | None = None,
     clip_norm: float | AdaptiveClip,
     clients_per_round: float,
     seed: int | None = None,
@@ -319,12 +320,14 @@ def mf_dp_aggregator(
     has no bounded sensitivity.
 
     Args:
-      factorization: A factorization, or the directory of its checkpoint.
-      participation: The schema that the run enforces; the noise is scaled to the
-        sensitivity of C under it.
-      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity);
-        ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise, and is refused
-        without ``allow_no_noise``.
+      mechanism: What the run's guarantee is about (``mf_aggregators.calibrate``), with all of its
+        horizons where the run was extended. Or, in the long spelling, a factorization or the
+        directory of its checkpoint, with the two arguments that follow.
+      participation: With a factorization: the schema that the run enforces; the noise is scaled to
+        the sensitivity of C under it.
+      noise_multiplier: With a factorization: standard deviation of Z over (clip norm times
+        sensitivity); ``mf_aggregators.accounting`` relates it to epsilon. Zero adds no noise, and
+        is refused without ``allow_no_noise``.
       clip_norm: The L2 norm to which each client's whole update is clipped: a number, or how it
         adapts (``mf_aggregators.AdaptiveClip``).
       clients_per_round: What the noisy sum is divided by: the cohort size, fixed in
@@ -349,11 +352,12 @@ def mf_dp_aggregator(
         the number of clients is drawn at random, as by Poisson sampling, give a number that no
         round can reach, such as all clients that there are: a refused round tells that its batch
         was larger than this, and amplification rests on nobody knowing who was drawn.
-      continues: For a run that goes on after its last round: what it began with
-        (``mf_aggregators.FirstPlan``), with the schemas of all horizons since. The factorization is
-        then an extension (``Factorization.extended``), participation and noise multiplier are those
-        of the whole (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was.
-        Rows of noise stay bit for bit, so that a saved state goes on; before that,
+      continues: With a factorization, for a run that goes on after its last round: what it began
+        with (``mf_aggregators.FirstPlan``), with the schemas of all horizons since, which
+        ``Mechanism.extended`` knows. The factorization is then an extension
+        (``Factorization.extended``), participation and noise multiplier are those of the whole
+        (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was. Rows of noise
+        stay bit for bit, so that a saved state goes on; before that,
         ``mf_aggregators.declared_participation.in_extended`` puts the schema of the whole into it.
       allow_no_noise: Whether ``noise_multiplier`` may be zero: such an aggregator only clips and
         averages, and gives no privacy.
@@ -366,13 +370,29 @@ def mf_dp_aggregator(
       TypeError: If an argument has the wrong type.
       ValueError: If a number is out of its range.
     """
-    if not isinstance(factorization, Factorization):
-        if not isinstance(factorization, (str, os.PathLike)):
+    if isinstance(mechanism, Mechanism):
+        if (participation, noise_multiplier, continues) != (None, None, None):
             raise TypeError(
-                "factorization must be a Factorization or the directory of a checkpoint, found "
-                f"{validation.shown(factorization)}."
+                "a Mechanism has its participation, noise multiplier and horizons: leave out "
+                "participation=, noise_multiplier= and continues=."
             )
-        factorization = checkpoints.load(factorization)
+        factorization, continues = mechanism.factorization, mechanism.first_plan
+        participation, noise_multiplier = mechanism.schema, mechanism.noise_multiplier
+    elif isinstance(mechanism, Factorization):
+        factorization = mechanism
+    elif isinstance(mechanism, (str, os.PathLike)):
+        factorization = checkpoints.load(mechanism)
+    else:
+        raise TypeError(
+            "mechanism must be a Mechanism, or a Factorization or the directory of a checkpoint, "
+            f"found {validation.shown(mechanism)}."
+        )
+    if participation is None or noise_multiplier is None:
+        raise TypeError(
+            "a factorization needs participation= and noise_multiplier= as well: "
+            "mf_aggregators.calibrate(factorization, participation, epsilon=, delta=) makes a "
+            "Mechanism, which has all three."
+        )
     return MatrixFactorizationFactory(
         factorization,
         check(participation),

@@ -660,7 +660,7 @@ def test_other_types_than_floats_are_refused(dtype: Any) -> None:
         ({"clip_norm": 0.0}, ValueError, "clip_norm"),
         ({"clients_per_round": 0}, ValueError, "clients_per_round"),
         ({"participation": "min_sep"}, TypeError, "participation"),
-        ({"factorization": 7}, TypeError, "factorization"),
+        ({"factorization": 7}, TypeError, "Mechanism"),
         ({"noise_storage": "tape"}, ValueError, "'auto', 'state', 'disk'"),
         ({"noise_source": "dice"}, ValueError, "'chacha20', 'philox'"),
         ({"factorization": "nowhere"}, mfa.checkpoints.CheckpointError, "nowhere"),

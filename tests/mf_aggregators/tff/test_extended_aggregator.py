@@ -304,3 +304,54 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
     assert after.starts[-1] == _WHOLE
     for block in range(before.num_blocks):
         np.testing.assert_array_equal(before.weights(block), after.weights(block))
+
+
+def test_a_mechanism_releases_the_bits_of_the_long_spelling() -> None:
+    """Before and after it was extended, twice."""
+    mechanism = mfa.Mechanism(_MADE["blt"], _FIRST.participation, _FIRST.noise_multiplier)
+    later = MinSeparation(2)
+    longer = mechanism.extended(9, num_parameters=_SIZE, storage="state")
+    whole = longer.extended(_WHOLE, later, num_parameters=_SIZE, storage="state")
+    continues = mfa.FirstPlan(_FIRST.participation, _FIRST.noise_multiplier, (longer.schema,))
+    queries = []
+    spellings: list[tuple[Any, dict[str, Any]]] = [
+        (mechanism, {}),
+        (_MADE["blt"], {"noise_multiplier": _FIRST.noise_multiplier, "continues": None}),
+        (whole, {}),
+        (
+            whole.factorization,
+            {"noise_multiplier": whole.noise_multiplier, "continues": continues},
+        ),
+    ]
+    for spelling, given in spellings:
+        arguments: dict[str, Any] = {"clip_norm": 1.0, "clients_per_round": 4, "seed": 3, **given}
+        if given:
+            arguments["participation"] = later if given["continues"] else _FIRST.participation
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FixedSeedWarning)
+            aggregator = mfa.mf_dp_aggregator(spelling, noise_storage="state", **arguments)
+            queries.append(aggregator.query(_SPECS))
+    short, long, short_whole, long_whole = queries
+    released, state = _rounds(short, short.initial_global_state(), 0, _BEFORE)
+    expected, _ = _rounds(long, long.initial_global_state(), 0, _BEFORE)
+    np.testing.assert_array_equal(released, expected)
+    state = declared_participation.in_extended(
+        _saved(state), whole.earlier_participations, whole.schema
+    )
+    released, _ = _rounds(short_whole, state, _BEFORE, _WHOLE)
+    expected, _ = _rounds(long_whole, state, _BEFORE, _WHOLE)
+    np.testing.assert_array_equal(released, expected)
+
+
+def test_a_mechanism_is_not_contradicted() -> None:
+    mechanism = mfa.Mechanism(_MADE["blt"], _FIRST.participation, 0.8)
+    with pytest.raises(TypeError, match="participation="):
+        mfa.mf_dp_aggregator(
+            mechanism, participation=MinSeparation(5), clip_norm=1.0, clients_per_round=4
+        )
+    with pytest.raises(TypeError, match="noise_multiplier="):
+        mfa.mf_dp_aggregator(_MADE["blt"], clip_norm=1.0, clients_per_round=4)
+    # Roundings of the rounds of a model that nobody has named.
+    whole = mechanism.extended(_WHOLE)
+    with pytest.raises(ValueError, match="noise multiplier"):
+        mfa.mf_dp_aggregator(whole, clip_norm=1.0, clients_per_round=4).query(_SPECS)

@@ -1,0 +1,684 @@
+"""What a guarantee is about: a matrix, a way to take part, and a noise multiplier.
+
+A :class:`Mechanism` is frozen, compared by value and printed in two lines. A guarantee is asked of
+it and of nothing else, so that matrix, participation and noise cannot be of different runs. One
+that goes on after its last round (:meth:`Mechanism.extended`) knows every horizon that it had.
+"""
+
+import dataclasses
+import hashlib
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from dp_accounting import dp_event
+
+from mf_aggregators import accounting, checkpoints, validation, version
+from mf_aggregators import participation as participations
+from mf_aggregators.accounting import amplification, sampling_schemes
+from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    FixedSizeSampling,
+    MinSeparationSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.privacy import (
+    amplification_conditions,
+    client_names,
+    extensions,
+    guarantees,
+    ledgers,
+    sampled_cohorts,
+)
+from mf_aggregators.privacy.extensions import FirstPlan
+from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from mf_aggregators.sampling import data_samplers
+from mf_aggregators.workloads import Workload
+
+_FORMAT_VERSION = 1
+_SCHEMAS = (SingleParticipation, FixedEpochOrder, MinSeparation)
+_SCHEMES = (PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling, BallsInBins)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mechanism:
+    """A factorization, who may take part in which rounds, and how much noise there is.
+
+    Two are equal if a run of one is a run of the other: the same matrix, bit for bit, the same
+    participation, noise multiplier, and horizons before.
+
+    Attributes:
+      factorization: The strategy matrix C with its structure, for n rounds.
+      participation: The schema that clients keep to, as one of ``participation.MinSeparation``; or
+        the scheme by which they are drawn, one of ``sampling_schemes``, for a guarantee that
+        sampling amplifies.
+      noise_multiplier: The standard deviation of Z over (clip norm times the sensitivity of C under
+        the schema); with a sampling scheme, times the largest column norm of C. 0 for no noise.
+      extends: The mechanism of the horizon before, of a run that went on after its last round: see
+        :meth:`extended`. None for others.
+
+    Raises:
+      TypeError: If an attribute is of another type.
+      ValueError: If the noise multiplier is negative or not finite, the scheme is not for the
+        rounds and the bands of the factorization, or an extension does not follow on ``extends`` or
+        is stated to have more noise than there is.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> timers = mfa.participation.MinSeparation(separation=4)
+      >>> mechanism = mfa.calibrate(
+      ...     mfa.factorizations.banded(16, num_bands=4), timers, epsilon=8.0, delta=1e-6
+      ... )
+      >>> print(mechanism)
+      banded factorization for 16 rounds, noise multiplier 0.681
+      participations at least 4 rounds apart
+      >>> round(mechanism.guarantee(delta=1e-6).epsilon, 3)
+      8.0
+    """
+
+    factorization: Factorization
+    participation: Participation | SamplingScheme
+    noise_multiplier: float
+    extends: "Mechanism | None" = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.factorization, Factorization):
+            raise TypeError(
+                "factorization must be one of mf_aggregators.factorizations, found "
+                f"{validation.shown(self.factorization)}. Read a checkpoint with "
+                "mf_aggregators.checkpoints.load."
+            )
+        multiplier = validation.non_negative_number(self.noise_multiplier, "noise_multiplier")
+        object.__setattr__(self, "noise_multiplier", multiplier)
+        if isinstance(self.participation, _SCHEMES):
+            _check_scheme(self.factorization, self.participation)
+        elif not isinstance(self.participation, _SCHEMAS):
+            raise TypeError(
+                "participation must be a schema of mf_aggregators.participation or a scheme of "
+                f"mf_aggregators.sampling_schemes, found {validation.shown(self.participation)}."
+            )
+        _check_extends(self)
+
+    @classmethod
+    def of_one_schema(
+        cls, factorization: Factorization, participation: Participation, noise_multiplier: float
+    ) -> "Mechanism":
+        """Returns the mechanism of a run that kept to one schema in all of its horizons.
+
+        Args:
+          factorization: The matrix, which may extend others.
+          participation: The schema.
+          noise_multiplier: That of the whole run, under the schema.
+
+        Raises:
+          ValueError: As the constructor does.
+        """
+        stddev = noise_multiplier * factorization.sensitivity(participation).value
+        before: Mechanism | None = None
+        for rounds in factorization.plans:
+            horizon = factorization.of_plan(rounds)
+            multiplier = stddev / horizon.sensitivity(participation).value
+            before = cls(horizon, participation, multiplier, before)
+        return cls(factorization, participation, noise_multiplier, before)
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return self.factorization.num_rounds
+
+    @property
+    def sampling(self) -> SamplingScheme | None:
+        """The scheme by which clients are drawn; None for those who keep to a schema."""
+        return self.participation if isinstance(self.participation, _SCHEMES) else None
+
+    @property
+    def schema(self) -> Participation:
+        """The schema whose sensitivity the noise is relative to: of one participation if drawn."""
+        if isinstance(self.participation, _SCHEMES):
+            return SingleParticipation()
+        return self.participation
+
+    @property
+    def horizons(self) -> "tuple[Mechanism, ...]":
+        """The mechanism of every horizon that a run had, the first one first, this one last."""
+        before = () if self.extends is None else self.extends.horizons
+        return (*before, self)
+
+    @property
+    def earlier_participations(self) -> dict[int, Participation]:
+        """The schema of each horizon before this one, by its number of rounds."""
+        return {each.num_rounds: each.schema for each in self.horizons[:-1]}
+
+    @property
+    def first_plan(self) -> FirstPlan | None:
+        """What a run that was extended began with, and the schemas since; None for others."""
+        return None if self.extends is None else _first_plan(self.extends.horizons)
+
+    def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
+        """Returns what holds of a run that keeps to the participation.
+
+        Args:
+          delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
+          certification: How an epsilon is proved where only simulations bound it; see
+            ``guarantees.sampled``.
+
+        Returns:
+          The guarantee: epsilon, rho, what an attacker can do, the certificate.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        if self.sampling is None:
+            return guarantees.planned(self.factorization, self.schema, self.noise_multiplier, delta)
+        return guarantees.sampled(
+            self.factorization,
+            self.sampling,
+            self.noise_multiplier,
+            delta,
+            certification=certification,
+        )
+
+    def observed(
+        self,
+        ledger: Ledger | str | os.PathLike[str],
+        *,
+        sampling_seed: int | None = None,
+    ) -> "Observed":
+        """Returns what a ledger shows of a run: whether it kept to the participation, and else.
+
+        Args:
+          ledger: Who took part in which round; or its file, which ``ledgers.load`` reads.
+          sampling_seed: With a sampling scheme, the secret seed of the data sampler: then every
+            draw is compared with the ledger. None if it is not known.
+
+        Returns:
+          What took place, of which a guarantee can be asked.
+
+        Raises:
+          LedgerError: If the file cannot be read.
+          ValueError: If more rounds were released than there are, or the ledger is broken.
+        """
+        if not isinstance(ledger, Ledger):
+            ledger = ledgers.load(ledger, self.num_rounds)
+        if ledger.num_rounds > self.num_rounds:
+            raise ValueError(
+                f"{ledger.num_rounds} rounds were released, and the mechanism is for "
+                f"{self.num_rounds}: the noise of some rounds cannot have come from it."
+            )
+        found = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
+        if self.sampling is None:
+            return Observed(self, ledger, found, guarantees.keeps_plan(self.schema, found))
+        return _observed_draws(self, self.sampling, ledger, found, sampling_seed)
+
+    def extended(
+        self,
+        num_rounds: int,
+        participation: Participation | None = None,
+        *,
+        workload: Workload | int | None = None,
+        num_parameters: int | None = None,
+        largest_cohort: int | None = None,
+        storage: str = NoiseStorage.AUTO.value,
+    ) -> "Mechanism":
+        """Returns the mechanism of a run that goes on: the same noise, for more rounds.
+
+        The rows of noise of the rounds that there are stay as they are, bit for bit.
+
+        Args:
+          num_rounds: The rounds of the whole run, above n.
+          participation: The schema of the whole run, which has to allow what every horizon before
+            allowed; that of this one by default.
+          workload: The workload of the whole run, for further rows that are optimised; the prefix
+            sum by default.
+          num_parameters: The numbers of a row of noise, for a run that an aggregator makes:
+            roundings of more rounds then take their share. None leaves it out.
+          largest_cohort: The most clients in a round, as ``mf_dp_aggregator`` is told; None for
+            what it takes without a secure sum.
+          storage: Where the noise is kept, as ``mf_dp_aggregator`` is told.
+
+        Returns:
+          The mechanism, with the noise multiplier that is left relative to the larger sensitivity.
+
+        Raises:
+          ExtensionError: If the factorization cannot have more rounds.
+          ValueError: If the whole forbids what a horizon before allowed, or clients are drawn by a
+            sampling scheme, which is for all of its rounds.
+        """
+        if self.sampling is not None:
+            raise ValueError(
+                f"the scheme {self.sampling.name} draws clients for all of its rounds, which its "
+                "guarantee rests on: a run with it cannot be extended."
+            )
+        schema = self.schema if participation is None else participations.check(participation)
+        factorization = self.factorization.extended(
+            num_rounds, participation=schema, workload=workload
+        )
+        multiplier = extensions.noise_multiplier(
+            factorization,
+            schema,
+            _first_plan(self.horizons),
+            num_parameters=num_parameters,
+            largest_cohort=largest_cohort,
+            storage=NoiseStorage(storage),
+        )
+        return Mechanism(factorization, schema, multiplier, self)
+
+    def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
+        """Returns the privacy statement of a run that is under way.
+
+        Args:
+          facts: What is to be said of the run besides.
+          delta: Above 0 and below 1.
+
+        Returns:
+          The statement, in words (``to_markdown``) and as JSON (``to_dict``).
+        """
+        return PrivacyStatement(
+            facts=facts,
+            plan=self.guarantee(delta),
+            earlier_plans=tuple(each.guarantee(delta) for each in self.horizons[:-1]),
+        )
+
+    def event(self) -> dp_event.DpEvent:
+        """Returns the run as an event of dp-accounting, to be composed with other runs.
+
+        ``accounting.composed_epsilon`` composes such events; ``accounting.event`` and
+        ``amplification.event`` say for which neighbouring relation they are.
+        """
+        if self.sampling is not None:
+            return amplification.event(self.sampling, self.noise_multiplier)
+        return accounting.event(self.noise_multiplier)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping of all but the matrix, which :meth:`from_dict` takes back."""
+        return {
+            "mechanism": self.factorization.mechanism,
+            "horizons": [
+                {
+                    "num_rounds": each.num_rounds,
+                    "participation": _participation_to_dict(each.participation),
+                    "noise_multiplier": each.noise_multiplier,
+                }
+                for each in self.horizons
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, description: Mapping[str, Any], factorization: Factorization) -> "Mechanism":
+        """Returns the mechanism that :meth:`to_dict` described.
+
+        Args:
+          description: The mapping.
+          factorization: Its matrix, of the last horizon.
+
+        Raises:
+          ValueError: If the description is broken, or of another factorization.
+        """
+        mechanism: Mechanism | None = None
+        try:
+            horizons = description["horizons"]
+            for index, horizon in enumerate(horizons):
+                rounds = horizon["num_rounds"]
+                is_last = index == len(horizons) - 1
+                mechanism = cls(
+                    factorization if is_last else factorization.of_plan(rounds),
+                    _participation_from_dict(horizon["participation"]),
+                    horizon["noise_multiplier"],
+                    mechanism,
+                )
+                if mechanism.num_rounds != rounds:
+                    raise ValueError(
+                        f"it is for {rounds} rounds, and the factorization for "
+                        f"{mechanism.num_rounds}"
+                    )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it describes no mechanism ({error})") from error
+        if mechanism is None:
+            raise ValueError("it describes no mechanism (it has no horizons)")
+        return mechanism
+
+    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = True) -> None:
+        """Writes the mechanism: a checkpoint of its factorization with ``mechanism.json`` in it.
+
+        Args:
+          directory: The directory to create. ``checkpoints.load`` reads its factorization alone.
+          overwrite: Whether a checkpoint that is there already may be replaced.
+
+        Raises:
+          CheckpointError: As ``checkpoints.save`` raises it.
+        """
+        contents = {
+            "format_version": _FORMAT_VERSION,
+            "library_version": version.__version__,
+            **self.to_dict(),
+        }
+        checkpoints.save(
+            self.factorization,
+            directory,
+            participation=self.schema,
+            overwrite=overwrite,
+            beside={MECHANISM_FILE: contents},
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mechanism):
+            return NotImplemented
+        return (
+            self.participation == other.participation
+            and self.noise_multiplier == other.noise_multiplier
+            and self.factorization.has_same_matrix(other.factorization)
+            and self.extends == other.extends
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.num_rounds, self.participation, self.noise_multiplier))
+
+    def __str__(self) -> str:
+        extends = "" if self.extends is None else f", extending {self.extends.num_rounds}"
+        kind = f"{self.factorization.mechanism} factorization for {self.num_rounds} rounds{extends}"
+        return f"{kind}, noise multiplier {self.noise_multiplier:.4g}\n{self.participation}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """What a ledger shows of a run of a mechanism.
+
+    Attributes:
+      mechanism: The mechanism.
+      ledger: Who took part in which round.
+      participation: The separations and the numbers of participations that took place.
+      keeps_participation: Whether they are what the mechanism's participation allows. None for
+        clients that a sampling scheme draws, if the seed is not given, which alone can show it, and
+        nothing contradicts the scheme.
+      deviation: What the scheme, or its seed, cannot have drawn, as the end of a sentence; None if
+        there is nothing, and without a scheme.
+      num_absent: How many participations that the seed draws the ledger lacks; None where that is
+        not known.
+    """
+
+    mechanism: Mechanism
+    ledger: Ledger
+    participation: RealisedParticipation
+    keeps_participation: bool | None
+    deviation: str | None = None
+    num_absent: int | None = None
+
+    @property
+    def num_alike_names(self) -> int:
+        """How many clients have a name that looks like another's (``client_names.num_alike``)."""
+        return client_names.num_alike(self.ledger.client_ids)
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """Returns what holds of the rounds that were released.
+
+        Sampling amplifies it if the seed has shown that every draw is the scheme's. Else it is that
+        of :meth:`unamplified_guarantee`.
+
+        Args:
+          delta: Above 0 and below 1; at least 1e-12 where sampling amplifies.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        if self.mechanism.sampling is None or self.keeps_participation is not True:
+            return self.unamplified_guarantee(delta)
+        return guarantees.realised(
+            self.mechanism.guarantee(delta),
+            self.mechanism.factorization,
+            dataclasses.replace(self.participation, keeps_sampling=True),
+        )
+
+    def unamplified_guarantee(self, delta: float) -> Guarantee:
+        """Returns what holds towards who knows in which rounds each client took part.
+
+        It follows from the rounds between participations of one client and from their largest
+        number; epsilon is 0 where nobody took part.
+
+        Args:
+          delta: Above 0 and below 1.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        plan, factorization = self._unamplified(delta), self.mechanism.factorization
+        return guarantees.realised(plan, factorization, self.participation)
+
+    def worst_case(self, delta: float) -> Guarantee:
+        """Returns what holds of all rounds, however a run that broke its plan went on.
+
+        Args:
+          delta: Above 0 and below 1.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        # Of the plan, with all participations that a sampling scheme allows.
+        plan, factorization = self.mechanism.guarantee(delta), self.mechanism.factorization
+        return guarantees.worst_case(plan, factorization, self.participation)
+
+    def worst_client(self, delta: float) -> WorstClient | None:
+        """Returns the client that is protected least, without amplification.
+
+        Args:
+          delta: Above 0 and below 1.
+
+        Returns:
+          The client; None if nobody took part, and for more rounds than can be searched.
+        """
+        return guarantees.worst_client(
+            self._unamplified(delta), self.mechanism.factorization, self.ledger
+        )
+
+    def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
+        """Returns the privacy statement of a run that ended.
+
+        Args:
+          facts: What is to be said of the run besides.
+          delta: Above 0 and below 1.
+
+        Returns:
+          The statement. Where the plan was broken, it says so first and has the worst case. Of a
+          run that samples it names no client: who was drawn is a secret.
+        """
+        is_drawn, is_broken = self.mechanism.sampling is not None, self.keeps_participation is False
+        return dataclasses.replace(
+            self.mechanism.statement(facts, delta),
+            took_place=dataclasses.replace(
+                self.participation, keeps_sampling=self.keeps_participation if is_drawn else None
+            ),
+            realised=self.guarantee(delta),
+            worst_case=self.worst_case(delta) if is_broken else None,
+            worst_client=None if is_drawn else self.worst_client(delta),
+        )
+
+    def _unamplified(self, delta: float) -> Guarantee:
+        """What fixes the noise: the guarantee of the same Z under the schema."""
+        of = self.mechanism
+        return guarantees.planned(of.factorization, of.schema, of.noise_multiplier, delta)
+
+
+def calibrate(
+    factorization: Factorization,
+    participation: Participation | SamplingScheme,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    rho: float | None = None,
+    certification: Certification | None = None,
+) -> Mechanism:
+    """Returns the mechanism of least noise for a target.
+
+    Args:
+      factorization: The strategy matrix.
+      participation: The schema that clients keep to, or the scheme by which they are drawn.
+      epsilon: The target, above 0, with ``delta``.
+      delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
+      rho: In the place of both: the target of approximate zCDP, which sampling does not amplify.
+      certification: As :meth:`Mechanism.guarantee` takes it.
+
+    Returns:
+      The mechanism, whose guarantee is the target or a little less.
+
+    Raises:
+      TypeError: If neither target is given, or both are.
+      ValueError: If no noise multiplier gives the target, or an argument is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> identity = mfa.factorizations.identity(100)
+      >>> round(mfa.calibrate(identity, once, rho=0.5).noise_multiplier, 6)
+      1.0
+    """
+    if (epsilon is None) != (delta is None) or (epsilon is None) == (rho is None):
+        raise TypeError("give epsilon and delta, or rho: calibrate(..., epsilon=8.0, delta=1e-6).")
+    # Checks what belongs together before a search.
+    unknown = Mechanism(factorization, participation, 0.0)
+    scheme = unknown.sampling
+    if rho is not None:
+        multiplier = accounting.noise_multiplier_of_zcdp(rho)
+        if scheme is not None:
+            multiplier *= math.sqrt(amplification.most_participations(scheme))
+    else:
+        assert epsilon is not None
+        assert delta is not None
+        if scheme is None:
+            multiplier = accounting.noise_multiplier(epsilon, delta)
+        else:
+            multiplier = amplification.noise_multiplier(
+                scheme,
+                epsilon,
+                delta,
+                columns=amplification_conditions.columns_of(factorization, scheme),
+                certification=certification or amplification_conditions.default_certification(),
+            )
+    return dataclasses.replace(unknown, noise_multiplier=multiplier)
+
+
+def load(directory: str | os.PathLike[str]) -> Mechanism:
+    """Reads what :meth:`Mechanism.save` wrote.
+
+    Args:
+      directory: The directory.
+
+    Returns:
+      The mechanism.
+
+    Raises:
+      CheckpointError: If the directory is a checkpoint of a factorization alone; or a file is
+        missing, altered or of a newer format, or says what the factorization is not.
+    """
+    path = pathlib.Path(directory) / MECHANISM_FILE
+    factorization, described = checkpoints.load_with_description(directory)
+    if not path.exists():
+        raise CheckpointError(
+            f"{directory} holds a factorization alone, without participation and noise multiplier: "
+            "read it with mf_aggregators.checkpoints.load, and make a Mechanism of it."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        if hashlib.sha256(text.encode("utf-8")).hexdigest() != _stated_sha256(described):
+            raise ValueError("it was altered, or is not of this checkpoint")
+        contents = validation.parsed_json(text)
+        if contents["format_version"] > _FORMAT_VERSION:
+            raise ValueError(
+                f"it has format version {contents['format_version']}, newer than "
+                f"{_FORMAT_VERSION}: update mf_aggregators"
+            )
+        return Mechanism.from_dict(contents, factorization)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
+
+
+def _check_scheme(factorization: Factorization, scheme: SamplingScheme) -> None:
+    if scheme.num_rounds != factorization.num_rounds:
+        raise ValueError(
+            f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
+            f"{factorization.num_rounds}."
+        )
+    amplification_conditions.check_bands(factorization, scheme)
+
+
+def _check_extends(mechanism: Mechanism) -> None:
+    """Checks that the horizons of a mechanism are those of its factorization."""
+    factorization, before = mechanism.factorization, mechanism.extends
+    horizons = () if before is None else before.horizons
+    if tuple(each.num_rounds for each in horizons) != factorization.plans:
+        raise ValueError(
+            f"the factorization extends {list(factorization.plans)} rounds, and the mechanism "
+            f"{[each.num_rounds for each in horizons]}: use Mechanism.extended, which makes both."
+        )
+    if before is None:
+        return
+    if mechanism.sampling is not None or before.sampling is not None:
+        raise ValueError("a run whose clients a sampling scheme draws cannot be extended.")
+    if not before.factorization.has_same_matrix(factorization.of_plan(before.num_rounds)):
+        raise ValueError("the factorization does not extend that of the horizon before.")
+    found = extensions.noise_multiplier(factorization, mechanism.schema, _first_plan(horizons))
+    extensions.check_stated(mechanism.noise_multiplier, found)
+
+
+def _first_plan(horizons: tuple[Mechanism, ...]) -> FirstPlan:
+    """What a run that is extended began with, and the schemas of its horizons since."""
+    first, *later = horizons
+    return FirstPlan(first.schema, first.noise_multiplier, tuple(each.schema for each in later))
+
+
+def _observed_draws(
+    mechanism: Mechanism,
+    scheme: SamplingScheme,
+    ledger: Ledger,
+    found: RealisedParticipation,
+    seed: int | None,
+) -> Observed:
+    num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
+    if ledger.sampling is not None and ledger.sampling != scheme:
+        deviation: str | None = "the ledger records another way of drawing clients"
+    elif seed is None:
+        deviation = sampled_cohorts.deviation(scheme, num_clients, cohorts)
+    else:
+        sampler = data_samplers.create(scheme, seed)
+        deviation = sampled_cohorts.deviation_from_draws(
+            sampler,
+            num_clients,
+            cohorts,
+            may_be_absent=scheme.name not in sampling_schemes.names_with_parts(),
+        )
+        if deviation is None:
+            absent = sampled_cohorts.num_absent(sampler, cohorts)
+            return Observed(mechanism, ledger, found, True, num_absent=absent)
+    return Observed(mechanism, ledger, found, None if deviation is None else False, deviation)
+
+
+def _participation_to_dict(participation: Participation | SamplingScheme) -> dict[str, Any]:
+    if isinstance(participation, _SCHEMES):
+        return participation.to_dict()
+    return participations.to_dict(participation)
+
+
+def _participation_from_dict(description: Mapping[str, Any]) -> Participation | SamplingScheme:
+    if "schema" in description:
+        return participations.from_dict(description)
+    return sampling_schemes.from_dict(description)
+
+
+def _stated_sha256(described: Mapping[str, Any]) -> Any:
+    return (described.get("beside_sha256") or {}).get(MECHANISM_FILE)

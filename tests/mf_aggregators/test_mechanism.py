@@ -1,0 +1,358 @@
+"""The central type: what it states is what its parts state, of one run and of no other."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import random
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators import extensions
+from mf_aggregators.accounting.sampling_schemes import (
+    BallsInBins,
+    FixedSizeSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+)
+from mf_aggregators.checkpoints import CheckpointError
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.sampling import data_samplers
+from tests.examples import examples
+from tests.mf_aggregators.small_mechanisms import factorizations
+
+_ROUNDS = 12
+_TIMERS = MinSeparation(4)
+_POISSON = PoissonSampling(_ROUNDS, 2, 1000, 20)
+
+
+def _mechanism(
+    participation: Participation | SamplingScheme = _TIMERS, noise_multiplier: float = 1.0
+) -> mfa.Mechanism:
+    return mfa.Mechanism(mfa.factorizations.banded(_ROUNDS, 2), participation, noise_multiplier)
+
+
+def _schemas() -> st.SearchStrategy[Participation]:
+    return st.one_of(
+        st.just(SingleParticipation()),
+        st.builds(FixedEpochOrder, st.integers(1, 3), st.integers(1, 5)),
+        st.builds(MinSeparation, st.integers(1, 12), st.none() | st.integers(1, 4)),
+    )
+
+
+def _ledger(cohorts: list[set[int]]) -> Ledger:
+    clients = range(6)
+    rounds = [
+        np.array([i for i, cohort in enumerate(cohorts) if client in cohort], np.int64)
+        for client in clients
+    ]
+    return Ledger(tuple(f"client {client}" for client in clients), tuple(rounds), len(cohorts))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-9), (8.0, 1e-4), (2.0, 1e-6)])
+def test_calibrated_noise_gives_the_target_and_hardly_less_does_not(
+    epsilon: float, delta: float
+) -> None:
+    """By the closed form of the Gaussian mechanism (Balle and Wang, 2018, Thm 8)."""
+    mechanism = mfa.calibrate(
+        mfa.factorizations.blt(_ROUNDS, 2), _TIMERS, epsilon=epsilon, delta=delta
+    )
+
+    def delta_of(noise_multiplier: float) -> float:
+        shift = 1.0 / noise_multiplier
+        return float(
+            scipy.stats.norm.cdf(shift / 2 - epsilon / shift)
+            - np.exp(epsilon) * scipy.stats.norm.cdf(-shift / 2 - epsilon / shift)
+        )
+
+    assert delta_of(mechanism.noise_multiplier) <= delta
+    assert delta_of(0.999 * mechanism.noise_multiplier) > delta
+    guarantee = mechanism.guarantee(delta)
+    assert 0.999 * epsilon < guarantee.epsilon <= epsilon
+    assert guarantee.sensitivity == mechanism.factorization.sensitivity(_TIMERS).value
+
+
+def test_calibrated_for_rho_it_has_that_rho() -> None:
+    mechanism = mfa.calibrate(mfa.factorizations.identity(5), SingleParticipation(), rho=0.08)
+    assert mechanism.noise_multiplier == pytest.approx(2.5)
+    assert mechanism.guarantee(1e-6).zcdp_rho <= 0.08 * (1 + 1e-12)
+    sampled = mfa.calibrate(mfa.factorizations.banded(_ROUNDS, 2), _POISSON, rho=0.08)
+    # Rho is not amplified: six rounds of one part.
+    assert sampled.noise_multiplier == pytest.approx(2.5 * np.sqrt(6))
+    assert sampled.guarantee(1e-6).zcdp_rho <= 0.08 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        _POISSON,
+        FixedSizeSampling(_ROUNDS, 2, 1000, 20),
+        Shuffling(_ROUNDS, 2, 1000, 20),
+    ],
+)
+def test_noise_for_a_scheme_is_that_of_the_accounting(scheme: SamplingScheme) -> None:
+    mechanism = mfa.calibrate(
+        mfa.factorizations.banded(_ROUNDS, 2), scheme, epsilon=1.0, delta=1e-6
+    )
+    guarantee = mechanism.guarantee(1e-6)
+    assert 0.99 < guarantee.epsilon <= 1.0
+    assert guarantee.sampling == scheme
+    unamplified = mfa.accounting.epsilon(mechanism.noise_multiplier / np.sqrt(6), 1e-6)
+    assert guarantee.epsilon < unamplified
+
+
+@pytest.mark.parametrize(
+    "targets", [{}, {"epsilon": 1.0}, {"delta": 1e-6}, {"rho": 1.0, "epsilon": 1.0, "delta": 0.1}]
+)
+def test_a_target_is_given_once(targets: dict[str, float]) -> None:
+    with pytest.raises(TypeError):
+        mfa.calibrate(
+            mfa.factorizations.identity(5),
+            SingleParticipation(),
+            **targets,  # type: ignore[arg-type]
+        )
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    banded = mfa.factorizations.banded(_ROUNDS, 3)
+    with pytest.raises(ValueError, match="3 bands"):
+        mfa.Mechanism(banded, _POISSON, 1.0)
+    with pytest.raises(ValueError, match="rounds"):
+        mfa.Mechanism(banded, dataclasses.replace(_POISSON, num_rounds=13, num_bands=3), 1.0)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        mfa.Mechanism(banded, _TIMERS, -1.0)
+    with pytest.raises(TypeError, match="factorization"):
+        mfa.Mechanism("directory", _TIMERS, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="participation"):
+        mfa.Mechanism(banded, 4, 1.0)  # type: ignore[arg-type]
+    extended = mfa.factorizations.blt(6, 2).extended(9)
+    with pytest.raises(ValueError, match=r"Mechanism\.extended"):
+        mfa.Mechanism(extended, _TIMERS, 1.0)
+
+
+@given(
+    st.sampled_from(["identity", "blt", "tree", "toeplitz"]),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=examples(30), deadline=None)
+def test_an_extended_run_covers_clients_who_kept_every_timer_in_force(
+    name: str, steps: list[tuple[int, int]], coins: random.Random
+) -> None:
+    """Any client's sensitivity, over Z, is at most what the noise multiplier of the whole says."""
+    rounds, separation = 5, 4
+    made = {
+        "identity": mfa.factorizations.identity(rounds),
+        "blt": mfa.factorizations.blt(rounds, 1),
+        "tree": mfa.factorizations.tree_aggregation(rounds),
+        "toeplitz": mfa.factorizations.toeplitz(rounds, coefficients="square_root"),
+    }[name]
+    mechanism = mfa.Mechanism(made, MinSeparation(separation), 0.9)
+    sigma = 0.9 * made.sensitivity(MinSeparation(separation)).value
+    timers = [separation] * rounds
+    for more, less in steps:
+        separation = max(1, separation - less)
+        timers += [separation] * more
+        try:
+            mechanism = mechanism.extended(len(timers), MinSeparation(separation))
+        except mfa.factorizations.ExtensionError:
+            assert name == "tree"
+            return
+    taken: list[int] = []
+    for i, timer in enumerate(timers):
+        if all(i - j >= timer for j in taken) and coins.random() < 0.8:
+            taken.append(i)
+    x = np.zeros(len(timers))
+    x[taken] = 1.0
+    moved = float(np.linalg.norm(mechanism.factorization.encode(x)))
+    assert moved <= sigma / mechanism.noise_multiplier * (1 + 1e-9)
+    assert mechanism.earlier_participations == {
+        each.num_rounds: each.schema for each in mechanism.horizons[:-1]
+    }
+
+
+def test_a_horizon_that_forbids_what_was_allowed_is_refused() -> None:
+    first = mfa.Mechanism(mfa.factorizations.blt(20, 2), MinSeparation(10, 2), 1.0)
+    second = first.extended(40, MinSeparation(4, 10))
+    with pytest.raises(ValueError, match="40 rounds"):
+        second.extended(60, MinSeparation(10, 6))
+    whole = second.extended(60, MinSeparation(4, 15))
+    began = mfa.FirstPlan(first.schema, 1.0, (second.schema,))
+    assert whole.first_plan == began
+    assert whole.noise_multiplier == extensions.noise_multiplier(
+        whole.factorization, whole.schema, began
+    )
+    # Not one with more noise than there is, nor without its first horizon.
+    with pytest.raises(ValueError, match="noise multiplier"):
+        dataclasses.replace(whole, noise_multiplier=1.01 * whole.noise_multiplier)
+    with pytest.raises(ValueError, match="extends"):
+        dataclasses.replace(whole, extends=first)
+    other = mfa.Mechanism(mfa.factorizations.blt(20, 3), MinSeparation(10, 2), 1.0)
+    with pytest.raises(ValueError, match="does not extend"):
+        dataclasses.replace(first.extended(40), extends=other)
+
+
+def test_roundings_of_more_rounds_take_their_share() -> None:
+    first = mfa.Mechanism(mfa.factorizations.blt(20, 2), MinSeparation(10, 2), 1.0)
+    real = first.extended(40)
+    rounded = first.extended(40, num_parameters=10**6)
+    assert 0.999 * real.noise_multiplier < rounded.noise_multiplier < real.noise_multiplier
+
+
+def test_drawn_clients_cannot_go_on() -> None:
+    with pytest.raises(ValueError, match="poisson"):
+        _mechanism(_POISSON).extended(20)
+
+
+@given(st.lists(st.sets(st.integers(0, 5)), max_size=_ROUNDS), st.floats(0.3, 3.0))
+@settings(max_examples=examples(40), deadline=None)
+def test_an_observed_guarantee_covers_every_client(
+    cohorts: list[set[int]], noise_multiplier: float
+) -> None:
+    mechanism = _mechanism(noise_multiplier=noise_multiplier)
+    observed = mechanism.observed(_ledger(cohorts))
+    found = observed.guarantee(1e-5)
+    sigma = noise_multiplier * mechanism.factorization.sensitivity(_TIMERS).value
+    matrix = mechanism.factorization.strategy_matrix()[: len(cohorts)]
+    own = []
+    for rounds in observed.ledger.rounds_of_clients:
+        x = np.zeros(_ROUNDS)
+        x[rounds] = 1.0
+        own.append(float(np.linalg.norm(matrix @ x)))
+    assert found.num_rounds == len(cohorts)
+    if max(own) == 0.0:
+        assert found.epsilon == 0.0
+        assert observed.worst_client(1e-5) is None
+        return
+    # The matrix has no negative entry: a client moves C x the most with updates that agree.
+    assert found.sensitivity >= max(own) * (1 - 1e-12)
+    assert found.noise_multiplier == pytest.approx(sigma / found.sensitivity)
+    worst = observed.worst_client(1e-5)
+    assert worst is not None
+    assert worst.sensitivity == pytest.approx(max(own))
+    assert worst.epsilon <= found.epsilon
+    kept = all(
+        later - earlier >= 4
+        for rounds in observed.ledger.rounds_of_clients
+        for earlier, later in itertools.pairwise(rounds)
+    )
+    assert observed.keeps_participation is kept
+    if kept:
+        assert found.epsilon <= mechanism.guarantee(1e-5).epsilon * (1 + 1e-9)
+    else:
+        assert observed.worst_case(1e-5).epsilon >= found.epsilon * (1 - 1e-9)
+
+
+def test_more_rounds_than_there_are_cannot_have_been_released(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="13 rounds"):
+        _mechanism().observed(_ledger([{1}] * 13))
+    file = tmp_path / "ledger.csv"
+    file.write_text("client,round\na,0\nb,0\na,5\n")
+    observed = _mechanism().observed(file)
+    assert observed.keeps_participation is True
+    assert observed.participation.max_participations == 2
+
+
+def test_draws_are_compared_with_the_seed() -> None:
+    scheme = BallsInBins(_ROUNDS, 1, 6, 2, 3)
+    mechanism = mfa.Mechanism(mfa.factorizations.identity(_ROUNDS), scheme, 2.0)
+    sampler = data_samplers.create(scheme, 7)
+    cohorts = [set(sampler.draw(i).tolist()) for i in range(_ROUNDS)]
+    drawn = mechanism.observed(_ledger(cohorts), sampling_seed=7)
+    assert drawn.keeps_participation is True
+    assert drawn.num_absent == 0
+    assert mechanism.observed(_ledger(cohorts)).keeps_participation is None
+    other = mechanism.observed(_ledger(cohorts), sampling_seed=8)
+    assert other.keeps_participation is False
+    assert other.deviation is not None
+    # Nothing is amplified where the draws are not shown to be the scheme's.
+    assert other.guarantee(1e-5) == other.unamplified_guarantee(1e-5)
+    assert drawn.guarantee(1e-5).sampling == scheme
+    assert drawn.guarantee(1e-5).epsilon <= drawn.unamplified_guarantee(1e-5).epsilon
+
+
+@given(st.sampled_from(factorizations(_ROUNDS)), _schemas(), st.floats(0.0, 1e6))
+@settings(max_examples=examples(40), deadline=None)
+def test_saved_and_loaded_it_is_equal(
+    tmp_path_factory: pytest.TempPathFactory,
+    factorization: mfa.factorizations.Factorization,
+    schema: Participation,
+    noise_multiplier: float,
+) -> None:
+    directory = tmp_path_factory.mktemp("saved") / "mechanism"
+    mechanism = mfa.Mechanism(factorization, schema, noise_multiplier)
+    mechanism.save(directory)
+    loaded = mfa.load(directory)
+    assert loaded == mechanism
+    assert hash(loaded) == hash(mechanism)
+    assert loaded != dataclasses.replace(mechanism, noise_multiplier=noise_multiplier + 1.0)
+    assert mfa.checkpoints.load(directory).has_same_matrix(factorization)
+    as_json = json.loads(json.dumps(mechanism.to_dict()))
+    assert mfa.Mechanism.from_dict(as_json, factorization) == mechanism
+
+
+def test_horizons_and_schemes_are_saved_as_well(tmp_path: pathlib.Path) -> None:
+    whole = mfa.Mechanism(mfa.factorizations.blt(6, 2), _TIMERS, 0.7).extended(9).extended(11)
+    whole.save(tmp_path / "whole")
+    loaded = mfa.load(tmp_path / "whole")
+    assert loaded == whole
+    assert [each.num_rounds for each in loaded.horizons] == [6, 9, 11]
+    _mechanism(_POISSON).save(tmp_path / "sampled")
+    assert mfa.load(tmp_path / "sampled") == _mechanism(_POISSON)
+
+
+def test_altered_files_are_refused(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "mechanism"
+    _mechanism().save(directory)
+    file = directory / "mechanism.json"
+    text = file.read_text()
+    file.write_text(text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 2.0'))
+    with pytest.raises(CheckpointError, match=r"mechanism\.json"):
+        mfa.load(directory)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoints\.load"):
+        mfa.load(directory)
+    # That of another run, which nobody altered.
+    _mechanism(noise_multiplier=2.0).save(tmp_path / "other")
+    file.write_bytes((tmp_path / "other" / "mechanism.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"mechanism\.json"):
+        mfa.load(directory)
+    with pytest.raises(CheckpointError):
+        mfa.load(tmp_path / "nothing")
+    _mechanism().save(directory)
+    assert mfa.load(directory) == _mechanism()
+
+
+def test_a_checkpoint_that_replaces_it_is_no_mechanism(tmp_path: pathlib.Path) -> None:
+    _mechanism().save(tmp_path / "saved")
+    mfa.checkpoints.save(mfa.factorizations.identity(3), tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=r"checkpoints\.load"):
+        mfa.load(tmp_path / "saved")
+
+
+def test_events_compose() -> None:
+    """Two runs are one of a noise multiplier smaller by sqrt(2)."""
+    event = _mechanism(noise_multiplier=2.0).event()
+    together = mfa.accounting.composed_epsilon([event, event], 1e-6)
+    assert together == pytest.approx(mfa.accounting.epsilon(np.sqrt(2.0), 1e-6), rel=1e-3)
+    assert _mechanism(_POISSON).event() == _mechanism(_POISSON).guarantee(1e-6).event()
+
+
+def test_it_is_printed_in_two_lines() -> None:
+    assert str(_mechanism()).splitlines() == [
+        "banded factorization for 12 rounds, noise multiplier 1",
+        "participations at least 4 rounds apart",
+    ]
+    assert "array" not in repr(_mechanism())
