@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 from types import SimpleNamespace
+from typing import Any
 
 import jinja2
 import pytest
@@ -81,7 +82,7 @@ def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
 
 def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "page.html"
-    context = {
+    context: dict[str, Any] = {
         "title": _AWKWARD,
         "command": _AWKWARD,
         "subject": SimpleNamespace(schema=_AWKWARD, workload=SimpleNamespace(name=_AWKWARD)),
