@@ -19,6 +19,7 @@ def _version() -> str:
 _MATHEMATICS = [
     "absl-py>=1.0",
     "dp-accounting>=0.4.3",
+    "jinja2>=3.1",
     "markdown>=3.4",
     "matplotlib>=3.7",
     "numpy>=1.25",
@@ -79,7 +80,11 @@ setuptools.setup(
             "stackoverflow_nwp*",
         ]
     ),
-    package_data={"mf_aggregators": ["py.typed"], "mf_aggregators.tff": ["requirements-tff.txt"]},
+    package_data={
+        "mf_aggregators": ["py.typed"],
+        "mf_aggregators.commands": ["templates/*.html"],
+        "mf_aggregators.tff": ["requirements-tff.txt"],
+    },
     python_requires=">=3.10",
     install_requires=_MATHEMATICS,
     extras_require={"tff": _TFF},

@@ -200,11 +200,7 @@ def main(values: flags.FlagValues) -> int:
         with progress.warning():
             guarantee = planning.guarantee_of(plan.recommended, setting, cache_directory=cache)
             fields |= {"report": values.report, **guarantee.attacker()}
-            html_pages.write(
-                values.report,
-                plan_page.title(plan),
-                plan_page.sections(plan, guarantee, steps, show_rates, values, cache),
-            )
+            plan_page.write(plan, guarantee, steps, show_rates, values, cache)
     command_line.print_result(values, fields, plan_text.text(plan, steps, show_rates))
     return command_line.DONE
 

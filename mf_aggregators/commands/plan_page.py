@@ -12,7 +12,7 @@ from absl import flags
 from mf_aggregators import accounting, figures
 from mf_aggregators.accounting import amplification, sampling_schemes
 from mf_aggregators.commands import html_pages, panels, plan_text
-from mf_aggregators.commands.html_pages import Commands, Paragraph, Part, Picture, Section, Table
+from mf_aggregators.commands.html_pages import Picture
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, band_choice
@@ -29,50 +29,48 @@ _LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS = 0.5, 4.0, 7
 _ESTIMATED_TARGETS = (0.25, 0.5, 2.0)
 
 
-def title(plan: Plan) -> str:
-    """Returns the title of a page."""
-    setting = plan.setting
-    return f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients"
-
-
-def sections(
+def write(
     plan: Plan,
     guarantee: Guarantee,
     steps: Sequence[Step],
     show_rates: bool,
     values: flags.FlagValues,
     cache: pathlib.Path | None,
-) -> list[Section]:
-    """Returns the parts of a page.
+) -> None:
+    """Writes a plan as a page.
 
     Args:
       plan: The plan.
       guarantee: Of what it recommends.
       steps: What a user types to run it; the notes of the last say what the guarantee depends on.
       show_rates: Whether the table has server learning rates.
-      values: The parsed flags.
+      values: The parsed flags; ``report`` is the file.
       cache: Where noise multipliers are kept between calls; None for nowhere.
+
+    Raises:
+      CommandError: If it cannot be written.
     """
-    lines = plan_text.setting_lines(plan.setting)
-    return [
-        Section(
-            "",
-            [
-                *(Paragraph(f"{line[0].upper()}{line[1:]}.") for line in lines),
-                Paragraph(f"Recommended: {plan.reason}"),
-                Paragraph(steps[-1].notes[0], is_condition=True),
-                Paragraph(attackers.sentence(guarantee.attacker())),
-            ],
-        ),
-        Section("How good, and how private", _comparison(plan, guarantee, cache)),
-        Section("What the noise costs", _costs(plan)),
-        Section("All candidates", _candidates(plan, show_rates)),
-        Section("To run it", [Commands("\n".join(step.lines())) for step in steps]),
-        html_pages.how_it_was_made("mf-plan", values),
-    ]
+    setting = plan.setting
+    # The mark of the recommended row is its colour.
+    columns, *rows = (row[1:] for row in plan_text.table(plan, show_rates))
+    html_pages.write(
+        "mf-plan",
+        values,
+        "plan.html",
+        title=f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients",
+        plan=plan,
+        setting=plan_text.setting_lines(setting),
+        attacker=attackers.sentence(guarantee.attacker()),
+        columns=columns,
+        rows=rows,
+        marked=plan.candidates.index(plan.recommended),
+        remark=" ".join(plan_text.remark_on_estimates(plan)),
+        steps=steps,
+        pictures={"comparison": _comparison(plan, guarantee, cache), "costs": _costs(plan)},
+    )
 
 
-def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) -> list[Part]:
+def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) -> list[Picture]:
     setting, chosen = plan.setting, plan.recommended
     finite = [each for each in plan.candidates if math.isfinite(each.effective_rmse)]
     drawn = _drawn(plan)
@@ -224,7 +222,7 @@ def _caption_of_epsilons(plan: Plan) -> str:
     return caption
 
 
-def _costs(plan: Plan) -> list[Part]:
+def _costs(plan: Plan) -> list[Picture]:
     every = plan.candidates
     return [
         _bars(
@@ -259,21 +257,3 @@ def _bars(
     figure, axes = panels.one_panel(figures.height_of_rows(names))
     figures.bars(axes, names, [value for _, value in values], title=quantity)
     return Picture(figure, caption)
-
-
-def _candidates(plan: Plan, show_rates: bool) -> list[Part]:
-    columns, *rows = plan_text.table(plan, show_rates)
-    # The mark of the recommended row is its colour.
-    found: list[Part] = [
-        Table(
-            "All candidates",
-            columns[1:],
-            [row[1:] for row in rows],
-            marked=plan.candidates.index(plan.recommended),
-        )
-    ]
-    remark = plan_text.remark_on_estimates(plan)
-    if remark:
-        found.append(Paragraph(" ".join(remark)))
-    found += [Paragraph(f"Left out: {each.mechanism} {each.reason}.") for each in plan.left_out]
-    return found

@@ -173,16 +173,12 @@ def main(values: flags.FlagValues) -> int:
         report_page.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     if values.report is not None:
-        from mf_aggregators.commands import report_page
-
         fields["report"] = values.report
     fields["seconds"] = time.monotonic() - start
     if values.report is not None:
-        html_pages.write(
-            values.report,
-            report_page.title(subject),
-            report_page.sections(subject, stated, fields, [*first, *sentences], is_broken, values),
-        )
+        from mf_aggregators.commands import report_page
+
+        report_page.write(subject, stated, fields, [*first, *sentences], is_broken, values)
     text = "\n\n".join([*first, command_line.table(list(fields.items())), *sentences])
     command_line.print_result(values, fields, text)
     return command_line.REFUTED if is_broken else command_line.DONE
@@ -207,6 +203,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         "--sampling_seed needs --ledger, whose draws it checks.",
     )
     if values.figure is not None:
+        command_line.check_extra("--figure", ("matplotlib",))
         output_paths.check_parent(values.figure, "figure")
         output_paths.check_apart(values.figure, "figure", values.checkpoint)
         output_paths.check_file(values.figure, "figure", values.overwrite)

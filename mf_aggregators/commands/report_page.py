@@ -10,7 +10,8 @@ from absl import flags
 
 from mf_aggregators import accounting, factorizations, figures
 from mf_aggregators.commands import command_line, html_pages, panels, plan_steps
-from mf_aggregators.commands.html_pages import Commands, Paragraph, Part, Picture, Section, Table
+from mf_aggregators.commands.html_pages import Picture
+from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.commands.report_subject import INDEPENDENT_NOISE, Subject
 from mf_aggregators.noise import costs
 from mf_aggregators.privacy.guarantees import Guarantee
@@ -50,20 +51,15 @@ def save_figure(
         ) from error
 
 
-def title(subject: Subject) -> str:
-    """Returns the title of a page."""
-    return f"{subject.factorization.mechanism}, {subject.factorization.num_rounds} rounds"
-
-
-def sections(
+def write(
     subject: Subject,
     stated: Mapping[str, Guarantee],
     fields: Mapping[str, Any],
     sentences: Sequence[str],
     is_broken: bool,
     values: flags.FlagValues,
-) -> list[Section]:
-    """Returns the parts of a page.
+) -> None:
+    """Writes a report as a page.
 
     Args:
       subject: What the report is about.
@@ -72,29 +68,31 @@ def sections(
       sentences: What the fields mean, and what a guarantee depends on; what a reader must know
         before anything else is the first.
       is_broken: Whether a ledger breaks the plan.
-      values: The parsed flags.
+      values: The parsed flags; ``report`` is the file.
+
+    Raises:
+      CommandError: If it cannot be written.
     """
-    rows = [(name, command_line.readable(name, value)) for name, value in fields.items()]
-    return [
-        Section(
-            "",
-            [
-                *(Paragraph(sentence, is_condition=True) for sentence in sentences),
-                Paragraph(
-                    f"Clients {'were to keep' if is_broken else 'keep'} to: {subject.schema}. "
-                    f"Workload: {subject.workload.name}."
-                ),
-            ],
-        ),
-        Section("How good it is, and what it guarantees", _pictures(subject, stated, values.delta)),
-        *_costs(subject, values.model_size),
-        Section("All numbers", [Table("All numbers", ("field", "value"), rows)]),
-        *_steps(subject, fields["noise_multiplier"], values),
-        html_pages.how_it_was_made("mf-report", values),
-    ]
+    factorization = subject.factorization
+    html_pages.write(
+        "mf-report",
+        values,
+        "report.html",
+        title=f"{factorization.mechanism}, {factorization.num_rounds} rounds",
+        subject=subject,
+        sentences=sentences,
+        is_broken=is_broken,
+        model_size=values.model_size,
+        rows=[(name, command_line.readable(name, value)) for name, value in fields.items()],
+        step=_step(subject, fields["noise_multiplier"], values),
+        pictures={
+            "guarantee": _pictures(subject, stated, values.delta),
+            "costs": _costs(subject, values.model_size),
+        },
+    )
 
 
-def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -> list[Part]:
+def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -> list[Picture]:
     mechanism = subject.factorization.mechanism
     errors, axes = panels.one_panel()
     panels.by_round(axes, subject.variances(), title=_TITLE_OF_ERRORS)
@@ -102,7 +100,7 @@ def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -
     panels.matrix(matrix, axes, subject.factorization)
     epsilons, axes = panels.one_panel()
     panels.epsilons(axes, _epsilons(stated, delta), x="noise multiplier", delta=delta)
-    found: list[Part] = [
+    found = [
         Picture(
             errors,
             "Standard deviation of the output of each round, at sensitivity 1 and noise "
@@ -151,7 +149,7 @@ def _caption_of_epsilons(stated: Mapping[str, Guarantee]) -> str:
     return caption
 
 
-def _costs(subject: Subject, model_size: int | None) -> list[Section]:
+def _costs(subject: Subject, model_size: int | None) -> list[Picture]:
     if model_size is None:
         return []
     independent = factorizations.identity(subject.factorization.num_rounds)
@@ -171,18 +169,17 @@ def _costs(subject: Subject, model_size: int | None) -> list[Section]:
         figures.bars(axes, list(found), values, title=quantity)
         words = ", ".join(f"{name} {each:.3g}" for name, each in zip(found, values, strict=True))
         pictures.append(Picture(figure, f"{quantity}: {words}."))
-    return [Section(f"What the noise of {model_size} parameters costs", pictures)]
+    return pictures
 
 
-def _steps(subject: Subject, multiplier: float | None, values: flags.FlagValues) -> list[Section]:
+def _step(subject: Subject, multiplier: float | None, values: flags.FlagValues) -> Step | None:
     """How to use the checkpoint, for a run that is still to come."""
-    if multiplier is None or not multiplier or values.ledger is not None:
-        return []
-    step = plan_steps.of_checkpoint(
+    if not multiplier or values.ledger is not None:
+        return None
+    return plan_steps.of_checkpoint(
         values.checkpoint,
         subject.schema,
         multiplier,
         values.clients_per_round,
         f"The guarantee holds only if every client keeps to: {subject.schema}.",
     )
-    return [Section("To use it", [Commands("\n".join(step.lines()))])]

@@ -1,14 +1,19 @@
 """Pages: what stands on them, whatever it is made of, and where they are written."""
 
+import importlib.util
 import pathlib
+from types import SimpleNamespace
+from typing import Any
 
+import jinja2
 import pytest
 from absl import flags
 
 from mf_aggregators import figures
 from mf_aggregators.commands import html_pages
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.commands.html_pages import Commands, Paragraph, Picture, Section, Table
+from mf_aggregators.commands.html_pages import Picture
+from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.figures import svg_elements
 from tests import page_checks
 
@@ -21,26 +26,85 @@ def _picture(caption: str) -> Picture:
     return Picture(figure, caption)
 
 
-def test_text_of_any_kind_is_shown_as_it_is(tmp_path: pathlib.Path) -> None:
+def _values(path: pathlib.Path, *given: str) -> flags.FlagValues:
+    values = flags.FlagValues()
+    html_pages.define_report(values, "everything")
+    for name in ("unused", "dataset"):
+        flags.DEFINE_string(name, None, "", flag_values=values)
+    flags.DEFINE_bool("fast", True, "", flag_values=values)
+    values(["mf-plan", f"--report={path}", *given])
+    return values
+
+
+def _empty() -> str:
+    return html_pages.text("page.html", title="A page", command="mf-plan", pictures={})
+
+
+def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "deeper" / "page.html"
+    step = Step(f"# {_AWKWARD}\nmf-plan --x='a b'  --y", "shell", notes=("only if",))
     html_pages.write(
-        path,
-        _AWKWARD,
-        [
-            Section("", [Paragraph(_AWKWARD), Paragraph("only if", is_condition=True)]),
-            Section(_AWKWARD, [_picture(_AWKWARD), _picture("another")]),
-            Section("Numbers", [Table(_AWKWARD, (_AWKWARD, "b", "c"), [(_AWKWARD, "1", "2")], 0)]),
-            Section("To run it", [Commands(f"# {_AWKWARD}\nmf-plan --x='a b'  --y")]),
-        ],
+        "mf-plan",
+        _values(path, "--dataset=it's mine", "--nofast"),
+        "plan.html",
+        title=_AWKWARD,
+        plan=SimpleNamespace(
+            reason=_AWKWARD, left_out=[SimpleNamespace(mechanism=_AWKWARD, reason="is none")]
+        ),
+        setting=["a plan"],
+        attacker=_AWKWARD,
+        columns=(_AWKWARD, "b", "c"),
+        rows=[("0", "1", "2"), (_AWKWARD, "1", "2")],
+        marked=1,
+        remark="",
+        steps=[step],
+        pictures={"comparison": [_picture(_AWKWARD), _picture("2")], "costs": [_picture("3")]},
     )
     page = page_checks.read(path)
     assert page.faults == []
-    assert page.paragraphs == [_AWKWARD, "only if"]
+    assert page.paragraphs == [
+        "A plan.",
+        f"Recommended: {_AWKWARD}",
+        "only if",
+        _AWKWARD,
+        f"Left out: {_AWKWARD} is none.",
+    ]
     assert page.conditions == ["only if"]
-    assert page.captions == [_AWKWARD, "another"]
-    assert page.tables == [[[_AWKWARD, "b", "c"], [_AWKWARD, "1", "2"]]]
+    assert page.captions == [_AWKWARD, "2", "3"]
+    assert page.tables == [[[_AWKWARD, "b", "c"], ["0", "1", "2"], [_AWKWARD, "1", "2"]]]
     assert page.marked == [[_AWKWARD, "1", "2"]]
-    assert page.commands == [f"# {_AWKWARD}\nmf-plan --x='a b'  --y"]
+    # The command that made the page has the flags that were given.
+    assert page.commands == [
+        "\n".join(step.lines()),
+        f"mf-plan --report={path} '--dataset=it'\"'\"'s mine' --nofast",
+    ]
+
+
+def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "page.html"
+    context: dict[str, Any] = {
+        "title": _AWKWARD,
+        "command": _AWKWARD,
+        "subject": SimpleNamespace(schema=_AWKWARD, workload=SimpleNamespace(name=_AWKWARD)),
+        "sentences": [_AWKWARD, "only if"],
+        "is_broken": True,
+        "model_size": None,
+        "rows": [("a_name", _AWKWARD), (_AWKWARD, "2")],
+        "step": None,
+    }
+    path.write_text(
+        html_pages.text("report.html", pictures={"guarantee": [], "costs": []}, **context)
+    )
+    page = page_checks.read(path)
+    assert page.faults == []
+    assert page.conditions == [_AWKWARD, "only if"]
+    assert page.paragraphs[2:] == [f"Clients were to keep to: {_AWKWARD}.\nWorkload: {_AWKWARD}."]
+    assert page.tables == [[["field", "value"], ["a_name", _AWKWARD], [_AWKWARD, "2"]]]
+    assert page.commands == [_AWKWARD]
+
+    del context["sentences"]
+    with pytest.raises(jinja2.UndefinedError):
+        html_pages.text("report.html", pictures={"guarantee": [], "costs": []}, **context)
 
 
 @pytest.mark.parametrize(
@@ -61,29 +125,33 @@ def test_text_of_any_kind_is_shown_as_it_is(tmp_path: pathlib.Path) -> None:
 )
 def test_what_the_checks_of_pages_see(broken: str, fault: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(html_pages.text("A page", [Section("", [Paragraph("Text.")])]))
+    path.write_text(_empty())
     assert page_checks.read(path).faults == []
     path.write_text(path.read_text().replace("<footer>", f"{broken}<footer>"))
     assert fault in page_checks.read(path).faults
 
 
 def test_figures_and_the_page_have_one_background_in_the_dark() -> None:
-    _, _, in_the_dark = html_pages.text("A page", []).partition("prefers-color-scheme: dark")
+    _, _, in_the_dark = _empty().partition("prefers-color-scheme: dark")
     assert f"--background: {svg_elements.DARK_BACKGROUND};" in in_the_dark
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("old")
-    with pytest.raises(CommandError, match=r"--report=.*cannot be written"):
-        html_pages.write(tmp_path / "file" / "page.html", "A page", [])
+    values = _values(tmp_path / "file" / "page.html")
+    with pytest.raises(CommandError, match="--report="):
+        html_pages.write("mf-plan", values, "page.html", title="A page", pictures={})
     assert (tmp_path / "file").read_text() == "old"
 
 
-def test_the_command_of_a_page_has_the_flags_that_were_given() -> None:
-    values = flags.FlagValues()
-    flags.DEFINE_string("dataset", None, "", flag_values=values)
-    flags.DEFINE_string("unused", "x", "", flag_values=values)
-    flags.DEFINE_bool("fast", True, "", flag_values=values)
-    values(["mf-plan", "--dataset=it's mine", "--nofast"])
-    (commands,) = html_pages.how_it_was_made("mf-plan", values).parts
-    assert commands == Commands("mf-plan '--dataset=it'\"'\"'s mine' --nofast")
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_page_needs_two_packages(
+    package: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else find_spec(name)
+    )
+    values = _values(tmp_path / "page.html")
+    with pytest.raises(CommandError, match=f"--report needs {package}"):
+        html_pages.check_report(values, None)
