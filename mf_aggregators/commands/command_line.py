@@ -34,9 +34,6 @@ INTERNAL_ERROR = 70
 # That of a command that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
 
-# TensorFlow Federated's main branch has the second one, and has this package beside it.
-_OF_MAIN_BRANCH, _WITHIN_MAIN_BRANCH = "federated_language", "tensorflow_privacy"
-
 # What a message about too little memory ends with.
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
@@ -171,7 +168,7 @@ def check_choice(condition: bool, message: str) -> None:
 
 
 def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> None:
-    """Checks that packages of the extra ``tff`` are installed, without importing them.
+    """Checks that packages of an extra are installed, without importing them.
 
     Args:
       what: What needs them, for the message: the beginning of a sentence.
@@ -181,17 +178,15 @@ def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> N
       CommandError: If one is missing.
     """
     for package in packages:
-        is_there = _is_installed(package) or (
-            package == _WITHIN_MAIN_BRANCH and _is_installed(_OF_MAIN_BRANCH)
-        )
         check_choice(
-            is_there, f"{what} needs {package}, which is not installed. {installation.advice()}"
+            _is_installed(package),
+            f"{what} needs {package}, which is not installed. {installation.advice(package)}",
         )
 
 
 def _missing(error: ImportError) -> str:
     """What a message says of a package that is not there."""
-    advice, said = installation.advice(), str(error)
+    advice, said = installation.advice((error.name or "").partition(".")[0]), str(error)
     return said if advice in said else f"{said}. {advice}"
 
 
