@@ -21,13 +21,13 @@ from mf_aggregators import (
     moved_modules,
     participation,
     planning,
+    printed_guarantees,
     progress_bars,
     sampling,
     sensitivity,
     user_cache,
     workloads,
 )
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.planning import band_choice
@@ -65,11 +65,11 @@ __all__ = [
     "participation",
     "planning",
     "power_series",
+    "printed_guarantees",
     "privacy",
     "privacy_statement",
     "progress_bars",
     "sampling",
-    "sampling_schemes",
     "sensitivity",
     "tff",
     "user_cache",
@@ -87,7 +87,6 @@ moved_modules.install(
         "mf_aggregators.guarantees": "mf_aggregators.privacy.guarantees",
         "mf_aggregators.power_series": "mf_aggregators.linear_algebra.power_series",
         "mf_aggregators.privacy_statement": "mf_aggregators.privacy.statement",
-        "mf_aggregators.sampling_schemes": "mf_aggregators.accounting.sampling_schemes",
         "mf_aggregators.tff_processes": "mf_aggregators.tff.processes",
     }
 )

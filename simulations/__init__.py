@@ -9,7 +9,6 @@ moved_modules.install(
         "simulations.federated_runs": "simulations.runs.federated_runs",
         "simulations.federated_task": "simulations.training.federated_task",
         "simulations.learning_rate_schedules": "simulations.training.learning_rate_schedules",
-        "simulations.sampling.data_samplers": "mf_aggregators.sampling.data_samplers",
         "simulations.remote_workers": "simulations.workers.remote_workers",
     }
 )

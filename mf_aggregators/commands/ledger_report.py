@@ -4,20 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import (
-    amplification_conditions,
-    attackers,
-    client_names,
-    guarantees,
-    sampled_cohorts,
-)
+from mf_aggregators.printed_guarantees import pair
+from mf_aggregators.privacy import amplification_conditions, attackers, client_names, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.printed_guarantees import pair
-from mf_aggregators.sampling import data_samplers
 
 _ALL_DRAWN = " Every batch of the ledger is the one that the sampler's seed draws."
 
@@ -161,18 +153,17 @@ def read(
         )
         num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
         if sampling_seed is None:
-            deviation = sampled_cohorts.deviation(ledger.sampling, num_clients, cohorts)
+            deviation = ledger.sampling.deviation(num_clients, cohorts)
             keeps_plan = None if deviation is None else False
         else:
-            sampler = data_samplers.create(ledger.sampling, sampling_seed)
-            deviation = sampled_cohorts.deviation_from_draws(
-                sampler,
+            sampler = ledger.sampling.sampler(sampling_seed)
+            deviation = sampler.deviation(
                 num_clients,
                 cohorts,
-                may_be_absent=ledger.sampling.name not in sampling_schemes.names_with_parts(),
+                may_be_absent=ledger.sampling.covers_absences,
             )
             keeps_plan = deviation is None
-            num_absent = sampled_cohorts.num_absent(sampler, cohorts) if keeps_plan else None
+            num_absent = sampler.num_absent(cohorts) if keeps_plan else None
     return LedgerReport(
         plan=plan,
         took_place=took_place,

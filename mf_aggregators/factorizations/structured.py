@@ -34,7 +34,6 @@ from mf_aggregators.factorizations.optimal import OptimalMechanism, optimal
 from mf_aggregators.linear_algebra import stacked_cholesky
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
-from mf_aggregators.participation import MinSeparation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
@@ -449,7 +448,11 @@ class StructuredMechanism(Mechanism):
                 "--base_checkpoint, or use a mechanism for any workload."
             )
         schema = request.participation
-        if isinstance(schema, MinSeparation) and schema.most_participations(request.num_rounds) > 1:
+        if (
+            schema is not None
+            and schema.returns_within(request.num_rounds)
+            and not schema.is_evenly_spaced
+        ):
             raise OptionError(
                 f"--mechanism={self.name} approximates the optimum, which has no solution for "
                 "clients that return after at least --separation rounds: name a factorization to "

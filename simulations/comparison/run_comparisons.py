@@ -11,7 +11,7 @@ import numpy as np
 import scipy.stats
 
 from mf_aggregators import figures
-from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import run_directory, run_figures
 

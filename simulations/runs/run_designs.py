@@ -11,9 +11,9 @@ from mf_aggregators import (
     adaptive_clip,
     checkpoints,
     factorizations,
+    printed_guarantees,
     workloads,
 )
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseShares
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
@@ -22,6 +22,7 @@ from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
+    SamplingScheme,
     SingleParticipation,
     check_population,
 )
@@ -29,7 +30,6 @@ from mf_aggregators.privacy import (
     amplification_conditions,
     extensions,
     guarantees,
-    printed_guarantees,
 )
 from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.guarantees import Guarantee

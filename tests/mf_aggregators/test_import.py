@@ -52,7 +52,6 @@ _MOVED = [
     ("mf_aggregators.band_choice", "best"),
     ("mf_aggregators.guarantees", "Guarantee"),
     ("mf_aggregators.privacy_statement", "PrivacyStatement"),
-    ("mf_aggregators.sampling_schemes", "PoissonSampling"),
     ("mf_aggregators.tff_processes", "end_workers_at_exit"),
     ("simulations.client_data", "client_datasets"),
     ("simulations.federated_runs", "run"),
