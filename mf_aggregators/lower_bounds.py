@@ -20,7 +20,7 @@ import numpy as np
 
 from mf_aggregators import validation, workloads
 from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
-from mf_aggregators.participation import Participation, SingleParticipation, check
+from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import Workload
 
 # Singular values of a dense matrix take minutes above this.
@@ -119,10 +119,10 @@ def _from_nuclear_norm(
 ) -> LowerBound:
     """The bound at the best weights of a few: V equal to one, or to a share of rounds."""
     most = participation.most_participations(num_rounds)
-    if most == 1 or isinstance(participation, SingleParticipation):
+    if most == 1:
         patterns = float(num_rounds)
     else:
-        patterns = _fractional_patterns(num_rounds, participation.separation, most)
+        patterns = _fractional_patterns(num_rounds, participation.separation_in(num_rounds), most)
     total_error = nuclear_norm / np.sqrt(patterns)
     return LowerBound(float(total_error), float(total_error / np.sqrt(num_rounds)))
 

@@ -17,43 +17,26 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, validation, version
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import amplification, sampling_schemes
+from mf_aggregators.accounting import amplification
 from mf_aggregators.accounting.random_participation import Certification
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    FixedSizeSampling,
-    MinSeparationSampling,
-    PoissonSampling,
-    SamplingScheme,
-    Shuffling,
-)
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
-    Participation,
-    SingleParticipation,
-)
+from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
 from mf_aggregators.privacy import (
     amplification_conditions,
     client_names,
     extensions,
     guarantees,
     ledgers,
-    sampled_cohorts,
 )
 from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
-from mf_aggregators.sampling import data_samplers
 from mf_aggregators.workloads import Workload
 
 _FORMAT_VERSION = 1
-_SCHEMAS = (SingleParticipation, FixedEpochOrder, MinSeparation)
-_SCHEMES = (PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling, BallsInBins)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,8 +49,8 @@ class Mechanism:
     Attributes:
       factorization: The strategy matrix C with its structure, for n rounds.
       participation: The schema that clients keep to, as one of ``participation.MinSeparation``; or
-        the scheme by which they are drawn, one of ``sampling_schemes``, for a guarantee that
-        sampling amplifies.
+        the scheme by which they are drawn, as ``participation.PoissonSampling``, for a guarantee
+        that sampling amplifies.
       noise_multiplier: The standard deviation of Z over (clip norm times the sensitivity of C under
         the schema); with a sampling scheme, times the largest column norm of C. 0 for no noise.
       extends: The mechanism of the horizon before, of a run that went on after its last round: see
@@ -93,7 +76,7 @@ class Mechanism:
     """
 
     factorization: Factorization
-    participation: Participation | SamplingScheme
+    participation: Participation
     noise_multiplier: float
     extends: "Mechanism | None" = None
 
@@ -106,13 +89,13 @@ class Mechanism:
             )
         multiplier = validation.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
-        if isinstance(self.participation, _SCHEMES):
-            _check_scheme(self.factorization, self.participation)
-        elif not isinstance(self.participation, _SCHEMAS):
+        if not isinstance(self.participation, Participation):
             raise TypeError(
-                "participation must be a schema of mf_aggregators.participation or a scheme of "
-                f"mf_aggregators.sampling_schemes, found {validation.shown(self.participation)}."
+                "participation must be a schema or a sampling scheme of "
+                f"mf_aggregators.participation, found {validation.shown(self.participation)}."
             )
+        if self.sampling is not None:
+            _check_scheme(self.factorization, self.sampling)
         _check_extends(self)
 
     @classmethod
@@ -145,14 +128,12 @@ class Mechanism:
     @property
     def sampling(self) -> SamplingScheme | None:
         """The scheme by which clients are drawn; None for those who keep to a schema."""
-        return self.participation if isinstance(self.participation, _SCHEMES) else None
+        return self.participation if isinstance(self.participation, SamplingScheme) else None
 
     @property
     def schema(self) -> Participation:
         """The schema whose sensitivity the noise is relative to: of one participation if drawn."""
-        if isinstance(self.participation, _SCHEMES):
-            return SingleParticipation()
-        return self.participation
+        return self.participation if self.sampling is None else SingleParticipation()
 
     @property
     def horizons(self) -> "tuple[Mechanism, ...]":
@@ -312,7 +293,7 @@ class Mechanism:
             "horizons": [
                 {
                     "num_rounds": each.num_rounds,
-                    "participation": _participation_to_dict(each.participation),
+                    "participation": each.participation.to_dict(),
                     "noise_multiplier": each.noise_multiplier,
                 }
                 for each in self.horizons
@@ -515,7 +496,7 @@ class Observed:
 
 def calibrate(
     factorization: Factorization,
-    participation: Participation | SamplingScheme,
+    participation: Participation,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -653,31 +634,20 @@ def _observed_draws(
     if ledger.sampling is not None and ledger.sampling != scheme:
         deviation: str | None = "the ledger records another way of drawing clients"
     elif seed is None:
-        deviation = sampled_cohorts.deviation(scheme, num_clients, cohorts)
+        deviation = scheme.deviation(num_clients, cohorts)
     else:
-        sampler = data_samplers.create(scheme, seed)
-        deviation = sampled_cohorts.deviation_from_draws(
-            sampler,
-            num_clients,
-            cohorts,
-            may_be_absent=scheme.name not in sampling_schemes.names_with_parts(),
-        )
+        sampler = scheme.sampler(seed)
+        deviation = sampler.deviation(num_clients, cohorts, may_be_absent=scheme.covers_absences)
         if deviation is None:
-            absent = sampled_cohorts.num_absent(sampler, cohorts)
+            absent = sampler.num_absent(cohorts)
             return Observed(mechanism, ledger, found, True, num_absent=absent)
     return Observed(mechanism, ledger, found, None if deviation is None else False, deviation)
 
 
-def _participation_to_dict(participation: Participation | SamplingScheme) -> dict[str, Any]:
-    if isinstance(participation, _SCHEMES):
-        return participation.to_dict()
-    return participations.to_dict(participation)
-
-
-def _participation_from_dict(description: Mapping[str, Any]) -> Participation | SamplingScheme:
+def _participation_from_dict(description: Mapping[str, Any]) -> Participation:
     if "schema" in description:
         return participations.from_dict(description)
-    return sampling_schemes.from_dict(description)
+    return participations.sampling_from_dict(description)
 
 
 def _stated_sha256(described: Mapping[str, Any]) -> Any:

@@ -29,12 +29,12 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
     Participation,
     SingleParticipation,
     check,
 )
+from mf_aggregators.participation.fixed_epoch_order import maximal_starts
+from mf_aggregators.participation.min_separation import largest_pattern_sum
 
 # Rows of X treated at a time by the upper bound: bounds its memory at n x k x this.
 _ROWS_AT_A_TIME = 256
@@ -131,14 +131,13 @@ def _of_unit_scale(strategy: np.ndarray, participation: Participation) -> Sensit
     if participation.most_participations(strategy.shape[1]) == 1:
         # Also every schema under which no client can return, whatever its name.
         return from_column_norms(squared_norms, SingleParticipation(), num_bands=None)
-    assert not isinstance(participation, SingleParticipation)
-    num_bands = lower_bands(strategy)
+    num_bands, separation = lower_bands(strategy), participation.separation_in(strategy.shape[1])
     if num_bands is None:
         gram = strategy.T @ strategy
-    elif isinstance(participation, MinSeparation) and num_bands <= participation.separation:
+    elif not participation.is_evenly_spaced and num_bands <= separation:
         return from_column_norms(squared_norms, participation, num_bands=num_bands)
     else:
-        gram = _gram_of_triangular(strategy, participation.separation)
+        gram = _gram_of_triangular(strategy, separation)
     # The Gram product may turn an exactly zero product into a rounding error; the
     # diagonal is taken from the same sums as everywhere else.
     np.fill_diagonal(gram, squared_norms)
@@ -185,32 +184,26 @@ def from_column_norms(
     """
     squared_norms = np.asarray(squared_column_norms, dtype=np.float64)
     num_rounds = squared_norms.shape[0]
-    most = participation.most_participations(num_rounds)
-    if most == 1:
+    if not participation.returns_within(num_rounds):
         return Sensitivity(
             float(np.sqrt(np.max(squared_norms))),
             is_exact=True,
             theorem="largest column norm (Denisov et al. Thm 4.1)",
         )
-    assert not isinstance(participation, SingleParticipation)
-    if num_bands is None or num_bands > participation.separation:
+    separation = participation.separation_in(num_rounds)
+    if num_bands is None or num_bands > separation:
         raise ValueError(
             f"column norms give no exact sensitivity under {participation} for a matrix of "
-            f"{num_bands} bands: at most {participation.separation} bands would be needed "
+            f"{num_bands} bands: at most {separation} bands would be needed "
             "(BandMF Thm 2)."
         )
-    if isinstance(participation, MinSeparation):
-        squared = largest_pattern_sum(squared_norms, participation.separation, most)
-        return Sensitivity(
-            float(np.sqrt(squared)), is_exact=True, theorem="banded matrix (BandMF Thm 2, Alg. 5)"
-        )
-    squared = max(
-        float(np.sum(squared_norms[start :: participation.separation][:most]))
-        for start in maximal_starts(num_rounds, participation.separation, most)
+    theorem = (
+        "enumeration of patterns (BandMF Eq. 5)"
+        if participation.is_evenly_spaced
+        else "banded matrix (BandMF Thm 2, Alg. 5)"
     )
-    return Sensitivity(
-        float(np.sqrt(squared)), is_exact=True, theorem="enumeration of patterns (BandMF Eq. 5)"
-    )
+    squared = participation.largest_sum(squared_norms)
+    return Sensitivity(float(np.sqrt(squared)), is_exact=True, theorem=theorem)
 
 
 def from_toeplitz_coefficients(
@@ -264,8 +257,7 @@ def _of_unit_coefficients(
         value = float(np.linalg.norm(series))
         theorem = "largest column norm (Denisov et al. Thm 4.1)"
         return Sensitivity(value, is_exact=True, theorem=theorem)
-    assert not isinstance(participation, SingleParticipation)
-    separation = participation.separation
+    separation = participation.separation_in(num_rounds)
     if np.trim_zeros(series, "b").shape[0] <= separation:
         # The norms of columns fall from the first to the last.
         norms = power_series.truncated_column_norms(series, num_rounds)
@@ -407,14 +399,12 @@ def from_gram_matrix(gram_matrix: Any, participation: Participation) -> Sensitiv
     most = participation.most_participations(num_rounds)
     if most == 1:
         return from_column_norms(np.diagonal(gram), SingleParticipation(), num_bands=None)
-    if isinstance(participation, FixedEpochOrder):
-        return _enumerated(gram, participation.separation, most)
-    assert isinstance(participation, MinSeparation)
-    if _gram_bands(gram) <= participation.separation:
-        return from_column_norms(
-            np.diagonal(gram), participation, num_bands=participation.separation
-        )
-    return _min_separation_bound(gram, participation.separation, most)
+    separation = participation.separation_in(num_rounds)
+    if participation.is_evenly_spaced:
+        return _enumerated(gram, separation, most)
+    if _gram_bands(gram) <= separation:
+        return from_column_norms(np.diagonal(gram), participation, num_bands=separation)
+    return _min_separation_bound(gram, separation, most)
 
 
 def _enumerated(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
@@ -488,37 +478,6 @@ def _row_sums_through_diagonal(
     return magnitudes[within, rows] + np.max(following + preceding[::-1], axis=0)
 
 
-def largest_pattern_sum(values: np.ndarray, separation: int, most: int) -> float:
-    """BandMF Alg. 3: the largest sum of non-negative numbers over a min-separation pattern.
-
-    F[i], the largest sums over at most 0, 1, ..., k rounds from round i on, follow from F[i + 1]
-    and F[i + b], so that b of them are kept: O(n k) operations and O(n) memory.
-
-    Args:
-      values: (n,) non-negative numbers.
-      separation: b.
-      most: The most rounds of a pattern k, at least 1.
-
-    Returns:
-      The largest sum over at most ``most`` rounds at least b apart.
-    """
-    num_rounds = len(values)
-    if most >= -(-num_rounds // separation):
-        # The number of participations limits nothing.
-        unlimited = [0.0] * (num_rounds + separation)
-        for i, value in zip(range(num_rounds - 1, -1, -1), values[::-1].tolist(), strict=True):
-            unlimited[i] = max(value + unlimited[i + separation], unlimited[i + 1])
-        return unlimited[0]
-    kept = np.zeros((separation, most + 1))
-    sums, taken = np.zeros(most + 1), np.empty(most)
-    for i, value in zip(range(num_rounds - 1, -1, -1), values[::-1].tolist(), strict=True):
-        of_round = kept[i % separation]
-        np.add(of_round[:-1], value, out=taken)
-        np.maximum(taken, sums[1:], out=sums[1:])
-        of_round[:] = sums
-    return float(sums[most])
-
-
 def _largest_sums(
     vectors: np.ndarray, starts: np.ndarray, separation: int, most: int
 ) -> np.ndarray:
@@ -543,21 +502,6 @@ def _largest_sums(
     # No more than those fit.
     sums[fitting + 1 :] = sums[fitting]
     return sums
-
-
-def maximal_starts(num_rounds: int, separation: int, most: int) -> range:
-    """Returns the first rounds of the (k, b)-participation patterns that no other one contains.
-
-    A pattern that starts at round b or later and has no room for all its participations
-    lies within the one that starts b rounds earlier.
-
-    Args:
-      num_rounds: n.
-      separation: b.
-      most: The most participations k.
-    """
-    full = num_rounds - (most - 1) * separation
-    return range(max(full, min(separation, num_rounds)))
 
 
 def is_reached(pattern: np.ndarray) -> bool:

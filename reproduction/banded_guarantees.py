@@ -4,8 +4,7 @@ import functools
 import math
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, sampling_scheme
 from mf_aggregators.planning import band_choice
 from reproduction import banded_errors, printed_values
 from reproduction.banded_errors import PAPER
@@ -133,7 +132,7 @@ def _amplified(
     population: int,
     clients_per_round: int = _CLIENTS_PER_ROUND,
 ) -> float:
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         "poisson",
         num_rounds=_NUM_ROUNDS,
         num_bands=num_bands,

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.participation import SamplingScheme, SingleParticipation, sampling_scheme
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
 from mf_aggregators.progress_bars import ProgressBar
@@ -123,7 +121,7 @@ def cells(
 
 
 def _scheme(num_rounds: int, num_bands: int, population: int) -> SamplingScheme:
-    return sampling_schemes.create(
+    return sampling_scheme(
         "poisson",
         num_rounds=num_rounds,
         num_bands=num_bands,

@@ -3,7 +3,7 @@
 import functools
 import math
 
-from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators.participation import sampling_scheme
 from mf_aggregators.planning import band_choice
 from reproduction.banded_errors import PAPER
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
@@ -26,7 +26,7 @@ def table_5(name: str, workspace: Workspace) -> Outcome:
     """
     rows = []
     for epsilon, (num_bands, printed) in _PRINTED.items():
-        scheme = sampling_schemes.create(
+        scheme = sampling_scheme(
             "min_separation",
             num_rounds=_NUM_ROUNDS,
             num_bands=num_bands,

@@ -5,8 +5,7 @@ import functools
 import numpy as np
 
 from mf_aggregators import accounting, workloads
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
+from mf_aggregators.participation import FixedEpochOrder, SingleParticipation, sampling_scheme
 from mf_aggregators.planning import band_choice
 from mf_aggregators.progress_bars import ProgressBar
 from reproduction import best_bands, matrices
@@ -44,7 +43,7 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
     over_sgd, over_multi_epoch, bands = [], [], []
     targets = [
         (
-            sampling_schemes.create(
+            sampling_scheme(
                 "poisson",
                 num_rounds=_NUM_ROUNDS,
                 num_bands=num_bands,

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Iterator
 
 from mf_aggregators import factorizations, lower_bounds, workloads
-from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
@@ -96,7 +95,7 @@ def _mechanisms(
         description = {
             "mechanism": mechanism,
             "num_rounds": num_rounds,
-            "participation": participations.to_dict(schema),
+            "participation": schema.to_dict(),
             number: value,
         }
         label = f"{mechanism} {value}"

@@ -25,10 +25,10 @@ from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
+from mf_aggregators.participation import MinSeparation, Participation
+from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
-from mf_aggregators.privacy.printed_guarantees import pair
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.devices import device_flags
 from simulations.devices.device_populations import DevicePopulation, DeviceRound
@@ -278,7 +278,7 @@ def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participat
         schema = MinSeparation(values.separation, values.max_participations)
     elif schema is not None:
         command_line.check_choice(
-            values.max_participations is None and not isinstance(schema, FixedEpochOrder),
+            values.max_participations is None and not schema.is_evenly_spaced,
             f"the checkpoint is for {schema}: name the schema of the devices by --separation "
             "and --max_participations.",
         )

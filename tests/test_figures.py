@@ -16,10 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling
 from mf_aggregators.commands import command_line, factorize, report
-from mf_aggregators.participation import MinSeparation
-from mf_aggregators.sampling import data_samplers
+from mf_aggregators.participation import MinSeparation, PoissonSampling
 from reproduction import drawings, matrix_levels
 from reproduction.experiment import Drawing
 from simulations.runs import run_figures
@@ -328,7 +326,7 @@ def test_the_trade_off_in_the_figure_of_a_report(
         names = [*(["planned"] if ledger == "kept" else []), "what took place"]
         names += [] if ledger == "kept" else ["worst case"]
     elif ledger == "sampled":
-        sampler = data_samplers.create(PoissonSampling(12, 4, 40, 2), 1)
+        sampler = PoissonSampling(12, 4, 40, 2).sampler(1)
         cohorts = tuple(map(sampler.draw, range(12)))
         clients = tuple(map(str, range(40)))
         ParticipationLedger(clients, cohorts, sampler.scheme).save(tmp_path / "ledger.npz")

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
-from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators import printed_guarantees as printed
 from mf_aggregators.audit import AnyMechanismBound, AuditResult, BitsResult, Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy import printed_guarantees as printed
 from mf_aggregators.privacy.guarantees import WorstClient
 from mf_aggregators.privacy.statement import PrivacyStatement, Represented, RunFacts
 from simulations import simulate_participation
@@ -207,7 +206,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
 
 @pytest.mark.parametrize("multiplier", [0.61803, 1.937])
 def test_privacy_statements_of_sampling(multiplier: float) -> None:
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         "poisson", num_rounds=10, num_bands=1, population=50, clients_per_round=5
     )
     planned = guarantees.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from mf_aggregators import workloads
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling
 from mf_aggregators.factorizations import banded, identity
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 

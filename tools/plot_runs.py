@@ -12,7 +12,7 @@ import sys
 
 import matplotlib.figure
 
-from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import rounded_up
 
 
 def main(arguments: list[str]) -> int:

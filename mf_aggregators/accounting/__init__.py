@@ -4,7 +4,7 @@ The guarantee of a run follows from its noise multiplier alone. Without amplific
 the noise multiplier is relative to the sensitivity of C under the participation schema
 (``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). ``amplified_*`` are for
 banded mechanisms in a data centre that draws every batch itself by a scheme of
-``sampling_schemes``; there it is relative to the largest column norm of C.
+``mf_aggregators.participation``; there it is relative to the largest column norm of C.
 Devices that decide themselves when to take part are never amplified. ``*true_positive_rate*`` say
 what an attacker can do under a guarantee.
 
@@ -47,7 +47,6 @@ __all__ = [
     "exact_epsilon",
     "noise_multiplier",
     "noise_multiplier_of_zcdp",
-    "sampling_schemes",
     "true_positive_rate",
     "true_positive_rate_of_pairs",
     "zcdp_delta",

@@ -1,6 +1,6 @@
 r"""Privacy amplification by sampling for banded mechanisms (BandMF Thm 4, Cor. F.1 and F.2).
 
-Where batches were drawn by one of the schemes of ``mf_aggregators.accounting.sampling_schemes``, a
+Where batches were drawn by one of the schemes of ``mf_aggregators.participation``, a
 client is in rounds of one part alone, b or more rounds apart, and each of its
 participations changes other rows of C x: rows j to j + b - 1, for a lower-triangular C of
 b bands. So a run is no more revealing than k = ceil(n / b) adaptive queries to one part,
@@ -54,13 +54,12 @@ from mf_aggregators.accounting import (
 )
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.accounting.random_participation import Amplified, Certification
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
+from mf_aggregators.participation import (
+    CyclicGroups,
     FixedSizeSampling,
-    MinSeparationSampling,
-    PartScheme,
     PoissonSampling,
     SamplingScheme,
+    SeparatedScheme,
     Shuffling,
 )
 
@@ -144,7 +143,7 @@ def amplified(
 ) -> Amplified:
     """Returns the epsilon of a run with what proves it; arguments as of :func:`epsilon`."""
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+    if isinstance(scheme, SeparatedScheme):
         return random_participation.amplified(
             scheme,
             sigma,
@@ -153,10 +152,11 @@ def amplified(
             certification or Certification(),
             num_coordinates,
         )
+    assert isinstance(scheme, CyclicGroups)
     return Amplified(_epsilon(scheme, sigma, delta, num_coordinates), None)
 
 
-def _epsilon(scheme: PartScheme, sigma: float, delta: float, num_coordinates: int) -> float:
+def _epsilon(scheme: CyclicGroups, sigma: float, delta: float, num_coordinates: int) -> float:
     safe_delta(delta, most_participations(scheme))
     unamplified, refused = math.inf, None
     try:
@@ -178,7 +178,7 @@ def _epsilon(scheme: PartScheme, sigma: float, delta: float, num_coordinates: in
     return found
 
 
-def _amplified(scheme: PartScheme, sigma: float, delta: float, num_coordinates: int) -> float:
+def _amplified(scheme: CyclicGroups, sigma: float, delta: float, num_coordinates: int) -> float:
     """The amplified epsilon; infinity if too little of delta is left."""
     accounting = _Accounting(scheme, sigma, num_coordinates)
     try:
@@ -217,7 +217,7 @@ def noise_multiplier(
         target.
     """
     target = validation.positive_number(epsilon, "epsilon")
-    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+    if isinstance(scheme, SeparatedScheme):
         return random_participation.noise_multiplier(
             scheme,
             target,
@@ -226,6 +226,7 @@ def noise_multiplier(
             certification or Certification(),
             num_coordinates,
         )
+    assert isinstance(scheme, CyclicGroups)
     safe_delta(delta, most_participations(scheme))
     # What suffices without amplification always suffices.
     enough = gaussian.noise_multiplier(
@@ -264,17 +265,17 @@ def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
         sampled: dp_event.DpEvent = dp_event.PoissonSampledDpEvent(
             scheme.sampling_probability, dp_event.GaussianDpEvent(sigma)
         )
-        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
+        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations())
     if isinstance(scheme, FixedSizeSampling):
         sampled = dp_event.SampledWithoutReplacementDpEvent(
-            scheme.part_size, scheme.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
+            scheme.group_size, scheme.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
         )
-        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations)
+        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations())
     return dp_event.GaussianDpEvent(unamplified_noise_multiplier(scheme, sigma))
 
 
 def _is_met(
-    scheme: PartScheme, sigma: float, target: float, delta: float, num_coordinates: int
+    scheme: CyclicGroups, sigma: float, target: float, delta: float, num_coordinates: int
 ) -> bool:
     try:
         return _epsilon(scheme, sigma, delta, num_coordinates) <= target
@@ -283,10 +284,10 @@ def _is_met(
 
 
 def _searched(
-    scheme: PartScheme, target: float, delta: float, enough: float, num_coordinates: int
+    scheme: CyclicGroups, target: float, delta: float, enough: float, num_coordinates: int
 ) -> float:
     """The least noise multiplier that a search finds, at most one that is known to suffice."""
-    if not isinstance(scheme, Shuffling):
+    if isinstance(scheme, PoissonSampling | FixedSizeSampling):
         if scheme.sampling_probability >= 1.0:
             return enough
         # Fine intervals take time where there is little noise: they only polish.
@@ -315,9 +316,7 @@ def most_participations(scheme: SamplingScheme) -> int:
     Args:
       scheme: How batches are drawn.
     """
-    if isinstance(scheme, Shuffling):
-        return scheme.num_passes
-    return scheme.most_participations
+    return scheme.most_participations()
 
 
 def unamplified_noise_multiplier(scheme: SamplingScheme, sigma: float) -> float:
@@ -341,14 +340,15 @@ class _Accounting:
       num_coordinates: Parameters times rounds.
     """
 
-    scheme: PartScheme
+    scheme: CyclicGroups
     sigma: float
     num_coordinates: int
 
     def epsilon(self, delta: float) -> float:
         """The amplified epsilon of real normal numbers."""
-        if not isinstance(self.scheme, Shuffling):
+        if isinstance(self.scheme, PoissonSampling | FixedSizeSampling):
             return _composed_epsilon(self.scheme, self.sigma, delta)
+        assert isinstance(self.scheme, Shuffling)
         return shuffled_gaussian.epsilon(self.scheme, self.sigma, delta, interval_for)
 
     def delta_left(self, delta: float) -> float:
@@ -361,13 +361,13 @@ class _Accounting:
         return left - composition_rounding(most_participations(self.scheme))
 
 
-def _largest_move(scheme: PartScheme) -> float:
+def _largest_move(scheme: CyclicGroups) -> float:
     """How many clip norms a client may move a sum by."""
     # Where it takes the place of another one, twice as much.
     return 1.0 if isinstance(scheme, PoissonSampling) else 2.0
 
 
-def _least_accounted(scheme: PartScheme) -> float:
+def _least_accounted(scheme: CyclicGroups) -> float:
     """The least noise multiplier of which anything amplified is stated."""
     least = _largest_move(scheme) * noise_failure.LEAST_NOISE_MULTIPLIER
     return max(LEAST_NOISE_MULTIPLIER, least)
@@ -454,7 +454,7 @@ def composed_loss(
         else fixed_size_gaussian.loss_distribution
     )
     loss = of_one(sigma, scheme.sampling_probability, grid)
-    return loss.self_compose(scheme.most_participations)
+    return loss.self_compose(scheme.most_participations())
 
 
 def _composed_epsilon(

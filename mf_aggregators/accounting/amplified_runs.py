@@ -22,12 +22,11 @@ from mf_aggregators.accounting import (
     column_bands,
     noise_failure,
     random_participation,
-    sampling_schemes,
     trade_offs,
 )
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.accounting.random_participation import Certification
-from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
+from mf_aggregators.participation import BallsInBins, MinSeparationSampling, sampling_scheme
 
 
 def amplified_epsilon(
@@ -58,7 +57,7 @@ def amplified_epsilon(
         ``min_separation`` (secret coins under timers) or ``balls_in_bins`` (one secret round
         of each cycle): how clients come into batches.
       separation: For the last two, the least distance of two participations of a client or
-        the number of bins, as ``sampling_schemes.create`` has it.
+        the number of bins, as ``sampling_scheme`` has it.
       strategy_matrix: For the last two, (n, n), C; None for a diagonal one of equal entries,
         if ``num_bands`` is 1. The other schemes need no more than the number of bands.
       seed: For the last two, the seed of the Monte Carlo test that proves the epsilon, chosen
@@ -73,7 +72,7 @@ def amplified_epsilon(
       ValueError: If an argument is out of its range, the bands do not fit the rounds, or
         the population is too small for the batches.
     """
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         sampling,
         num_rounds=num_rounds,
         num_bands=num_bands,
@@ -126,7 +125,7 @@ def amplified_noise_multiplier(
     Raises:
       ValueError: As :func:`amplified_epsilon` does.
     """
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         sampling,
         num_rounds=num_rounds,
         num_bands=num_bands,
@@ -182,7 +181,7 @@ def amplified_true_positive_rate(
       TailError: If so little noise cannot be accounted for: a ValueError.
       ValueError: As :func:`amplified_epsilon` does.
     """
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         sampling,
         num_rounds=num_rounds,
         num_bands=num_bands,
@@ -239,7 +238,7 @@ def amplified_event(
     Raises:
       ValueError: As :func:`amplified_epsilon` does.
     """
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         sampling,
         num_rounds=num_rounds,
         num_bands=num_bands,

@@ -31,9 +31,9 @@ from mf_aggregators.accounting.participation_laws import (
     OneBin,
     ParticipationLaw,
 )
-from mf_aggregators.accounting.sampling_schemes import MinSeparationSampling, SeparatedScheme
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
 from mf_aggregators.noise.rows_of_z import STEP
+from mf_aggregators.participation import MinSeparationSampling, SeparatedScheme
 
 # With less noise nothing is claimed to be amplified.
 LEAST_NOISE_MULTIPLIER = 0.1
@@ -242,10 +242,10 @@ def amplified(
     unamplified, refused = math.inf, None
     try:
         unamplified = gaussian.epsilon(
-            sigma / math.sqrt(scheme.most_participations),
+            sigma / math.sqrt(scheme.most_participations()),
             delta,
             num_coordinates=num_coordinates,
-            disjoint_participations=scheme.most_participations,
+            disjoint_participations=scheme.most_participations(),
         )
     except TailError as error:
         refused = error
@@ -360,9 +360,9 @@ def _enough(scheme: SeparatedScheme, target: float, delta: float, num_coordinate
         target,
         delta,
         num_coordinates=num_coordinates,
-        disjoint_participations=scheme.most_participations,
+        disjoint_participations=scheme.most_participations(),
     )
-    return alone * math.sqrt(scheme.most_participations)
+    return alone * math.sqrt(scheme.most_participations())
 
 
 def _claim(

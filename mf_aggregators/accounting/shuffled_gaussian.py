@@ -12,7 +12,7 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.sampling_schemes import Shuffling
+from mf_aggregators.participation import Shuffling
 
 # Points of the grid of local deltas over which the bound is minimised.
 _LOCAL_DELTAS = 24

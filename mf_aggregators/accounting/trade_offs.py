@@ -36,7 +36,7 @@ from scipy import special
 from mf_aggregators import validation
 from mf_aggregators.accounting import amplification, noise_failure
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,
     SamplingScheme,
@@ -219,7 +219,7 @@ def _composed_curve(
         failure = noise_failure.failure_probability(each, num_coordinates)
     except TailError:
         return ()
-    count = scheme.most_participations
+    count = scheme.most_participations()
     failure += amplification.composition_rounding(count)
     spread = scheme.sampling_probability * math.sqrt(count) / sigma
     interval = min(max(_RELATIVE_INTERVAL * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)

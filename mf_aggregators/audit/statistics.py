@@ -20,14 +20,14 @@ depends on TensorFlow.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.special
 import scipy.stats
 
 from mf_aggregators import accounting
-from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
+from mf_aggregators.participation import FixedEpochOrder, Participation
 
 # Eigenvalues of a correlation matrix below this are taken for rounding of float32 results: a
 # round whose noise repeats another's has huge power then, and not an infinite one.
@@ -278,13 +278,12 @@ def choose_contribution(
     gram = clip_norm**2 * model.precision
     num_rounds = gram.shape[0]
     patterns = list(
-        itertools.islice(maximal_patterns(participation, num_rounds), _MOST_PATTERNS + 1)
+        itertools.islice(participation.maximal_patterns(num_rounds), _MOST_PATTERNS + 1)
     )
     if len(patterns) > _MOST_PATTERNS:
-        assert not isinstance(participation, SingleParticipation)
-        separation = participation.separation
+        separation = participation.separation_in(num_rounds)
         most = participation.most_participations(num_rounds)
-        evenly = maximal_patterns(FixedEpochOrder(most, separation), num_rounds)
+        evenly = FixedEpochOrder(most, separation).maximal_patterns(num_rounds)
         patterns = [*evenly, _heaviest_pattern(np.diagonal(gram), separation, most)]
     found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
     squared, signs, rounds = max(found, key=lambda item: item[0])
@@ -316,52 +315,6 @@ def scores(
     gram = model.precision[np.ix_(rounds, rounds)]
     lengths = np.sqrt(np.einsum("im,ij,jm->m", signs, gram, signs, optimize=True))
     return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)
-
-
-def maximal_patterns(participation: Participation, num_rounds: int) -> Iterator[tuple[int, ...]]:
-    """Yields the participation patterns to which no round can be added.
-
-    Args:
-      participation: The schema.
-      num_rounds: n.
-
-    Yields:
-      Ascending rounds; every pattern of the schema is a subset of one of them.
-    """
-    most = participation.most_participations(num_rounds)
-    if isinstance(participation, SingleParticipation) or most == 1:
-        yield from ((i,) for i in range(num_rounds))
-        return
-    separation = participation.separation
-    if isinstance(participation, FixedEpochOrder):
-        for start in range(num_rounds):
-            rounds = tuple(range(start, num_rounds, separation))[:most]
-            # A short pattern that could start earlier is part of the one that does.
-            if start < separation or len(rounds) == most:
-                yield rounds
-        return
-    yield from _spread_patterns((), False, separation, most, num_rounds)
-
-
-def _spread_patterns(
-    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
-) -> Iterator[tuple[int, ...]]:
-    """The maximal min-separation patterns that begin with ``rounds``.
-
-    ``has_room`` says whether another round fits before the last of them: then only
-    patterns of as many rounds as allowed are maximal.
-    """
-    earliest = rounds[-1] + separation if rounds else 0
-    if len(rounds) == most or earliest >= num_rounds:
-        if len(rounds) == most or not has_room:
-            yield rounds
-        return
-    for i in range(earliest, num_rounds):
-        with_room = has_room or i >= earliest + separation
-        fitting = 1 + (num_rounds - 1 - i) // separation
-        if with_room and len(rounds) + fitting < most:
-            break
-        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)
 
 
 def _heaviest_pattern(weights: np.ndarray, separation: int, most: int) -> tuple[int, ...]:

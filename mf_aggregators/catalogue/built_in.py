@@ -31,7 +31,6 @@ from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,
 )
-from mf_aggregators.participation import MinSeparation
 
 # Plans compare optima that are certified to this relative gap of the squared error.
 RELATIVE_GAP_OF_PLANS = 1e-3
@@ -476,7 +475,11 @@ class StructuredEntry(Entry):
                 "--base_checkpoint, or use a mechanism for any workload."
             )
         schema = request.participation
-        if isinstance(schema, MinSeparation) and schema.most_participations(request.num_rounds) > 1:
+        if (
+            schema is not None
+            and schema.returns_within(request.num_rounds)
+            and not schema.is_evenly_spaced
+        ):
             raise OptionError(
                 f"--mechanism={self.name} approximates the optimum, which has no solution for "
                 "clients that return after at least --separation rounds: name a factorization to "

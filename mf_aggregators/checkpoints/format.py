@@ -248,14 +248,12 @@ def _describe(
         "num_rounds": factorization.num_rounds,
         "parameters": factorization.parameters,
         "optimised_for": (
-            None
-            if factorization.participation is None
-            else participations.to_dict(factorization.participation)
+            None if factorization.participation is None else factorization.participation.to_dict()
         ),
         "optimality_gap": factorization.optimality_gap,
         "errors": {
             "workload": dict(workload),
-            "participation": participations.to_dict(schema),
+            "participation": schema.to_dict(),
             "sensitivity": errors.sensitivity.value,
             "sensitivity_is_exact": errors.sensitivity.is_exact,
             **errors.to_dict(),

@@ -29,7 +29,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
+from mf_aggregators.printed_guarantees import pair, rounded_up
 
 VIOLATED = command_line.REFUTED
 

@@ -20,7 +20,7 @@ from absl import flags
 from mf_aggregators import version
 from mf_aggregators.commands import command_help, flag_groups, standard_streams
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.privacy.printed_guarantees import rounded_down, rounded_up
+from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
 # The exit status of a command that is done.

@@ -7,10 +7,10 @@ from typing import Any
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.mechanism import Mechanism, Observed
 from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import amplification_conditions, attackers, client_names
 from mf_aggregators.privacy.guarantees import Guarantee, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.privacy.printed_guarantees import pair
 
 _ALL_DRAWN = " Every batch of the ledger is the one that the sampler's seed draws."
 

@@ -24,7 +24,6 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, memory, planning, validation
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
@@ -36,7 +35,7 @@ from mf_aggregators.commands import (
     training_recipes,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting
 
 # Of plans for devices with timers; the whole command ends within a minute.
@@ -69,7 +68,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.choice(
         "sampling",
-        (*sampling_schemes.names(), planning.ANY_SAMPLING),
+        (*sampling_schemes(), planning.ANY_SAMPLING),
         "How clients are drawn: poisson, fixed_size or shuffling by a data centre that draws every "
         "batch itself within the part of a round (BandMF Sec. 5); min_separation by devices whose "
         "timers let them join with a secret coin; balls_in_bins by clients that are in one secret "

@@ -10,15 +10,15 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, figures
-from mf_aggregators.accounting import amplification, sampling_schemes
+from mf_aggregators.accounting import amplification
 from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Picture
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, band_choice
+from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
-from mf_aggregators.privacy.printed_guarantees import pair
 
 # More curves than these are hard to tell apart.
 _MOST_CURVES = 6
@@ -208,7 +208,7 @@ def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
 def _has_parts(candidate: Candidate) -> bool:
     """Whether epsilons are amplified, and fast to compute."""
     scheme = candidate.sampling
-    return scheme is not None and scheme.name in sampling_schemes.names_with_parts()
+    return scheme is not None and not scheme.depends_on_matrix
 
 
 def _caption_of_epsilons(plan: Plan) -> str:

@@ -5,18 +5,14 @@ import shlex
 import textwrap
 from typing import Any
 
-from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.commands.training_recipes import TrainingRecipe
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
     Participation,
-    SingleParticipation,
 )
 from mf_aggregators.planning import Candidate, Plan
-from mf_aggregators.privacy.printed_guarantees import pair
+from mf_aggregators.printed_guarantees import pair
 
 # In place of the data set in a template.
 PLACEHOLDER = "YOUR_DATASET"
@@ -77,14 +73,10 @@ def of(plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: boo
     """
     chosen = plan.recommended
     steps = _factorize(plan, directory) if factorize else []
-    if chosen.sampling is not None:
-        # The bands are those of the checkpoint.
-        clients = f"--sampling={chosen.sampling.name}"
-        if isinstance(chosen.sampling, MinSeparationSampling | BallsInBins):
-            clients += f" --separation={chosen.sampling.separation}"
+    # The bands of a sampling scheme are those of the checkpoint.
+    clients = (chosen.sampling or chosen.participation).run_flags()
+    if clients is not None:
         steps.append(_train(plan, recipe, directory, clients))
-    elif isinstance(chosen.participation, MinSeparation):
-        steps.append(_train(plan, recipe, directory, _timer_flags(chosen.participation)))
     return [*steps, _aggregator(plan, recipe, directory)]
 
 
@@ -98,10 +90,10 @@ def as_strings(steps: list[Step]) -> list[str]:
 
 def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
-    if isinstance(chosen.sampling, MinSeparationSampling | BallsInBins):
+    if chosen.sampling is not None and chosen.sampling.depends_on_matrix:
         # The certificate is for one matrix, and for no other of the same name.
         return [_plan_again(plan, directory)]
-    rounds, schema = plan.setting.num_rounds, _participation_flags(chosen.participation)
+    rounds, schema = plan.setting.num_rounds, chosen.participation.factorize_flags()
     steps, base = [], ""
     if chosen.base is not None:
         mechanism, options = chosen.base
@@ -254,85 +246,18 @@ def _condition(plan: Plan) -> str:
     """Who has to do what for the guarantee to hold, in a sentence or two."""
     chosen = plan.recommended
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
-    schema = chosen.participation
-    if isinstance(chosen.sampling, MinSeparationSampling):
-        scheme = chosen.sampling
-        return (
-            f"{guarantee} only if every client flips a secret coin in each round in which its "
-            f"timer allows it, at least {scheme.separation} rounds after it last took part, and "
-            f"takes part with probability {scheme.joining_probability!r}, whatever happened "
-            "before, and if its timer begins as if it had done so for ever. Who took part stays "
-            f"secret for ever. In a simulation that is what {_sampler(chosen)} draws. A device "
-            "that cannot be asked flips its coin and starts its timer all the same."
-        )
-    if isinstance(chosen.sampling, BallsInBins):
-        scheme_of_bins = chosen.sampling
-        return (
-            f"{guarantee} only if every client is in one of {scheme_of_bins.separation} bins, "
-            "drawn once, uniformly, independently of all others, and takes part in round i exactly "
-            f"if i modulo {scheme_of_bins.separation} is its bin. The bins stay secret for ever. "
-            f"In a simulation that is what {_sampler(chosen)} draws."
-        )
-    if chosen.sampling is not None:
-        return (
-            f"{guarantee} only if a data centre draws every batch itself, round i by draw(i) of "
-            f"the sampler {_sampler(chosen)}, whose seed and draws stay secret for ever. Devices "
-            "that decide themselves when they take part have a much weaker guarantee."
-        )
-    if isinstance(schema, FixedEpochOrder):
-        return (
-            f"{guarantee} only if a data centre goes through all clients in one fixed order of "
-            f"{schema.separation} batches, each client in one of them, {_times(schema.epochs)}: "
-            f"batch i + {schema.separation} has the clients of batch i. No draw has to be secret. "
-            "A random order, or devices that decide themselves when they take part, have a weaker "
-            "guarantee."
-        )
-    return (
-        f"{guarantee} only if timers enforce {schema} on every device: that is yours to do "
-        "(docs/devices.md says how)."
-    )
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times at most"
+    if chosen.sampling is None:
+        return f"{guarantee} only if {chosen.participation.condition()}"
+    return f"{guarantee} only if {chosen.sampling.condition(_sampler(chosen))}"
 
 
 def _sampler(candidate: Candidate) -> str | None:
     scheme = candidate.sampling
     if scheme is None:
         return None
-    separation = (
-        f", separation={scheme.separation}"
-        if isinstance(scheme, MinSeparationSampling | BallsInBins)
-        else ""
-    )
-    return (
-        "mfa.sampling.data_samplers.create("
-        f"mfa.accounting.sampling_schemes.create({scheme.name!r}, "
-        f"num_rounds={scheme.num_rounds}, num_bands={scheme.num_bands}, "
-        f"population={scheme.population}, clients_per_round={scheme.clients_per_round}{separation})"
-        ", "
-        "seed=mfa.sampling.sampling_seeds.secret_seed())"
-    )
+    seed = "mfa.sampling.sampling_seeds.secret_seed()"
+    return f"mfa.participation.{scheme!r}.sampler(seed={seed})"
 
 
 def _shell(*words: str) -> Step:
     return Step(" ".join(word for word in words if word), "shell")
-
-
-def _timer_flags(participation: MinSeparation) -> str:
-    limit = participation.max_participations
-    return f"--separation={participation.separation}" + (
-        "" if limit is None else f" --max_participations={limit}"
-    )
-
-
-def _participation_flags(participation: Participation) -> str:
-    if isinstance(participation, SingleParticipation):
-        return "--participation=single"
-    if isinstance(participation, FixedEpochOrder):
-        return (
-            f"--participation=fixed_epoch --separation={participation.separation} "
-            f"--max_participations={participation.epochs}"
-        )
-    return f"--participation=min_sep {_timer_flags(participation)}"

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from mf_aggregators import planning
 from mf_aggregators.commands.plan_steps import Step
-from mf_aggregators.participation import FixedEpochOrder
 from mf_aggregators.planning import Candidate, LeftOut, Plan, Setting
-from mf_aggregators.privacy.printed_guarantees import pair, rounded_up
+from mf_aggregators.printed_guarantees import pair, rounded_up
 
 # Of the table; the first has a mark at what is recommended, and the last is not always shown.
 _COLUMNS = (
@@ -56,7 +55,7 @@ def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:
 
 def name_of(candidate: Candidate) -> str:
     """Returns the mechanism with its options and how its clients take part."""
-    if isinstance(candidate.participation, FixedEpochOrder):
+    if candidate.participation.is_evenly_spaced:
         return f"{candidate.name_with_sampling}, fixed epochs"
     return candidate.name_with_sampling
 

@@ -23,6 +23,7 @@ from mf_aggregators import (
     accounting,
     lower_bounds,
     memory,
+    printed_guarantees,
     validation,
 )
 from mf_aggregators.accounting import noise_failure
@@ -40,7 +41,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_subject import Subject
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import attackers, guarantees, ledgers, printed_guarantees
+from mf_aggregators.privacy import attackers, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.sampling import sampling_seeds

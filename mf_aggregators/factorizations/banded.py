@@ -25,7 +25,6 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
-    SingleParticipation,
     check,
     check_fits,
 )
@@ -108,9 +107,8 @@ class BandedFactorization(Factorization):
         if not self.parameters.get("equal_column_norms", False):
             return super().gap_holds_for(participation)
         return (
-            check(participation).most_participations(self.num_rounds) == 1
-            or isinstance(participation, SingleParticipation)
-            or participation.separation >= self.num_bands
+            not check(participation).returns_within(self.num_rounds)
+            or participation.separation_in(self.num_rounds) >= self.num_bands
         )
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
@@ -255,14 +253,11 @@ def banded(
     participation = check_fits(
         MinSeparation(num_bands) if participation is None else participation, num_rounds
     )
-    if (
-        participation.most_participations(num_rounds) > 1
-        and not isinstance(participation, SingleParticipation)
-        and participation.separation < num_bands
-    ):
+    separation = participation.separation_in(num_rounds)
+    if participation.returns_within(num_rounds) and separation < num_bands:
         raise ValueError(
             f"num_bands must be at most the separation of the participation schema, "
-            f"{participation.separation}, found {num_bands}: with more bands, participations of "
+            f"{separation}, found {num_bands}: with more bands, participations of "
             "one client overlap (BandMF Thm 2)."
         )
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
@@ -293,9 +288,9 @@ def banded(
             },
         )
     prepared = BandedWorkload.of(workload, num_bands)
-    if not equal_column_norms and most > 1 and not isinstance(participation, SingleParticipation):
-        participation = FixedEpochOrder(most, participation.separation)
-        layout = PatternLayout(num_rounds, participation.separation, most)
+    if not equal_column_norms and most > 1:
+        participation = FixedEpochOrder(most, separation)
+        layout = PatternLayout(num_rounds, separation, most)
         constraint = PatternNorms(num_bands, layout)
     start = band_algebra.square_root_bands(num_rounds, num_bands)
     if len(constraint.sharpness) > 1:

@@ -9,12 +9,11 @@ import numpy as np
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix
 from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
     Participation,
     SingleParticipation,
     check,
 )
+from mf_aggregators.participation.fixed_epoch_order import maximal_starts
 from mf_aggregators.sensitivity import Sensitivity
 
 # Rows of X that are treated at a time.
@@ -53,15 +52,14 @@ def _of_unit_scale(bands: np.ndarray, participation: Participation) -> Sensitivi
     most = participation.most_participations(num_rounds)
     if most == 1:
         return sensitivities.from_column_norms(squared_norms, SingleParticipation(), None)
-    assert isinstance(participation, MinSeparation | FixedEpochOrder)
-    separation = participation.separation
+    separation = participation.separation_in(num_rounds)
     if num_bands <= separation:
         return sensitivities.from_column_norms(squared_norms, participation, num_bands)
     gram = strategy.transposed().times(strategy)
     # above[i, t] = X[i, i + t].
     above = gram.rows[:, gram.lower :]
     above[:, 0] = squared_norms
-    if isinstance(participation, FixedEpochOrder):
+    if participation.is_evenly_spaced:
         return _enumerated(above, separation, most)
     if int(np.flatnonzero(np.any(above, axis=0))[-1]) < separation:
         return sensitivities.from_column_norms(squared_norms, participation, separation)
@@ -87,7 +85,7 @@ def _enumerated(above: np.ndarray, separation: int, most: int) -> Sensitivity:
         # Pairs of participations so many separations apart, the first of each pair.
         pairs = np.abs(above[:, count * separation])
         sums = sums + 2.0 * sensitivities.pattern_sum_adjoint(pairs, separation, most - count)
-    starts = sensitivities.maximal_starts(num_rounds, separation, most)
+    starts = maximal_starts(num_rounds, separation, most)
     start = int(np.argmax(sums[: len(starts)]))
     rounds = np.arange(start, min(num_rounds, start + separation * most), separation)
     return Sensitivity(

@@ -34,7 +34,7 @@ from mf_aggregators.factorizations.multi_epoch_dual import (
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
-from mf_aggregators.participation import FixedEpochOrder
+from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 
 # Evaluations between two certificates, each of which costs about as much as one.
@@ -117,7 +117,7 @@ class MultiEpochSearch:
         self,
         workload: np.ndarray,
         inverse_bands: np.ndarray | None,
-        participation: FixedEpochOrder,
+        participation: Participation,
         *,
         equal_column_norms: bool,
         pattern_entries: PatternEntries,
@@ -141,7 +141,9 @@ class MultiEpochSearch:
         self._workload, self._inverse_bands = workload, inverse_bands
         self._participation = participation
         self._layout = PatternLayout(
-            num_rounds, participation.separation, participation.most_participations(num_rounds)
+            num_rounds,
+            participation.separation_in(num_rounds),
+            participation.most_participations(num_rounds),
         )
         self._equal_column_norms = equal_column_norms
         self._relative_gap = relative_gap

@@ -15,7 +15,7 @@ import scipy.linalg
 from mf_aggregators.factorizations.banded import banded
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.participation import FixedEpochOrder
+from mf_aggregators.participation import Participation
 
 # The relative gap of the banded matrix: a start need not be near its own optimum.
 _RELATIVE_GAP = 1e-2
@@ -40,7 +40,7 @@ class BandedStart:
 
 def banded_start(
     workload: np.ndarray,
-    participation: FixedEpochOrder,
+    participation: Participation,
     layout: PatternLayout,
     *,
     equal_column_norms: bool,
@@ -62,7 +62,7 @@ def banded_start(
         warnings.simplefilter("ignore", NotConvergedWarning)
         matrix = banded(
             workload,
-            participation.separation,
+            layout.separation,
             equal_column_norms,
             participation,
             relative_gap=_RELATIVE_GAP,

@@ -28,7 +28,6 @@ from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations.multi_epoch_dual import PatternEntries, bounded_entries
 from mf_aggregators.factorizations.workload_spectra import WorkloadSpectra
 from mf_aggregators.participation import (
-    FixedEpochOrder,
     Participation,
     SingleParticipation,
     check_fits,
@@ -137,7 +136,7 @@ def optimal(
     )
     pattern_entries = bounded_entries(pattern_entries)
     returns = participation.most_participations(num_rounds) > 1
-    if returns and not isinstance(participation, FixedEpochOrder):
+    if returns and not participation.is_evenly_spaced:
         raise ValueError(
             "optimal solves for single participation and for participations exactly b rounds "
             f"apart (FixedEpochOrder), found {participation}; for clients that return after at "
@@ -150,7 +149,6 @@ def optimal(
 
     search: _Search | MultiEpochSearch
     if returns:
-        assert isinstance(participation, FixedEpochOrder)
         matrix = workload.matrix() if isinstance(workload, workloads.Workload) else workload
         # A factor on the workload changes nothing but the range of numbers.
         largest = np.max(np.abs(matrix))

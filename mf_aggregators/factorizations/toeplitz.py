@@ -134,9 +134,7 @@ class ToeplitzFactorization(ToeplitzStructure):
             return super()._sensitivity_of_first(rounds, participation)
         most = check(participation).most_participations(rounds)
         if rounds == self._num_rounds and (
-            most == 1
-            or isinstance(participation, SingleParticipation)
-            or self.num_bands <= participation.separation
+            most == 1 or self.num_bands <= participation.separation_in(rounds)
         ):
             return Sensitivity(
                 float(np.sqrt(most)),
@@ -156,8 +154,7 @@ class ToeplitzFactorization(ToeplitzStructure):
             np.abs(first[: self.num_bands]), rounds, participation
         )
         by_norms = float(most)
-        assert not isinstance(participation, SingleParticipation)
-        if self.num_bands <= participation.separation:
+        if self.num_bands <= participation.separation_in(rounds):
             by_norms = float(np.sqrt(most))
         return Sensitivity(
             min(by_norms, plain.value / abs(float(first[0]))),

@@ -23,7 +23,7 @@ from mf_aggregators import memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.participation import Participation
 from mf_aggregators.workloads import Workload
 
 # What is minimised: the mean of the squared errors of all rounds, or the largest.
@@ -174,9 +174,9 @@ class PatternOfRounds:
         """Returns the pattern of a schema for ``num_rounds`` rounds."""
         participations.check(participation)
         most = participation.most_participations(num_rounds)
-        if most == 1 or isinstance(participation, SingleParticipation):
+        if most == 1:
             return cls(num_rounds, num_rounds, 1)
-        return cls(num_rounds, participation.separation, most)
+        return cls(num_rounds, participation.separation_in(num_rounds), most)
 
     def squared_sensitivity(self, column: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the squared norm of the pattern's columns summed, and its gradient.

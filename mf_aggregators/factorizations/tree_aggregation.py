@@ -26,9 +26,7 @@ from mf_aggregators.factorizations.binary_tree import Tree, binary_tree
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import (
-    FixedEpochOrder,
     Participation,
-    SingleParticipation,
     check,
 )
 from mf_aggregators.sensitivity import Sensitivity
@@ -167,12 +165,11 @@ class TreeAggregationFactorization(Factorization):
                 is_exact=True,
                 theorem="largest column norm (Denisov et al. Thm 4.1)",
             )
-        assert not isinstance(participation, SingleParticipation)
-        separation = participation.separation
+        separation = participation.separation_in(rounds)
         equally_spaced = int(
             np.max(tree_sensitivity.equally_spaced_sums(tree, rounds, separation, most))
         )
-        if isinstance(participation, FixedEpochOrder):
+        if participation.is_evenly_spaced:
             return Sensitivity(
                 float(np.sqrt(equally_spaced)),
                 is_exact=True,

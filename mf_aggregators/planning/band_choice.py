@@ -15,23 +15,18 @@ from typing import Any
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
-from mf_aggregators.accounting import (
-    amplification,
-    certificate_store,
-    random_participation,
-    sampling_schemes,
-)
+from mf_aggregators.accounting import amplification, certificate_store, random_participation
 from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.accounting.random_participation import Certification
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    MinSeparationSampling,
-    SamplingScheme,
-)
 from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.participation import (
+    SamplingScheme,
+    SeparatedScheme,
+    SingleParticipation,
+    sampling_scheme,
+)
 from mf_aggregators.privacy import amplification_conditions
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -80,7 +75,7 @@ def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
     Raises:
       ValueError: If the population is smaller than one batch.
     """
-    sampling_schemes.create(
+    sampling_scheme(
         "poisson",
         num_rounds=num_rounds,
         num_bands=1,
@@ -128,7 +123,7 @@ def compare(
     largest = most_bands(num_rounds, population, clients_per_round)
     chosen = powers_of_two(largest) if candidates is None else list(candidates)
     schemes = [
-        sampling_schemes.create(
+        sampling_scheme(
             sampling,
             num_rounds=num_rounds,
             num_bands=num_bands,
@@ -156,7 +151,7 @@ def _budgets(
     schemes: Sequence[SamplingScheme],
 ) -> collections.deque[MechanismBudget | None]:
     """What of one budget each scheme may test."""
-    if not any(isinstance(scheme, MinSeparationSampling | BallsInBins) for scheme in schemes):
+    if not any(scheme.depends_on_matrix for scheme in schemes):
         return collections.deque([None] * len(schemes))
     # One is left for the guarantee of what is chosen.
     budget = MechanismBudget(MECHANISMS - 1)
@@ -224,7 +219,7 @@ def noise_multiplier(
         "delta": delta,
         "accounting": certificate_store.ACCOUNTING_VERSION,
     }
-    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+    if isinstance(scheme, SeparatedScheme):
         columns = None if matrix is None else amplification_conditions.columns_of(matrix, scheme)
         if columns is not None:
             description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()

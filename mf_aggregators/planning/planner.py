@@ -22,17 +22,9 @@ import numpy as np
 
 from mf_aggregators import accounting, catalogue, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import noise_failure, sampling_schemes
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    MinSeparationSampling,
-    PoissonSampling,
-    SamplingScheme,
-)
-from mf_aggregators.catalogue import (
-    MechanismError,
-)
+from mf_aggregators.catalogue import MechanismError
 from mf_aggregators.factorizations import (
     DenseFactorization,
     Factorization,
@@ -41,7 +33,15 @@ from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
-from mf_aggregators.participation import MinSeparation, Participation
+from mf_aggregators.participation import (
+    BallsInBins,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    PoissonSampling,
+    SamplingScheme,
+    sampling_schemes,
+)
 from mf_aggregators.planning import band_choice, proposals, side_processes
 from mf_aggregators.planning.proposals import Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
@@ -197,11 +197,7 @@ class Candidate:
         """The same, and how its clients take part if that amplifies it."""
         if self.sampling is None:
             return self.name
-        if isinstance(self.sampling, MinSeparationSampling):
-            return f"{self.name}, coins {self.sampling.separation} apart"
-        if isinstance(self.sampling, BallsInBins):
-            return f"{self.name}, {self.sampling.separation} bins"
-        return f"{self.name}, amplified"
+        return f"{self.name}, {self.sampling.label}"
 
     @property
     def server_learning_rate(self) -> float:
@@ -570,7 +566,7 @@ def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> li
     if setting.sampling != ANY_SAMPLING:
         of = (
             proposals.for_sampling
-            if setting.sampling in sampling_schemes.names_with_parts()
+            if sampling_schemes()[setting.sampling].has_groups
             else proposals.for_random_participation
         )
         return of(*sizes, setting.sampling, cache_directory)
@@ -664,7 +660,7 @@ def _candidate(
     factorization, schema = proposal.compute(), proposal.participation
     workload = workloads.Workload("prefix_sum", setting.num_rounds)
     errors = factorization.errors(workload, schema)
-    is_estimate = isinstance(proposal.sampling, MinSeparationSampling | BallsInBins)
+    is_estimate = proposal.sampling is not None and proposal.sampling.depends_on_matrix
     if proposal.sampling is None:
         multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
     else:

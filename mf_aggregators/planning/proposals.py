@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mf_aggregators import catalogue, workloads
-from mf_aggregators import participation as participations
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.catalogue import (
     Request,
     SamplingSetting,
@@ -24,10 +21,15 @@ from mf_aggregators.catalogue import (
 )
 from mf_aggregators.catalogue.built_in import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.factorizations import (
-    Factorization,
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparationSampling,
+    Participation,
+    SamplingScheme,
+    SingleParticipation,
+    sampling_scheme,
 )
-from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
 from mf_aggregators.planning import band_choice
 
 # The option of a mechanism that approximates another factorization.
@@ -67,12 +69,8 @@ class Proposal:
     @property
     def name(self) -> str:
         """The mechanism with its options, for a reader."""
-        words = [self.mechanism, *(str(value) for _, value in self.options)]
-        if isinstance(self.sampling, sampling_schemes.MinSeparationSampling):
-            words.append(f"with coins, {self.sampling.separation} apart")
-        elif isinstance(self.sampling, sampling_schemes.BallsInBins):
-            words.append(f"in {self.sampling.separation} bins")
-        return " ".join(words)
+        words = " ".join([self.mechanism, *(str(value) for _, value in self.options)])
+        return words if self.sampling is None else f"{words}, {self.sampling.label}"
 
 
 def for_timers(
@@ -144,7 +142,7 @@ def for_sampling(
             schema: Participation = fixed_order if bands is None else SingleParticipation()
             proposal = _proposal(name, variant, num_rounds, schema, cache_directory)
             if bands is not None and proposal.compute is not None:
-                scheme = sampling_schemes.create(
+                scheme = sampling_scheme(
                     sampling,
                     num_rounds=num_rounds,
                     num_bands=bands,
@@ -196,12 +194,12 @@ def for_random_participation(
                     proposal, compute=functools.lru_cache(maxsize=1)(proposal.compute)
                 )
             separations: Sequence[int | None] = (None,)
-            if sampling == sampling_schemes.MinSeparationSampling.name:
+            if sampling == MinSeparationSampling.name:
                 separations = sorted({bands, bands + bands // 2, 2 * bands})
             for separation in separations:
                 if separation is not None and separation > largest:
                     continue
-                scheme = sampling_schemes.create(
+                scheme = sampling_scheme(
                     sampling,
                     num_rounds=num_rounds,
                     num_bands=bands,
@@ -276,7 +274,7 @@ def _description(
     """What a factorization follows from, by which the cache knows it."""
     description: dict[str, Any] = {"mechanism": mechanism, "num_rounds": num_rounds}
     if variant.depends_on_schema:
-        description["participation"] = participations.to_dict(schema)
+        description["participation"] = schema.to_dict()
     description |= {**variant.options, **variant.arguments}
     if variant.base is not None:
         name, base = variant.base
@@ -295,6 +293,4 @@ def _bands(proposal: Proposal) -> int:
 
 
 def _separation(schema: Participation, num_rounds: int) -> int:
-    if isinstance(schema, SingleParticipation) or schema.most_participations(num_rounds) == 1:
-        return num_rounds
-    return min(schema.separation, num_rounds)
+    return min(schema.separation_in(num_rounds), num_rounds)

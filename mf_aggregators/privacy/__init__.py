@@ -7,8 +7,6 @@ __all__ = [
     "extensions",
     "guarantees",
     "ledgers",
-    "printed_guarantees",
-    "sampled_cohorts",
     "statement",
     "stopping_rules",
 ]

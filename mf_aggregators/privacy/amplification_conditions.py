@@ -4,16 +4,12 @@ import numpy as np
 
 from mf_aggregators.accounting import certificate_store, column_bands
 from mf_aggregators.accounting.random_participation import LARGEST_ROUNDING, Certification
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    MinSeparationSampling,
-    SamplingScheme,
-)
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import rounding
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.participation import SamplingScheme
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:
@@ -37,7 +33,7 @@ def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarr
     Returns:
       (n, b) as ``accounting.column_bands`` has them, for schemes without parts; None for others.
     """
-    if not isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+    if not scheme.depends_on_matrix:
         return None
     num_bands = factorization.strategy_bands() or factorization.num_rounds
     return column_bands.of_encoder(factorization.encode, factorization.num_rounds, num_bands)
@@ -69,7 +65,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
             "roundings would reach further than its bands: for amplification by sampling, use a "
             "banded mechanism with bands for at most half of the rounds."
         )
-    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+    if scheme.depends_on_matrix:
         _check_rounding(factorization)
 
 

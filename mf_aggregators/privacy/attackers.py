@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import rounded_up
 
 # The false positive rates that every statement has a true positive rate for.
 FALSE_POSITIVE_RATES = (0.01, 0.001)

@@ -17,7 +17,6 @@ import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
-from mf_aggregators import participation as participations
 from mf_aggregators.accounting import (
     amplification,
     random_participation,
@@ -25,16 +24,13 @@ from mf_aggregators.accounting import (
 )
 from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.random_participation import Certification
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    MinSeparationSampling,
-    SamplingScheme,
-)
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
+    SamplingScheme,
+    SeparatedScheme,
     SingleParticipation,
 )
 from mf_aggregators.privacy import amplification_conditions, attackers, pattern_sensitivities
@@ -201,7 +197,7 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
         return {
-            "participation": participations.to_dict(self.participation),
+            "participation": self.participation.to_dict(),
             "num_rounds": self.num_rounds,
             "sensitivity": self.sensitivity,
             "sensitivity_is_exact": self.sensitivity_is_exact,
@@ -408,18 +404,12 @@ def _amplified(
     found = amplification.amplified(
         scheme, noise_multiplier, delta, columns=columns, certification=certification
     )
-    most = scheme.most_participations
-    participation: Participation
-    if isinstance(scheme, MinSeparationSampling):
-        participation = MinSeparation(scheme.separation, most)
-    elif isinstance(scheme, BallsInBins):
-        participation = FixedEpochOrder(most, scheme.separation)
-    else:
-        participation = FixedEpochOrder(most, scheme.num_bands)
+    participation = scheme.schema()
+    most = participation.most_participations(scheme.num_rounds)
     unamplified = amplification.unamplified_noise_multiplier(scheme, noise_multiplier)
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
-    if isinstance(scheme, (MinSeparationSampling, BallsInBins)):
+    if isinstance(scheme, SeparatedScheme):
         log_moments = random_participation.log_moments(scheme, noise_multiplier, columns)
         divergences = random_participation.divergences(
             scheme, noise_multiplier, columns, certification.seed
@@ -469,10 +459,10 @@ def realised(
     if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
         # Sampling covers all clients, also those that happened not to be drawn.
         # The probability of being drawn is that of the plan, however early the run ended.
-        if isinstance(plan.sampling, (MinSeparationSampling, BallsInBins)):
+        scheme = plan.sampling.of_first(rounds)
+        if scheme is None:
             # The rounds that were released are a part of all. Another certificate takes minutes.
             return dataclasses.replace(plan, num_rounds=rounds)
-        scheme = dataclasses.replace(plan.sampling, num_rounds=max(rounds, plan.sampling.num_bands))
         bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
         return dataclasses.replace(
@@ -544,11 +534,7 @@ def worst_case(
       The guarantee.
     """
     rounds = factorization.num_rounds
-    planned_separation = (
-        rounds
-        if isinstance(plan.participation, SingleParticipation)
-        else plan.participation.separation
-    )
+    planned_separation = plan.participation.separation_in(rounds)
     most = max(plan.participation.most_participations(rounds), took_place.max_participations, 1)
     schema = MinSeparation(min(planned_separation, took_place.separation or rounds), most)
     bound = factorization.sensitivity(schema)
@@ -556,25 +542,18 @@ def worst_case(
     return _unamplified(schema, rounds, bound, multiplier, plan.delta)
 
 
-def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
+def keeps_plan(plan: Participation, took_place: RealisedParticipation) -> bool:
     """Returns whether the participations that took place are allowed by a schema or scheme.
 
     Args:
       plan: The schema, or the scheme of a data sampler.
       took_place: What happened. Of a scheme, its ``keeps_sampling`` says it.
     """
-    if not isinstance(plan, (SingleParticipation, FixedEpochOrder, MinSeparation)):
+    if plan.is_sampled:
         return took_place.keeps_sampling is True
-    most, smallest = took_place.max_participations, took_place.separation
-    if most <= 1 or smallest is None:
-        return True
-    if isinstance(plan, SingleParticipation):
-        return False
-    if isinstance(plan, FixedEpochOrder):
-        is_fixed = smallest == took_place.largest_separation == plan.separation
-        return is_fixed and most <= plan.epochs
-    allowed = plan.max_participations
-    return smallest >= plan.separation and (allowed is None or most <= allowed)
+    return plan.allows_separations(
+        took_place.max_participations, took_place.separation, took_place.largest_separation
+    )
 
 
 def _epsilon(noise_multiplier: float, delta: float, disjoint_participations: int = 1) -> float:

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy import client_names
 
 # The first line of a text file may be one of the first with one of the second, in any case.
@@ -134,7 +133,7 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
             )
             # Records without it are of cohorts under timers.
             sampling = (
-                sampling_schemes.from_dict(validation.parsed_json(str(archive["sampling"])))
+                sampling_from_dict(validation.parsed_json(str(archive["sampling"])))
                 if "sampling" in archive
                 else None
             )

@@ -9,22 +9,17 @@ import dataclasses
 import math
 from typing import Any
 
-from mf_aggregators import version
+from mf_aggregators import printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
-from mf_aggregators.privacy import (
-    client_names,
-    printed_guarantees,
-    sampling_texts,
-    statement_texts,
-)
+from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.privacy import client_names, statement_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     RealisedParticipation,
     WorstClient,
     keeps_plan,
 )
-from mf_aggregators.privacy.printed_guarantees import rounded_up
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 
 # How a statement says that timers enforce the schema.
@@ -337,7 +332,7 @@ class PrivacyStatement:
             clients=self.facts.num_clients,
             cohort=(
                 f"{self.facts.clients_per_round} expected"
-                if sampling_texts.has_random_sizes(self.plan.sampling)
+                if self.plan.sampling is not None and self.plan.sampling.has_random_sizes
                 else self.facts.clients_per_round
             ),
             clipping=self._clipping(),
@@ -359,14 +354,11 @@ class PrivacyStatement:
             if self.facts.has_run_directory
             else statement_texts.SECRET_STATE,
             together=(
-                sampling_texts.together(self.plan.sampling)
+                self.plan.sampling.together_words()
                 if self.plan.sampling
                 else statement_texts.TOGETHER
             ),
-            unit=(
-                f"{sampling_texts.UNIT if self.plan.sampling else statement_texts.UNIT_OF_TIMERS}"
-                f"\n     {statement_texts.part_of_client(self.stated)}"
-            ),
+            unit=(f"{self._unit()}\n     {statement_texts.part_of_client(self.stated)}"),
             accounting=statement_texts.accounting(self.plan),
             assumption=statement_texts.assumption(self.plan, self.facts.enforcement),
             verification=self._verification(),
@@ -376,6 +368,11 @@ class PrivacyStatement:
             rule=self._rule_text(),
             version=version.__version__,
         )
+
+    def _unit(self) -> str:
+        if self.plan.sampling is None:
+            return statement_texts.UNIT_OF_TIMERS
+        return statement_texts.UNIT_OF_SAMPLING
 
     def _clipping(self) -> str:
         adaptive = self.facts.adaptive_clip
@@ -387,7 +384,11 @@ class PrivacyStatement:
 
     def _verification(self) -> str:
         if self.plan.sampling is not None:
-            return sampling_texts.verification(self.facts.has_run_directory)
+            return (
+                statement_texts.SAMPLING_VERIFIED_BY_FILES
+                if self.facts.has_run_directory
+                else statement_texts.SAMPLING_VERIFIED_BY_ROUNDS
+            )
         return (
             statement_texts.VERIFIED_BY_FILES
             if self.facts.has_run_directory

@@ -2,10 +2,11 @@
 
 import math
 
+from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.privacy import attackers, printed_guarantees, sampling_texts
+from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
-from mf_aggregators.privacy.printed_guarantees import rounded_up
 
 
 def count(number: int, noun: str) -> str:
@@ -67,10 +68,7 @@ def accounting(plan: Guarantee) -> str:
     )
     if plan.sampling is None:
         return f"{gaussian} No amplification by sampling or shuffling."
-    return (
-        f"{sampling_texts.accounting(plan.sampling)} Approximate zCDP is stated without "
-        "amplification."
-    )
+    return f"{plan.sampling.accounting_words()} Approximate zCDP is stated without amplification."
 
 
 def pair(guarantee: Guarantee) -> str:
@@ -93,7 +91,7 @@ def assumption(plan: Guarantee, enforcement: str) -> str:
             f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
             f"     |i - j| apart. {enforcement}"
         )
-    return sampling_texts.assumption(scheme)
+    return scheme.assumption_words()
 
 
 def formal(guarantee: Guarantee) -> str:
@@ -160,13 +158,36 @@ def part_of_client(guarantee: Guarantee) -> str:
 
 def _certificate(guarantee: Guarantee) -> str:
     claim = guarantee.certificate
-    return "" if claim is None else f"{sampling_texts.certificate(claim)} "
+    if claim is None:
+        return ""
+    samples = claim.num_samples + claim.num_untilted
+    return (
+        f"Its certificate is a test with seed {claim.seed} and {samples} random samples, which "
+        f"anybody can repeat. It would be passed by a false claim with a probability of at most "
+        f"{rounded_up(claim.failure_probability, '.2g')}, which delta covers. "
+    )
 
 
 def attacker(guarantee: Guarantee) -> str:
     """Returns what an attacker can do, as a sentence."""
     return attackers.sentence(guarantee.attacker(), knows_rounds=guarantee.sampling is None)
 
+
+UNIT_OF_SAMPLING = """\
+One client of the population with all its data, whatever they are; where every example
+     is a client of its own, one example."""
+
+SAMPLING_VERIFIED_BY_FILES = """\
+`participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
+   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, which
+   the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who took part
+   nothing is amplified. Whoever has these files checks every draw, with
+   `mf-report --ledger=participation.npz --sampling_seed=checkpoints/sampling_seed.json`."""
+
+SAMPLING_VERIFIED_BY_ROUNDS = """\
+Every client's rounds are secret here, and so are the sampler's seed and the sizes of batches:
+   towards whoever knows who took part nothing is amplified. Whoever has the rounds, the sampling
+   scheme and the seed can repeat every draw and compare."""
 
 TOGETHER = """\
 All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""

@@ -25,7 +25,6 @@ import dataclasses
 import functools
 
 from mf_aggregators import accounting, validation
-from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
@@ -58,7 +57,7 @@ class StoppingRule:
         if not self.allows(first):
             alone = guarantees.realised(self.plan, self.factorization, first)
             rounds = "one round alone has"
-            if isinstance(self.plan.sampling, (MinSeparationSampling, BallsInBins)):
+            if self.plan.sampling is not None and self.plan.sampling.of_first(1) is None:
                 rounds = (
                     "where clients draw for themselves, a part of a run has that of all rounds,"
                 )

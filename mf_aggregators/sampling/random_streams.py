@@ -25,6 +25,27 @@ class Stream(enum.IntEnum):
     DEVICES = 4
 
 
+@enum.unique
+class Draw(enum.IntEnum):
+    """The second coordinate of the streams of a sampler, below ``Stream.BATCHES``.
+
+    Attributes:
+      PARTITION: The order of all clients that groups are slices of.
+      ROUND: The batch of a round: the round.
+      PASS: The shuffle of a pass over a group: the group, the pass.
+      FIRST_WAITS: When timers first run out.
+      COINS: Who joins in a round: the round.
+      BINS: The bin of each client.
+    """
+
+    PARTITION = 0
+    ROUND = 1
+    PASS = 2
+    FIRST_WAITS = 3
+    COINS = 4
+    BINS = 5
+
+
 def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
     """Returns a random generator that is a function of a seed and coordinates alone.
 

@@ -21,7 +21,8 @@ from mf_aggregators.participation import (
     check_extended,
 )
 
-_NONE, _SINGLE, _FIXED_EPOCH, _MIN_SEPARATION = range(4)
+# The numbers of schemas, from 1; 0 is none.
+_KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)
 
 
 class DeclaredParticipation(NamedTuple):
@@ -45,13 +46,12 @@ def declare(participation: Participation | None) -> DeclaredParticipation:
       participation: The schema; None if none is declared.
     """
     if participation is None:
-        return DeclaredParticipation(_NONE, 0, 0)
-    if isinstance(participation, SingleParticipation):
-        return DeclaredParticipation(_SINGLE, 0, 1)
-    if isinstance(participation, FixedEpochOrder):
-        return DeclaredParticipation(_FIXED_EPOCH, participation.separation, participation.epochs)
+        return DeclaredParticipation(0, 0, 0)
+    described = participation.to_dict()
     return DeclaredParticipation(
-        _MIN_SEPARATION, participation.separation, participation.max_participations or 0
+        1 + _KINDS.index(described["schema"]),
+        described.get("separation", 0),
+        participation.limit or 0,
     )
 
 
@@ -139,10 +139,10 @@ def _declared_in(state: Any) -> Iterator[DeclaredParticipation]:
 
 def _schema(declared: DeclaredParticipation) -> Participation | None:
     schema, separation, most = (int(number) for number in declared)
-    if schema == _NONE:
+    if schema == 0:
         return None
-    if schema == _SINGLE:
+    if _KINDS[schema - 1] == SingleParticipation.name:
         return SingleParticipation()
-    if schema == _FIXED_EPOCH:
+    if _KINDS[schema - 1] == FixedEpochOrder.name:
         return FixedEpochOrder(most, separation)
     return MinSeparation(separation, most or None)

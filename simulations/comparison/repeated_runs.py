@@ -23,10 +23,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mf_aggregators import atomic_files, memory, validation
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.comparison import run_processes
 from simulations.comparison.run_processes import Ended, RunProcesses
@@ -296,9 +295,7 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
         delta=float(delta) if is_private else None,
         seconds=None if seconds is None else float(seconds),
         noise_multiplier=float(multiplier) if is_private and multiplier is not None else None,
-        sampling=(
-            sampling_schemes.from_dict(sampling) if is_private and sampling is not None else None
-        ),
+        sampling=(sampling_from_dict(sampling) if is_private and sampling is not None else None),
     )
 
 

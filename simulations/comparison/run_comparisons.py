@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.stats
 
-from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import run_directory
 

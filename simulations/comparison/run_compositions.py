@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling, SamplingScheme, Shuffling
-from mf_aggregators.privacy import printed_guarantees
+from mf_aggregators import accounting, printed_guarantees
+from mf_aggregators.participation import PoissonSampling, SamplingScheme
 from simulations.comparison.repeated_runs import FinishedRun
 
 # Epsilons of privacy loss distributions, whose grids differ, may be so far apart.
@@ -157,4 +156,4 @@ def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
 
 def _most_participations(scheme: SamplingScheme) -> int:
     """The most participations of a client, each of which changes rows of its own."""
-    return scheme.num_passes if isinstance(scheme, Shuffling) else scheme.most_participations
+    return scheme.most_participations()

@@ -18,12 +18,12 @@ import dataclasses
 
 import numpy as np
 
-from mf_aggregators.sampling.data_samplers import DataSampler
+from mf_aggregators.participation import Sampler
 from simulations.devices.availability import Availability
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AvailableClients(DataSampler):
+class AvailableClients(Sampler):
     """A sampler without those of its clients who are not available; see :func:`among`.
 
     Attributes:
@@ -33,7 +33,7 @@ class AvailableClients(DataSampler):
       round_seconds: The time from the start of a round to that of the next.
     """
 
-    sampler: DataSampler
+    sampler: Sampler
     availability: Availability
     availability_seed: int = dataclasses.field(repr=False)
     round_seconds: float
@@ -51,7 +51,7 @@ class AvailableClients(DataSampler):
 
 
 def among(
-    sampler: DataSampler, availability: Availability, seed: int, round_seconds: float
+    sampler: Sampler, availability: Availability, seed: int, round_seconds: float
 ) -> AvailableClients:
     """Returns a sampler of those clients of another one who are available in their rounds.
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from mf_aggregators import memory, validation
 from mf_aggregators import participation as participations
-from mf_aggregators.participation import FixedEpochOrder, Participation
+from mf_aggregators.participation import Participation
 from mf_aggregators.sampling import random_streams
 from mf_aggregators.sampling.random_streams import Stream
 from simulations.devices import participation_timers
 from simulations.devices.availability import Always, Availability, Trace
-from simulations.devices.participation_timers import DeviceTimers, WallClockTimer, limit_of
+from simulations.devices.participation_timers import DeviceTimers, WallClockTimer
 from simulations.sampling import cohorts
 from simulations.sampling.cohorts import TooFewEligibleClientsError
 
@@ -209,15 +209,13 @@ class DevicePopulation:
         self._waiting_before = 0
         if behaviour.timer is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)
-        elif isinstance(participation, FixedEpochOrder):
+        elif participation.is_evenly_spaced:
             raise ValueError(
                 "participations exactly so many rounds apart cannot come from timers by the wall "
                 "clock: use timers by rounds, or a schema of a least separation."
             )
         else:
-            self._timers = DeviceTimers(
-                num_devices, behaviour.timer.seconds, limit_of(participation)
-            )
+            self._timers = DeviceTimers(num_devices, behaviour.timer.seconds, participation.limit)
         trace = behaviour.availability
         if isinstance(trace, Trace):
             check_trace(trace, num_devices)

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
+from mf_aggregators.participation import Participation
 
 BYTES_PER_DEVICE = 13
 _MOST_PARTICIPATIONS = np.iinfo(np.int32).max
@@ -37,15 +37,6 @@ class WallClockTimer:
 
     def __post_init__(self) -> None:
         validation.positive_number(self.seconds, "the seconds of a timer")
-
-
-def limit_of(participation: Participation) -> int | None:
-    """Returns the most participations that a schema names; None if it names none."""
-    if isinstance(participation, SingleParticipation):
-        return 1
-    if isinstance(participation, FixedEpochOrder):
-        return participation.epochs
-    return participation.max_participations
 
 
 class DeviceTimers:
@@ -92,11 +83,9 @@ class DeviceTimers:
           num_devices: How many.
           participation: The schema.
         """
-        separation = (
-            1 if isinstance(participation, SingleParticipation) else (participation.separation)
-        )
-        exactly = isinstance(participation, FixedEpochOrder)
-        return cls(num_devices, separation, limit_of(participation), exactly)
+        # A device that takes part once has no second participation to wait for.
+        separation = participation.separation_in(1)
+        return cls(num_devices, separation, participation.limit, participation.is_evenly_spaced)
 
     @property
     def num_eligible(self) -> int:

@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import __version__, checkpoints
-from mf_aggregators.accounting import sampling_schemes
+from mf_aggregators import __version__, checkpoints, printed_guarantees
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.privacy import attackers, printed_guarantees
+from mf_aggregators.participation import sampling_schemes
+from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
@@ -203,7 +203,7 @@ def _train(
 
 def _check_behaviour(options: RunConfig, behaviour: DeviceBehaviour) -> None:
     sampling = options.sampling
-    if sampling in sampling_schemes.names_with_parts():
+    if sampling != sampled_runs.TIMERS and sampling_schemes()[sampling].has_groups:
         command_line.check_choice(
             behaviour == DeviceBehaviour(),
             f"--sampling={sampling} is for a data centre, where no device has a behaviour: "

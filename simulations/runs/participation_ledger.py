@@ -9,7 +9,7 @@ import os
 import numpy as np
 
 from mf_aggregators import atomic_files
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
+from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import LedgerError
 

@@ -12,21 +12,8 @@ neither the data nor what was released had a part in the decision to stop.
 import math
 
 from mf_aggregators import accounting, validation
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    FixedSizeSampling,
-    MinSeparationSampling,
-    PoissonSampling,
-    SamplingScheme,
-    Shuffling,
-)
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
-    Participation,
-    SingleParticipation,
-)
+from mf_aggregators.participation import Participation, SamplingScheme, check
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
 
@@ -75,18 +62,10 @@ class PrivacyBudget:
           TypeError: If the plan is neither a schema nor a scheme.
           ValueError: If a number is out of its range, or C does not fit the scheme.
         """
-        if isinstance(plan, (SingleParticipation, FixedEpochOrder, MinSeparation)):
-            self.planned = guarantees.planned(factorization, plan, noise_multiplier, delta)
-        elif isinstance(
-            plan,
-            (PoissonSampling, FixedSizeSampling, Shuffling, MinSeparationSampling, BallsInBins),
-        ):
+        if isinstance(plan, SamplingScheme):
             self.planned = guarantees.sampled(factorization, plan, noise_multiplier, delta)
         else:
-            raise TypeError(
-                "plan must be a participation schema of mf_aggregators.participation or a scheme "
-                f"of mf_aggregators.accounting.sampling_schemes, found {validation.shown(plan)}."
-            )
+            self.planned = guarantees.planned(factorization, check(plan), noise_multiplier, delta)
         rounds = factorization.num_rounds
         self.every = validation.positive_integer(
             max(1, rounds // _POINTS) if every is None else every, "every"
@@ -127,7 +106,7 @@ class PrivacyBudget:
         plan = self.planned
         if math.isinf(plan.epsilon):
             return math.inf
-        if isinstance(plan.sampling, PoissonSampling | FixedSizeSampling | Shuffling):
+        if plan.sampling is not None and plan.sampling.of_first(rounds) is not None:
             return _sampled_prefix(plan, self._factorization, rounds).epsilon
         # To certify an epsilon takes minutes. Of schemes without parts, the planned one and that
         # without amplification are bounds of fewer rounds too.

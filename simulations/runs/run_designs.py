@@ -12,9 +12,9 @@ from mf_aggregators import (
     catalogue,
     checkpoints,
     factorizations,
+    printed_guarantees,
     workloads,
 )
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseShares
 from mf_aggregators.catalogue import (
     Request,
@@ -29,6 +29,7 @@ from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
+    SamplingScheme,
     SingleParticipation,
     check_population,
 )
@@ -36,7 +37,6 @@ from mf_aggregators.privacy import (
     amplification_conditions,
     extensions,
     guarantees,
-    printed_guarantees,
 )
 from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.guarantees import Guarantee

@@ -41,7 +41,7 @@ class EarlierPlan:
         return {
             "num_rounds": self.num_rounds,
             "released_rounds": self.released_rounds,
-            "participation": participations.to_dict(self.participation),
+            "participation": self.participation.to_dict(),
         }
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 
-from mf_aggregators.sampling.data_samplers import DataSampler
+from mf_aggregators.participation import Sampler
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
@@ -27,4 +27,4 @@ class RunSetting:
     directory: RunDirectory
     noise_directory: pathlib.Path
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
-    sampler: DataSampler | None = None
+    sampler: Sampler | None = None

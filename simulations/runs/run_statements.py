@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 
 from mf_aggregators import participation
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import (
@@ -15,7 +15,6 @@ from mf_aggregators.privacy.statement import (
     Represented,
     RunFacts,
 )
-from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.devices import device_populations
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_directory, sampled_runs
@@ -44,7 +43,7 @@ class RunStatements:
         design: RunDesign,
         behaviour: DeviceBehaviour,
         directory: RunDirectory,
-        sampler: DataSampler | None,
+        sampler: Sampler | None,
     ) -> None:
         """Prepares them; nothing is written yet.
 
@@ -180,7 +179,7 @@ def realised(
     design: RunDesign,
     statement: PrivacyStatement,
     ledger: ParticipationLedger,
-    sampler: DataSampler | None,
+    sampler: Sampler | None,
 ) -> PrivacyStatement:
     """Returns the statement of a run that ended, with what really took place.
 

@@ -1,13 +1,6 @@
-"""Checks of a ledger against the sampling scheme that is said to have made it.
+"""Checks of a ledger against the sampling scheme that is said to have made it."""
 
-What the cohorts alone can show is the library's to check
-(``mf_aggregators.privacy.sampled_cohorts``). That they are the very batches of a secret seed, and
-not chosen to look like such, only the holder of the seed can (:func:`deviation_from_draws`).
-"""
-
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from mf_aggregators.privacy import sampled_cohorts
-from mf_aggregators.sampling.data_samplers import DataSampler
+from mf_aggregators.participation import Sampler, SamplingScheme
 from simulations.runs.participation_ledger import ParticipationLedger
 
 _OTHER_SCHEME = "the ledger records another way of drawing clients"
@@ -21,15 +14,15 @@ def deviation(scheme: SamplingScheme, ledger: ParticipationLedger) -> str | None
       ledger: The ledger of a run, finished or not.
 
     Returns:
-      Another scheme in the ledger, or what ``sampled_cohorts.deviation`` finds in its cohorts,
+      Another scheme in the ledger, or what ``SamplingScheme.deviation`` finds in its cohorts,
       as the end of a sentence; None if there is neither.
     """
     if ledger.sampling != scheme:
         return _OTHER_SCHEME
-    return sampled_cohorts.deviation(scheme, len(ledger.client_ids), ledger.cohorts)
+    return scheme.deviation(len(ledger.client_ids), ledger.cohorts)
 
 
-def deviation_from_draws(sampler: DataSampler, ledger: ParticipationLedger) -> str | None:
+def deviation_from_draws(sampler: Sampler, ledger: ParticipationLedger) -> str | None:
     """Returns how a ledger differs from the batches that a sampler draws.
 
     Args:
@@ -41,4 +34,4 @@ def deviation_from_draws(sampler: DataSampler, ledger: ParticipationLedger) -> s
     """
     if ledger.sampling != sampler.scheme:
         return _OTHER_SCHEME
-    return sampled_cohorts.deviation_from_draws(sampler, len(ledger.client_ids), ledger.cohorts)
+    return sampler.deviation(len(ledger.client_ids), ledger.cohorts)

@@ -12,20 +12,17 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import accounting, catalogue
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    MinSeparationSampling,
-    SamplingScheme,
-)
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.factorizations import (
-    Factorization,
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import (
+    Sampler,
+    SamplingScheme,
+    sampling_scheme,
+    sampling_schemes,
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
-from mf_aggregators.sampling import data_samplers, sampling_seeds
-from mf_aggregators.sampling.data_samplers import DataSampler
+from mf_aggregators.sampling import sampling_seeds
 from mf_aggregators.sampling.sampling_seeds import SeedError
 from simulations.runs import sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
@@ -42,8 +39,8 @@ TIMERS = "timers"
 HELP = (
     "How the clients of a round are found. timers: any that their participation timers allow, as "
     "in cross-device training. poisson, fixed_size, shuffling: a data sampler splits the "
-    "population into as many parts as C has bands, goes through them in turn, and draws within a "
-    "part, which amplifies the guarantee (BandMF Thm 4). They simulate the papers' centralised "
+    "population into as many groups as C has bands, goes through them in turn, and draws within "
+    "one, which amplifies the guarantee (BandMF Thm 4). They simulate the papers' centralised "
     "setting, a data centre that draws every batch itself and keeps secret who was drawn; no "
     "population of devices that decide themselves when to take part may use them. "
     "min_separation: each device whose timer allows it joins with a secret coin, the timers being "
@@ -57,7 +54,7 @@ HELP = (
 
 def names() -> tuple[str, ...]:
     """Returns the values of --sampling."""
-    return (TIMERS, *sampling_schemes.names())
+    return (TIMERS, *sampling_schemes())
 
 
 def check_flags(options: "RunConfig") -> None:
@@ -73,7 +70,7 @@ def check_flags(options: "RunConfig") -> None:
     if sampling == TIMERS:
         return
     check_choice(
-        options.separation is None or sampling not in sampling_schemes.names_with_parts(),
+        options.separation is None or not sampling_schemes()[sampling].has_groups,
         f"--separation does not belong to --sampling={sampling}: the number of bands decides "
         "there when a client may take part.",
     )
@@ -137,7 +134,7 @@ def scheme_of(
             f"--sampling={TIMERS} with it.",
         )
     assert num_bands is not None
-    return sampling_schemes.create(
+    return sampling_scheme(
         options.sampling,
         num_rounds=options.num_rounds,
         num_bands=num_bands,
@@ -149,7 +146,7 @@ def scheme_of(
 
 def needs_matrix(scheme: SamplingScheme) -> bool:
     """Returns whether the noise for a target depends on more of C than its number of bands."""
-    return scheme.name not in sampling_schemes.names_with_parts()
+    return scheme.depends_on_matrix
 
 
 def noise_multiplier(
@@ -185,18 +182,16 @@ def noise_multiplier(
 
 def _of_matrix(scheme: SamplingScheme, factorization: Factorization | None) -> dict[str, Any]:
     """What the accounting of a scheme without parts needs."""
-    if not isinstance(scheme, MinSeparationSampling | BallsInBins):
+    if not scheme.depends_on_matrix:
         return {}
     assert factorization is not None
     return {
-        "separation": scheme.separation,
+        "separation": scheme.separation_in(scheme.num_rounds),
         "strategy_matrix": factorization.strategy_matrix(),
     }
 
 
-def sampler_of(
-    scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None
-) -> DataSampler:
+def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None) -> Sampler:
     """Returns the sampler of a run, with the secret seed in its directory.
 
     The seed is not that of data order and initial weights: whoever gets the initial model
@@ -216,11 +211,11 @@ def sampler_of(
       OSError: If it cannot be saved.
     """
     if fixed_seed is not None:
-        return data_samplers.create(scheme, fixed_seed)
+        return scheme.sampler(fixed_seed)
     path = directory.sampling_seed
     if path.exists():
         try:
-            return data_samplers.create(scheme, sampling_seeds.load(path))
+            return scheme.sampler(sampling_seeds.load(path))
         except SeedError as error:
             raise CommandError(
                 f"{path} cannot be read: restore it, or start a new run and account for both."
@@ -233,10 +228,10 @@ def sampler_of(
     seed = sampling_seeds.secret_seed()
     directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
     sampling_seeds.save(seed, path)
-    return data_samplers.create(scheme, seed)
+    return scheme.sampler(seed)
 
 
-def took_place(sampler: DataSampler, ledger: ParticipationLedger) -> RealisedParticipation:
+def took_place(sampler: Sampler, ledger: ParticipationLedger) -> RealisedParticipation:
     """Returns what happened in a run whose clients a sampler was to draw.
 
     Args:

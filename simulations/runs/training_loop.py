@@ -27,14 +27,11 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
-from mf_aggregators import participation as participations
-from mf_aggregators.accounting.sampling_schemes import SamplingScheme
-from mf_aggregators.participation import Participation
+from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.sampling.data_samplers import DataSampler
 from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
 from simulations.runs.participation_ledger import ParticipationLedger
@@ -95,7 +92,7 @@ class FederatedRun:
     client_ids: tuple[str, ...]
     client_dataset: Callable[[str, int], Any]
     seed: int
-    sampler: DataSampler | None = None
+    sampler: Sampler | None = None
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
     stopping_rule: StoppingRule | None = None
     earlier_participations: Mapping[int, Participation] = dataclasses.field(default_factory=dict)
@@ -128,7 +125,7 @@ class FederatedRun:
 
     def _check_participation(self) -> None:
         for declared in declared_participation.in_state(self.initial_state):
-            if not participations.allows(declared, self.participation, self.num_rounds):
+            if not declared.allows(self.participation, self.num_rounds):
                 raise ValueError(
                     f"the process scales its noise to another participation schema ({declared}) "
                     f"than the timers of the run enforce ({self.participation}), which allows "

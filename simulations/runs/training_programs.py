@@ -26,7 +26,6 @@ from typing import Any
 import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files, validation
-from mf_aggregators import participation as participations
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import LedgerError
@@ -87,13 +86,13 @@ class CohortDataSource(compatibility.FederatedDataSource):
         client_sums.check_divided_once(process.next)
         declared = declared_participation.in_state(initial_state)
         for each in declared:
-            if not participations.allows(each, participation, num_rounds):
+            if not each.allows(participation, num_rounds):
                 raise ValueError(
                     f"the process scales its noise to another participation schema ({each}) than "
                     f"the timers enforce ({participation}), which allows more: the guarantee of "
                     "the process would not hold. Build both with the same participation."
                 )
-        self._noise = [participations.to_dict(each) for each in declared]
+        self._noise = [each.to_dict() for each in declared]
         self._federated_type = process.next.type_signature.parameter[1]
         self._client_dataset = client_dataset
         self._clients_per_round = clients_per_round

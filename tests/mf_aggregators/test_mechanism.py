@@ -14,22 +14,19 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators import extensions
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.checkpoints import CheckpointError
+from mf_aggregators.participation import (
     BallsInBins,
+    FixedEpochOrder,
     FixedSizeSampling,
+    MinSeparation,
+    Participation,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
-)
-from mf_aggregators.checkpoints import CheckpointError
-from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
-    Participation,
     SingleParticipation,
 )
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.sampling import data_samplers
 from tests.examples import examples
 from tests.mf_aggregators.small_mechanisms import factorizations
 
@@ -39,7 +36,7 @@ _POISSON = PoissonSampling(_ROUNDS, 2, 1000, 20)
 
 
 def _mechanism(
-    participation: Participation | SamplingScheme = _TIMERS, noise_multiplier: float = 1.0
+    participation: Participation = _TIMERS, noise_multiplier: float = 1.0
 ) -> mfa.Mechanism:
     return mfa.Mechanism(mfa.factorizations.banded(_ROUNDS, 2), participation, noise_multiplier)
 
@@ -268,7 +265,7 @@ def test_more_rounds_than_there_are_cannot_have_been_released(tmp_path: pathlib.
 def test_draws_are_compared_with_the_seed() -> None:
     scheme = BallsInBins(_ROUNDS, 1, 6, 2, 3)
     mechanism = mfa.Mechanism(mfa.factorizations.identity(_ROUNDS), scheme, 2.0)
-    sampler = data_samplers.create(scheme, 7)
+    sampler = scheme.sampler(7)
     cohorts = [set(sampler.draw(i).tolist()) for i in range(_ROUNDS)]
     drawn = mechanism.observed(_ledger(cohorts), sampling_seed=7)
     assert drawn.keeps_participation is True

@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators import validation
-from mf_aggregators.accounting import participation_laws, sampling_schemes
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from mf_aggregators.accounting import participation_laws
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    FixedSizeSampling,
+    MinSeparation,
+    PoissonSampling,
+    Shuffling,
+    sampling_scheme,
+)
 from mf_aggregators.privacy import guarantees
 
 _NO_NUMBERS: list[Any] = [
@@ -51,9 +58,9 @@ _ONE = mfa.factorizations.identity(4)
 _SINGLE = mfa.participation.SingleParticipation()
 _SCHEME = {"num_rounds": 4, "num_bands": 2, "population": 40, "clients_per_round": 10}
 _SCHEMES: list[Any] = [
-    sampling_schemes.PoissonSampling,
-    sampling_schemes.FixedSizeSampling,
-    sampling_schemes.Shuffling,
+    PoissonSampling,
+    FixedSizeSampling,
+    Shuffling,
 ]
 
 
@@ -139,7 +146,7 @@ _INTEGERS: list[tuple[str, Callable[[Any], Any]]] = [
     ),
     *((name, _with(scheme, name, **_SCHEME)) for scheme in _SCHEMES for name in _SCHEME),
     *(
-        (name, _with(sampling_schemes.create, name, name=scheme, **_SCHEME))
+        (name, _with(sampling_scheme, name, name=scheme, **_SCHEME))
         for scheme in ("min_separation", "balls_in_bins")
         for name in _SCHEME
     ),
@@ -208,8 +215,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
         schema = MinSeparation(separation, max_participations=separation)
         assert schema == MinSeparation(3, 3)
         assert hash(schema) == hash(MinSeparation(3, 3))
-        assert json.loads(json.dumps(mfa.participation.to_dict(schema)))["separation"] == 3
-        scheme = sampling_schemes.create(
+        assert json.loads(json.dumps(schema.to_dict()))["separation"] == 3
+        scheme = sampling_scheme(
             "balls_in_bins", **{name: integers(size) for name, size in _SCHEME.items()}
         )
         assert json.loads(json.dumps(scheme.to_dict())) == scheme.to_dict()

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, factorizations, workloads
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.participation import MinSeparation, SingleParticipation, sampling_scheme
 from mf_aggregators.privacy import guarantees
 from reproduction import (
     adaptive_streams,
@@ -39,7 +38,7 @@ def test_coins_need_less_noise_than_parts(monkeypatch: pytest.MonkeyPatch) -> No
     assert row.verdict == "not printed"
     assert f"coins need {100 * (1 - row.ours / 0.7):.1f} % less noise" in str(row.reason)
     matrix = factorizations.banded(workloads.prefix_sum(12), 3, relative_gap=1e-3)
-    scheme = sampling_schemes.create("min_separation", num_bands=3, **sizes)
+    scheme = sampling_scheme("min_separation", num_bands=3, **sizes)
     stated = guarantees.sampled(
         matrix, scheme, row.ours * 6**0.5, 1e-3, certification=Certification()
     )

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     PoissonSampling,
+    Sampler,
     SamplingScheme,
+    SingleParticipation,
 )
-from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.sampling import data_samplers
-from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.devices import available_clients
 from simulations.devices.availability import Independent
 from simulations.runs import sampled_participation, training_loop
@@ -40,18 +39,18 @@ def process() -> Any:
     return linear_run.learning_process(_NUM_ROUNDS)
 
 
-class _Sampler(DataSampler):
+class _Sampler(Sampler):
     """A sampler of which some rounds are known to be empty."""
 
     def _draw(self, round_index: int) -> np.ndarray:
-        clients = data_samplers.draw(self.scheme, self.seed, round_index)
+        clients = self.scheme.sampler(self.seed).draw(round_index)
         return clients[:0] if round_index in (0, 3) else clients
 
     def _num_eligible(self, round_index: int) -> int:
-        return data_samplers.create(self.scheme, self.seed).num_eligible(round_index)
+        return self.scheme.sampler(self.seed).num_eligible(round_index)
 
 
-def _sampler(seed: int = 1) -> DataSampler:
+def _sampler(seed: int = 1) -> Sampler:
     return _Sampler(_SCHEME, seed)
 
 
@@ -107,7 +106,7 @@ def test_batches_of_any_size_are_released_and_resumed(
     process: Any, tmp_path: pathlib.Path, scheme: SamplingScheme
 ) -> None:
     """Clients that draw for themselves, of whom half cannot be asked."""
-    drawn = data_samplers.create(scheme, 2)
+    drawn = scheme.sampler(2)
     sampler = available_clients.among(drawn, Independent(0.5), 7, 300.0)
     models, ledger = _finish(_run(process, sampler=sampler), tmp_path / "whole")
     assert len({len(cohort) for cohort in ledger.cohorts}) > 1
@@ -115,7 +114,7 @@ def test_batches_of_any_size_are_released_and_resumed(
     assert sampled_participation.deviation_from_draws(drawn, ledger) is not None
     parts: list[np.ndarray] = []
     for at_most in (2, None):
-        again = available_clients.among(data_samplers.create(scheme, 2), Independent(0.5), 7, 300.0)
+        again = available_clients.among(scheme.sampler(2), Independent(0.5), 7, 300.0)
         more, resumed = _finish(_run(process, sampler=again), tmp_path / "parts", at_most)
         parts.extend(more)
     np.testing.assert_array_equal(np.array(parts), np.array(models))
@@ -170,9 +169,7 @@ def test_a_run_does_not_go_on_with_another_way_of_drawing(
     first: PoissonSampling | None,
     then: PoissonSampling | None,
 ) -> None:
-    samplers = [
-        None if scheme is None else data_samplers.create(scheme, 1) for scheme in (first, then)
-    ]
+    samplers = [None if scheme is None else scheme.sampler(1) for scheme in (first, then)]
     store = linear_run.store_of(tmp_path)
     training_loop.start(_run(process, sampler=samplers[0]), store)
     with pytest.raises(LedgerError, match="drawn in another way"):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import ledgers
-from mf_aggregators.privacy.printed_guarantees import rounded_up
 from simulations import simulate_participation
 from simulations.devices.availability import Diurnal
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation

@@ -17,12 +17,15 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling, Shuffling
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.participation import FixedEpochOrder, SingleParticipation
-from mf_aggregators.sampling import data_samplers
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    PoissonSampling,
+    Shuffling,
+    SingleParticipation,
+)
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
     federated_runs,
@@ -303,7 +306,7 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     for client in ParticipationLedger.load(output / "participation.npz").client_ids:
         assert not any(client in text for text in stated)
     scheme = PoissonSampling(6, num_bands=2, population=_NUM_CLIENTS, clients_per_round=1)
-    sampler = data_samplers.create(scheme, int(seed, 16))
+    sampler = scheme.sampler(int(seed, 16))
     ledger = ParticipationLedger.load(output / "participation.npz")
     assert ledger.num_rounds == 6
     assert sampled_participation.deviation_from_draws(sampler, ledger) is None
@@ -339,7 +342,7 @@ def test_only_what_the_sampler_drew_is_amplified(
     assert plan.sampling is not None
     assert plan.noise_multiplier == 0.7
     assert plan.participation == SingleParticipation()
-    sampler = data_samplers.create(plan.sampling, 5)
+    sampler = plan.sampling.sampler(5)
     statement = run_statements.planned(plan, DeviceBehaviour())
     assert statement.plan.sampling == plan.sampling
     clients = tuple(map(str, range(_NUM_CLIENTS)))
@@ -358,9 +361,9 @@ def test_only_what_the_sampler_drew_is_amplified(
     assert broken.stated.sampling is None
     # In all rounds of its part, which are as far apart as there are parts.
     assert broken.stated.participation == FixedEpochOrder(
-        plan.sampling.most_participations, plan.sampling.num_bands
+        plan.sampling.most_participations(), plan.sampling.num_bands
     )
-    multiplier = 0.7 / math.sqrt(plan.sampling.most_participations)
+    multiplier = 0.7 / math.sqrt(plan.sampling.most_participations())
     assert broken.stated.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
     assert broken.stated.epsilon > kept.stated.epsilon or sampling != "poisson"
     assert "the run has no amplified guarantee" in caplog.text

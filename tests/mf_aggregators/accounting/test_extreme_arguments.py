@@ -22,10 +22,15 @@ from mf_aggregators.accounting import (
     confidence_bounds,
     gaussian,
     random_participation,
-    sampling_schemes,
 )
 from mf_aggregators.accounting.random_participation import Certification
-from mf_aggregators.accounting.sampling_schemes import MinSeparationSampling, SamplingScheme
+from mf_aggregators.participation import (
+    BallsInBins,
+    MinSeparationSampling,
+    SamplingScheme,
+    sampling_scheme,
+    sampling_schemes,
+)
 from tests.examples import examples
 
 # Of one search: losses that are composed, samples that are asked for, tails.
@@ -68,12 +73,12 @@ def _counted(function: Callable[..., Any], most: int) -> Callable[..., Any]:
 
 def _scheme(name: str, size: tuple[int, int, int, int]) -> SamplingScheme:
     rounds, apart, clients, more = size
-    has_parts = name in sampling_schemes.names_with_parts()
-    return sampling_schemes.create(
+    has_parts = name in ["poisson", "fixed_size", "shuffling"]
+    return sampling_scheme(
         name,
         num_rounds=rounds,
         num_bands=apart if has_parts else 1,
-        population=apart * clients * (1 if name == sampling_schemes.BallsInBins.name else more),
+        population=apart * clients * (1 if name == BallsInBins.name else more),
         clients_per_round=clients,
         separation=None if has_parts else apart,
     )
@@ -91,7 +96,7 @@ def _or_refused(function: Callable[[], Any]) -> Any:
         return None
 
 
-_NAMES = sampling_schemes.names()
+_NAMES = tuple(sampling_schemes())
 
 
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "min_separation"])

@@ -20,15 +20,19 @@ from mf_aggregators.accounting import (
     noise_failure,
     participation_laws,
     random_participation,
-    sampling_schemes,
 )
 from mf_aggregators.accounting.random_participation import Certification
-from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.participation import (
+    BallsInBins,
+    MinSeparationSampling,
+    SeparatedScheme,
+    sampling_scheme,
+)
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
-_SCHEMES: list[sampling_schemes.SeparatedScheme] = [
+_SCHEMES: list[SeparatedScheme] = [
     MinSeparationSampling(12, 3, 200, 10, 3),
     MinSeparationSampling(12, 3, 200, 10, 5),
     BallsInBins(12, 3, 200, 10, 20),
@@ -41,9 +45,9 @@ def _columns() -> np.ndarray:
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES)
-def test_epsilons_are_certified(scheme: sampling_schemes.SeparatedScheme) -> None:
+def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
     found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), _QUICK)
-    without = accounting.epsilon(1.2 / math.sqrt(scheme.most_participations), _DELTA)
+    without = accounting.epsilon(1.2 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found.epsilon < 0.8 * without
     assert found.claim is not None
     assert found.claim.epsilon == found.epsilon
@@ -59,7 +63,7 @@ def test_epsilons_are_certified(scheme: sampling_schemes.SeparatedScheme) -> Non
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES[:1])
-def test_calibration_meets_its_target(scheme: sampling_schemes.SeparatedScheme) -> None:
+def test_calibration_meets_its_target(scheme: SeparatedScheme) -> None:
     sigma = amplification.noise_multiplier(
         scheme, 2.0, _DELTA, columns=_columns(), certification=_QUICK
     )
@@ -156,12 +160,12 @@ def test_public_functions(sampling: str) -> None:
         "sampling": sampling,
     }
     found = accounting.amplified_epsilon(2.0, _DELTA, **sizes, strategy_matrix=_MATRIX)
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         sampling, **{name: size for name, size in sizes.items() if name != "sampling"}
     )
     assert isinstance(scheme, MinSeparationSampling | BallsInBins)
     assert found == amplification.epsilon(scheme, 2.0, _DELTA, columns=_columns())
-    without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations), _DELTA)
+    without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found <= without
     with pytest.raises(ValueError, match=f"{sampling} needs the strategy matrix"):
         accounting.amplified_epsilon(2.0, _DELTA, **sizes)

@@ -189,7 +189,7 @@ def test_maximal_patterns_are_those_of_the_definition(
     maximal = {
         tuple(sorted(pattern)) for pattern in every if not any(pattern < other for other in every)
     }
-    found = list(statistics.maximal_patterns(schema, num_rounds))
+    found = list(schema.maximal_patterns(num_rounds))
     assert len(found) == len(set(found))
     assert set(found) == maximal
 
@@ -219,7 +219,7 @@ def test_where_patterns_are_too_many_the_worst_of_independent_rounds_is_found(li
     generator = np.random.default_rng(limit)
     strategy = np.tril(generator.normal(size=(num_rounds, num_rounds)))
     strategy = np.triu(strategy, 1 - bands) + 3.0 * np.diag(generator.uniform(size=num_rounds))
-    count = sum(1 for _ in statistics.maximal_patterns(schema, num_rounds))
+    count = sum(1 for _ in schema.maximal_patterns(num_rounds))
     assert (count > 4096) == (limit == 7)
     found = statistics.choose_contribution(_model(strategy), schema, 1.0)
     gaps = [later - earlier for earlier, later in itertools.pairwise(found.rounds)]

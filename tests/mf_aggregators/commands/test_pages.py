@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
-from mf_aggregators.accounting import amplification, sampling_schemes
+from mf_aggregators.accounting import amplification
 from mf_aggregators.commands import command_line, plan, report
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, sampling_from_dict
 from tests import figure_checks, page_checks
 from tests.page_checks import Page
 
@@ -197,7 +197,7 @@ def test_epsilons_of_amplified_candidates_are_those_of_their_scheme(
     (identity,) = (each for each in fields["candidates"] if each["mechanism"] == "identity")
     noise, found = _lines(drawn[2])["identity, amplified"]
     assert len(noise) > 2
-    scheme = sampling_schemes.from_dict(identity["sampling"])
+    scheme = sampling_from_dict(identity["sampling"])
     multiplier = noise[1] * 10 / identity["rmse"]
     assert found[1] == pytest.approx(amplification.epsilon(scheme, multiplier, 1.5e-3), rel=1e-9)
 

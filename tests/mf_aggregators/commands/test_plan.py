@@ -19,9 +19,8 @@ import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, Sampler, sampling_from_dict
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.sampling import data_samplers
 from simulations.runs import run_config, run_designs, sampled_runs
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
@@ -217,7 +216,7 @@ def test_plans_of_clients_that_draw_for_themselves(
     assert json.loads(out)["recommended"] == fields["recommended"]
     directory, named = _arguments(aggregator)
     matrix = checkpoints.load(directory)
-    scheme = mfa.accounting.sampling_schemes.from_dict(chosen["sampling"])
+    scheme = sampling_from_dict(chosen["sampling"])
     assert scheme.name == sampling
     assert f"--sampling={sampling} --separation={scheme.to_dict()['separation']}" in run
     stated = guarantees.sampled(matrix, scheme, named["noise_multiplier"], 1e-3)
@@ -528,7 +527,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         step = plan_steps.of(chosen, None, "directory", True)[-1]
         assert step.sampler is not None
         sampler = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
-        assert isinstance(sampler, data_samplers.DataSampler)
+        assert isinstance(sampler, Sampler)
         assert sampler.scheme == candidate.sampling
         again = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert sampler.seed != again.seed

@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, workloads
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.commands import command_line, ledger_report, report
+from mf_aggregators.factorizations import banded
+from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
+    MinSeparation,
     MinSeparationSampling,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
 )
-from mf_aggregators.commands import command_line, ledger_report, report
-from mf_aggregators.factorizations import banded
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import attackers, guarantees
-from mf_aggregators.privacy.printed_guarantees import rounded_up
-from mf_aggregators.sampling import data_samplers, sampling_seeds
+from mf_aggregators.sampling import sampling_seeds
 from simulations.runs.participation_ledger import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
@@ -310,7 +309,7 @@ def _shuffled() -> tuple[list[int], ...]:
     [
         # Of a larger population each client would be drawn less often, and hidden better.
         (PoissonSampling(12, 4, 1200, 1), _DRAWN, "12 clients, not 1200"),
-        (PoissonSampling(12, 4, 12, 1), ([0], [0]), "round of another part"),
+        (PoissonSampling(12, 4, 12, 1), ([0], [0]), "round of another group"),
         (PoissonSampling(12, 4, 12, 1), ([0, 1, 2, 3],), "more clients took part"),
         (PoissonSampling(12, 4, 12, 3), ([0, 1],), "had 2 clients, not 3"),
         (FixedSizeSampling(12, 4, 12, 1), ([0], [1], [2], [3], [0], [5, 9]), "had 2 clients"),
@@ -318,7 +317,7 @@ def _shuffled() -> tuple[list[int], ...]:
         (FixedSizeSampling(12, 4, 12, 2), _DRAWN, "round 12 had 0 clients"),
         (FixedSizeSampling(12, 4, 11, 1), _shuffled(), "12 clients, not 11"),
         (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [0]), "twice in one pass"),
-        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [4], [0]), "another part"),
+        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [4], [0]), "another group"),
         (Shuffling(12, 4, 12, 1), ([0, 4],), "had 2 clients, not 1"),
     ],
 )
@@ -408,7 +407,7 @@ _SEPARATED = [
 
 def _drawn(tmp_path: pathlib.Path, scheme: SamplingScheme, seed: int) -> tuple[str, str]:
     """The flags of a ledger that a seed has drawn, and of the seed."""
-    sampler = data_samplers.create(scheme, seed)
+    sampler = scheme.sampler(seed)
     cohorts = tuple(sampler.draw(index).tolist() for index in range(12))
     sampling_seeds.save(seed, tmp_path / "sampling_seed.json")
     flag = f"--sampling_seed={tmp_path / 'sampling_seed.json'}"
@@ -443,7 +442,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     assert fields["amplified_true_positive_rate_at_0.01"] == pytest.approx(
         planned.true_positive_rate(0.01)
     )
-    has_certificate = scheme.name not in sampling_schemes.names_with_parts()
+    has_certificate = scheme.name not in ["poisson", "fixed_size", "shuffling"]
     assert (fields["amplified_certificate"] is not None) == has_certificate
     _, out, _ = _call(capsys, checkpoint, *flags)
     assert "WARNING" not in out
@@ -477,7 +476,7 @@ def test_tampered_draws_are_found(
 ) -> None:
     """One participation that is put in, moved to another client, or left out."""
     _, flag = _drawn(tmp_path, scheme, 5)
-    sampler = data_samplers.create(scheme, 5)
+    sampler = scheme.sampler(5)
     drawn = [sampler.draw(index) for index in range(12)]
     index = next(index for index in range(12) if 0 < len(drawn[index]) < 12)
     outside = np.setdiff1d(np.arange(12), drawn[index])[:1]

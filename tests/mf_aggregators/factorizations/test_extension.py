@@ -35,7 +35,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.privacy.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators import brute_force

@@ -15,12 +15,16 @@ from mf_aggregators.accounting import (
     certificate_store,
     certificates,
     random_participation,
-    sampling_schemes,
 )
 from mf_aggregators.accounting.certificates import Claim, MechanismBudget, MechanismBudgetError
 from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.factorizations import BandedFactorization
-from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.participation import (
+    MinSeparationSampling,
+    SingleParticipation,
+    sampling_scheme,
+    sampling_schemes,
+)
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
 from mf_aggregators.privacy import guarantees
@@ -168,8 +172,8 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
         (random_participation, "estimated_noise_multiplier"),
     ):
         monkeypatch.setattr(module, name, lambda *unused, **also_unused: next(made))
-    scheme = sampling_schemes.create("min_separation", **_SIZES, num_bands=2)
-    poisson = sampling_schemes.create("poisson", **_SIZES, num_bands=2)
+    scheme = sampling_scheme("min_separation", **_SIZES, num_bands=2)
+    poisson = sampling_scheme("poisson", **_SIZES, num_bands=2)
     bands = np.column_stack([np.ones(6), np.full(6, 0.5)])
     bands[0, 1] = 0.0
     first, second = BandedFactorization(bands), BandedFactorization(bands * [1.0, 0.5])
@@ -207,7 +211,7 @@ def test_fewer_bands_win_among_equals() -> None:
         band_choice.best([])
 
 
-@pytest.mark.parametrize("name", sampling_schemes.names())
+@pytest.mark.parametrize("name", sampling_schemes())
 def test_one_round(name: str) -> None:
     """One batch of 10 among 90."""
     sizes = {**_SIZES, "num_rounds": 1}
@@ -261,7 +265,7 @@ def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
         2.0, 1e-2, **sizes, sampling=sampling, candidates=[1, 2, 3, 4, 5, 6]
     )
     best = band_choice.best(choices)
-    scheme = sampling_schemes.create(sampling, num_bands=best.num_bands, **sizes)
+    scheme = sampling_scheme(sampling, num_bands=best.num_bands, **sizes)
     matrix = band_choice.banded_matrix(6, best.num_bands, None)
     found = guarantees.sampled(
         matrix, scheme, best.noise_multiplier, 1e-2, certification=Certification()
@@ -295,7 +299,7 @@ def test_a_budget_is_what_delta_pays_for() -> None:
         part.take()
     with pytest.raises(MechanismBudgetError, match="delta pays for"):
         MechanismBudget(certificates.MECHANISMS + 1)
-    scheme = sampling_schemes.MinSeparationSampling(4, 1, 40, 4, 1)
+    scheme = MinSeparationSampling(4, 1, 40, 4, 1)
     spent = Certification(budget=part)
     with pytest.raises(MechanismBudgetError, match="compare fewer"):
         amplification.epsilon(scheme, 1.0, 1e-3, certification=spent)
@@ -307,7 +311,7 @@ def test_a_budget_is_what_delta_pays_for() -> None:
 
 def test_few_tests_of_a_candidate_are_of_more_noise() -> None:
     """One test is enough for a number that is a few per cent above that of many."""
-    scheme = sampling_schemes.MinSeparationSampling(12, 1, 200, 10, 2)
+    scheme = MinSeparationSampling(12, 1, 200, 10, 2)
     many, one = (
         amplification.noise_multiplier(
             scheme, 2.0, 1e-3, certification=Certification(max_samples=2**14, budget=budget)

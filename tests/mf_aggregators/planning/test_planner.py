@@ -21,11 +21,16 @@ from mf_aggregators import (
 from mf_aggregators.accounting import certificates
 from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.random_participation import Certification
-from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
 from mf_aggregators.noise import costs
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.participation import (
+    BallsInBins,
+    FixedEpochOrder,
+    MinSeparation,
+    MinSeparationSampling,
+    SingleParticipation,
+)
 from mf_aggregators.planning import Plan, Setting
 from mf_aggregators.privacy import guarantees
 

@@ -57,6 +57,7 @@ def _timer_allows(schema: Participation, before: tuple[int, ...], now: int) -> b
     waited = now - before[-1]
     if isinstance(schema, FixedEpochOrder):
         return waited == schema.separation and len(before) < schema.epochs
+    assert isinstance(schema, MinSeparation)
     most = schema.max_participations
     return waited >= schema.separation and (most is None or len(before) < most)
 

@@ -12,17 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting, workloads
-from mf_aggregators.accounting import (
-    amplification,
-    certificates,
-    random_participation,
-    sampling_schemes,
-)
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    MinSeparationSampling,
-    PoissonSampling,
-)
+from mf_aggregators.accounting import amplification, certificates, random_participation
 from mf_aggregators.factorizations import (
     Factorization,
     banded,
@@ -33,10 +23,15 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.participation import (
+    BallsInBins,
     FixedEpochOrder,
     MinSeparation,
+    MinSeparationSampling,
     Participation,
+    PoissonSampling,
+    SeparatedScheme,
     SingleParticipation,
+    sampling_scheme,
 )
 from mf_aggregators.privacy import amplification_conditions, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
@@ -260,7 +255,7 @@ def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) 
     assert realised.sampling is not None
     assert isinstance(realised.sampling, PoissonSampling)
     assert realised.sampling.sampling_probability == pytest.approx(0.1)
-    assert realised.sampling.most_participations == math.ceil(rounds / 3)
+    assert realised.sampling.most_participations() == math.ceil(rounds / 3)
     assert realised.epsilon <= plan.epsilon
 
 
@@ -272,7 +267,7 @@ def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) 
     ],
 )
 def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
-    scheme: sampling_schemes.SeparatedScheme,
+    scheme: SeparatedScheme,
     participation: Participation,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -315,7 +310,7 @@ def test_rows_that_are_rounded_by_more_than_is_charged_are_refused(
 ) -> None:
     """One step, and twice what floats err by, are to be four steps at most."""
     matrix = banded(workloads.prefix_sum(8), 2)
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         name, num_rounds=8, num_bands=2, population=100, clients_per_round=25, separation=4
     )
     rounded = types.SimpleNamespace(float_error=float_error)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting.sampling_schemes import FixedSizeSampling
+from mf_aggregators.participation import FixedSizeSampling
 from mf_aggregators.privacy import client_names, ledgers
 from simulations.runs.participation_ledger import ParticipationLedger
 

@@ -7,12 +7,11 @@ import re
 import pytest
 
 from mf_aggregators import workloads
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization, banded, identity
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, sampling_scheme, sampling_schemes
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation, WorstClient
-from mf_aggregators.privacy.printed_guarantees import rounded_up
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 
@@ -178,9 +177,7 @@ def test_no_noise_and_fixed_seeds_are_not_private() -> None:
 
 def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyStatement:
     factorization = banded(workloads.prefix_sum(12), 3)
-    scheme = sampling_schemes.create(
-        name, num_rounds=12, num_bands=3, population=300, clients_per_round=10
-    )
+    scheme = sampling_scheme(name, num_rounds=12, num_bands=3, population=300, clients_per_round=10)
     plan = guarantees.sampled(factorization, scheme, 1.2, 1e-4)
     facts = RunFacts(
         "Banded matrix factorization for 12 rounds", 300, 10, 0.5, False, has_run_directory=True
@@ -189,7 +186,7 @@ def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyState
     return _ended(facts, plan, factorization, took_place)
 
 
-@pytest.mark.parametrize("name", sampling_schemes.names())
+@pytest.mark.parametrize("name", sampling_schemes())
 def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) -> None:
     statement = _sampled(True, name)
     contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
@@ -199,7 +196,7 @@ def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) 
     assert contents["realised_participation"] == {"num_rounds": 12, "keeps_sampling": True}
     text = statement.to_markdown()
     assert "Warning" not in text
-    assert ("BandMF Thm 4" in text) == (name in sampling_schemes.names_with_parts())
+    assert ("BandMF Thm 4" in text) == (name in ["poisson", "fixed_size", "shuffling"])
     assert "secret" in text
     assert re.search(r"\b87\b", text) is None
     assert ("timer" in text) == (name == "min_separation")
@@ -209,7 +206,7 @@ def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) 
     assert "checkpoints/" not in elsewhere
     assert "can repeat every draw" in elsewhere
     certificate = statement.plan.certificate
-    assert (certificate is None) == (name in sampling_schemes.names_with_parts())
+    assert (certificate is None) == (name in ["poisson", "fixed_size", "shuffling"])
     if certificate is not None:
         assert f"seed {certificate.seed} and" in text
         assert contents["planned"]["certificate"] == certificate.to_dict()
@@ -226,7 +223,7 @@ def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
 
 
 @pytest.mark.parametrize("keeps_sampling", [True, False, None])
-@pytest.mark.parametrize("name", sampling_schemes.names())
+@pytest.mark.parametrize("name", sampling_schemes())
 def test_a_statement_of_a_sampled_run_cannot_name_a_client(
     name: str, keeps_sampling: bool | None
 ) -> None:

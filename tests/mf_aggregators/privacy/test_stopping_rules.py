@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.factorizations import Factorization, banded, identity
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.stopping_rules import StoppingRule
@@ -111,7 +110,7 @@ def test_a_limit_above_the_plan_ends_nothing_that_keeps_the_plan() -> None:
 
 def _sampled_plan(num_rounds: int) -> tuple[guarantees.Guarantee, Factorization]:
     factorization = banded(mfa.workloads.prefix_sum(num_rounds), 2)
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         "poisson", num_rounds=num_rounds, num_bands=2, population=400, clients_per_round=20
     )
     return guarantees.sampled(factorization, scheme, 1.0, 1e-4), factorization
@@ -155,7 +154,7 @@ def test_limits_that_allow_no_round_are_refused() -> None:
 @pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
 def test_where_clients_draw_for_themselves_a_limit_is_for_all_rounds(sampling: str) -> None:
     factorization = identity(6)
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         sampling, num_rounds=6, num_bands=1, population=60, clients_per_round=15, separation=4
     )
     plan = guarantees.sampled(factorization, scheme, 1.0, 1e-3)

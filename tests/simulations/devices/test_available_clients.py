@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators.accounting.sampling_schemes import (
-    BallsInBins,
-    MinSeparationSampling,
-    SeparatedScheme,
-)
-from mf_aggregators.privacy import sampled_cohorts
-from mf_aggregators.sampling import data_samplers
+from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
 from simulations.devices import available_clients
 from simulations.devices.availability import Always, Availability, Independent
 
@@ -42,7 +36,7 @@ class _Recorded:
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
 def test_absences_do_not_move_later_rounds(scheme: SeparatedScheme) -> None:
     """A timer starts in every round that its coin says, whoever could be asked in it."""
-    sampler = data_samplers.create(scheme, 3)
+    sampler = scheme.sampler(3)
     availability: Availability = _Recorded([])
     among = available_clients.among(sampler, availability, 8, 300.0)
     assert among.scheme == scheme
@@ -60,30 +54,30 @@ def test_each_drawn_client_is_there_with_the_probability_of_availability(
     scheme: SeparatedScheme,
 ) -> None:
     """A binomial test of all rounds, which a correct sampler fails for 1e-4 of all seeds."""
-    sampler = data_samplers.create(scheme, 3)
+    sampler = scheme.sampler(3)
     among = available_clients.among(sampler, Independent(0.7), 9, 300.0)
     there = sum(len(among.draw(index)) for index in range(40))
     drawn = sum(len(sampler.draw(index)) for index in range(40))
     assert scipy.stats.binomtest(there, drawn, 0.7).pvalue > _FALSE_ALARM
-    again = available_clients.among(data_samplers.create(scheme, 3), Independent(0.7), 9, 300.0)
+    again = available_clients.among(scheme.sampler(3), Independent(0.7), 9, 300.0)
     np.testing.assert_array_equal(again.draw(7), among.draw(7))
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
 def test_ledgers_with_absences_are_those_of_the_scheme(scheme: SeparatedScheme) -> None:
-    sampler = data_samplers.create(scheme, 4)
+    sampler = scheme.sampler(4)
     among = available_clients.among(sampler, Independent(0.5), 9, 300.0)
     cohorts = [among.draw(index) for index in range(40)]
-    assert sampled_cohorts.deviation_from_draws(among, 6500, cohorts) is None
-    found = sampled_cohorts.deviation_from_draws(sampler, 6500, cohorts)
+    assert among.deviation(6500, cohorts) is None
+    found = sampler.deviation(6500, cohorts)
     assert found == "the clients of round 1 are not those that the sampler draws"
-    assert sampled_cohorts.deviation_from_draws(sampler, 6500, cohorts, may_be_absent=True) is None
+    assert sampler.deviation(6500, cohorts, may_be_absent=True) is None
     everybody = available_clients.among(sampler, Always(), 9, 300.0)
     np.testing.assert_array_equal(everybody.draw(5), sampler.draw(5))
 
 
 def test_the_seeds_are_not_shown() -> None:
-    sampler = data_samplers.create(_SCHEMES[0], 123456789)
+    sampler = _SCHEMES[0].sampler(123456789)
     shown = repr(available_clients.among(sampler, Always(), 987654321, 300.0))
     assert "123456789" not in shown
     assert "987654321" not in shown

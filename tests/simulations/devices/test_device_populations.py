@@ -109,7 +109,7 @@ def test_no_device_takes_part_too_soon_or_too_often(
     num_devices, clients_per_round = sizes
     population = DevicePopulation(num_devices, schema, clients_per_round, behaviour, seed)
     device_rounds = _rounds(population, 14)
-    separation = 10**9 if isinstance(schema, SingleParticipation) else schema.separation
+    separation = schema.separation_in(14)
     for rounds in _rounds_of(device_rounds, num_devices):
         assert len(rounds) <= schema.most_participations(14)
         assert all(later - earlier >= separation for earlier, later in itertools.pairwise(rounds))

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling
+from mf_aggregators.participation import PoissonSampling, sampling_scheme, sampling_schemes
 from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
 
 _COHORTS = st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), max_size=8)
@@ -108,11 +107,9 @@ def test_broken_files_are_refused(tmp_path: pathlib.Path) -> None:
         ParticipationLedger.load(path)
 
 
-@pytest.mark.parametrize("name", sampling_schemes.names())
+@pytest.mark.parametrize("name", sampling_schemes())
 def test_how_cohorts_came_about_is_saved_and_loaded(tmp_path: pathlib.Path, name: str) -> None:
-    sampling = sampling_schemes.create(
-        name, num_rounds=3, num_bands=2, population=5, clients_per_round=1
-    )
+    sampling = sampling_scheme(name, num_rounds=3, num_bands=2, population=5, clients_per_round=1)
     clients = ("ann", "bob", "čeda", "dan", "eve")
     ledger = ParticipationLedger(clients, sampling=sampling)
     for cohort in ([0, 1], [], [1]):

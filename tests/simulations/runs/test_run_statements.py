@@ -12,7 +12,6 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.sampling import data_samplers
 from simulations.devices import device_flags
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.devices.participation_timers import WallClockTimer
@@ -222,7 +221,7 @@ def test_no_statement_of_a_sampled_run_names_a_client_or_its_rounds(
     behaviour = device_flags.behaviour(values)
     plan = _plan(values)
     assert plan.sampling is not None
-    sampler = data_samplers.create(plan.sampling, 3)
+    sampler = plan.sampling.sampler(3)
     names = tuple(f"zebra-{index}." for index in range(plan.data.num_clients))
     drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(12))), plan.sampling)
     first_cohort = drawn.cohorts[0]

@@ -7,24 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.sampling import data_samplers
-from mf_aggregators.sampling.data_samplers import DataSampler
+from mf_aggregators.participation import Sampler, sampling_scheme, sampling_schemes
+from mf_aggregators.participation.cyclic_groups import GroupSampler
 from simulations.runs import sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
 
-_NAMES = sampling_schemes.names()
-_WITH_PARTS = sampling_schemes.names_with_parts()
+_NAMES = tuple(sampling_schemes())
+_WITH_PARTS = ["poisson", "fixed_size", "shuffling"]
 
 
-def _sampler(name: str, seed: int = 3) -> DataSampler:
-    scheme = sampling_schemes.create(
-        name, num_rounds=13, num_bands=3, population=26, clients_per_round=4
-    )
-    return data_samplers.create(scheme, seed)
+def _sampler(name: str, seed: int = 3) -> Sampler:
+    scheme = sampling_scheme(name, num_rounds=13, num_bands=3, population=26, clients_per_round=4)
+    return scheme.sampler(seed)
 
 
-def _ledger(sampler: DataSampler, rounds: int) -> ParticipationLedger:
+def _ledger(sampler: Sampler, rounds: int) -> ParticipationLedger:
     scheme = sampler.scheme
     clients = tuple(f"client_{i}" for i in range(scheme.population))
     cohorts = tuple(sampler.draw(index) for index in range(rounds))
@@ -86,7 +83,7 @@ def test_a_client_in_a_round_of_another_part_is_found(name: str, index: int) -> 
     for intruder in np.unique(seen):
         changed = _with_cohort(ledger, index, np.sort([*ledger.cohorts[index][1:], intruder]))
         found = sampled_participation.deviation(sampler.scheme, changed)
-        assert "another part" in str(found)
+        assert "another group" in str(found)
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -105,7 +102,8 @@ def test_a_batch_of_another_size_is_found(name: str, change: int) -> None:
     ledger = _ledger(sampler, 13)
     batch = ledger.cohorts[4]
     if change > 0:
-        rest = np.setdiff1d(sampler.part_of_round(4), batch)
+        assert isinstance(sampler, GroupSampler)
+        rest = np.setdiff1d(sampler.group_of_round(4), batch)
         changed = _with_cohort(ledger, 4, np.sort([*batch, rest[0]]))
     else:
         changed = _with_cohort(ledger, 4, batch[1:])
@@ -127,15 +125,13 @@ def test_a_client_twice_in_a_pass_is_found() -> None:
 @pytest.mark.parametrize("name", _WITH_PARTS)
 def test_more_clients_than_a_part_has_are_found(name: str) -> None:
     """Batches of clients that no other part has, and no partition that they are drawn from."""
-    scheme = sampling_schemes.create(
-        name, num_rounds=6, num_bands=2, population=10, clients_per_round=2
-    )
+    scheme = sampling_scheme(name, num_rounds=6, num_bands=2, population=10, clients_per_round=2)
     ledger = ParticipationLedger(tuple("abcdefghij"), sampling=scheme)
     for batch in ([0, 1], [6, 7], [2, 3], [8, 9], [4, 5]):
         assert sampled_participation.deviation(scheme, ledger) is None
         ledger = ledger.with_round(np.array(batch))
     found = sampled_participation.deviation(scheme, ledger)
-    assert found == "more clients took part in the rounds of part 1 than it can have"
+    assert found == "more clients took part in the rounds of group 1 than it can have"
 
 
 @pytest.mark.parametrize("name", _NAMES)

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from absl import flags
 
-from mf_aggregators.accounting.sampling_schemes import BallsInBins, MinSeparationSampling
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SingleParticipation
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.sampling import data_samplers
 from simulations.devices import available_clients, device_flags
 from simulations.devices.availability import Independent
 from simulations.devices.device_populations import DeviceBehaviour
@@ -115,7 +113,7 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     """Of runs that are stopped and finished, of all devices or of those that are available."""
     plan = _plan(*arguments, "--noise_multiplier=0.8")
     assert plan.sampling is not None
-    sampler = data_samplers.create(plan.sampling, 5)
+    sampler = plan.sampling.sampler(5)
     if available is not None:
         sampler = available_clients.among(sampler, Independent(available), 2, 300.0)
     names = tuple(f"zebra-{index}." for index in range(_CLIENTS))

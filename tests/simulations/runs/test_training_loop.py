@@ -15,16 +15,15 @@ import pytest
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.accounting.sampling_schemes import PoissonSampling
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
+    PoissonSampling,
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.sampling import data_samplers
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from simulations.devices.availability import Independent
@@ -482,7 +481,7 @@ def test_a_round_says_what_its_devices_did(process: Any, tmp_path: pathlib.Path)
 
 
 def test_a_data_centre_has_no_devices(process: Any) -> None:
-    sampler = data_samplers.create(PoissonSampling(_NUM_ROUNDS, 2, 9, 3), 1)
+    sampler = PoissonSampling(_NUM_ROUNDS, 2, 9, 3).sampler(1)
     with pytest.raises(ValueError, match="no device has a behaviour"):
         _run(process, sampler=sampler, behaviour=_DISTURBED)
 
@@ -522,7 +521,7 @@ def test_noise_for_one_participation_is_not_for_timers_that_let_clients_return()
         _run(process, participation=MinSeparation(1))
     once = _run(process, participation=SingleParticipation())
     # What a data sampler draws is accounted for by its scheme, from one participation.
-    sampler = data_samplers.create(PoissonSampling(_NUM_ROUNDS, 2, 9, 3), 1)
+    sampler = PoissonSampling(_NUM_ROUNDS, 2, 9, 3).sampler(1)
     assert _run(process, sampler=sampler).sampling == sampler.scheme
     # A state of which nothing is known declares nothing.
     assert dataclasses.replace(once, initial_state=(), participation=MinSeparation(1))

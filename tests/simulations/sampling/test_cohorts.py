@@ -8,15 +8,16 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.participation import (
     BallsInBins,
+    MinSeparation,
     MinSeparationSampling,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
+    check_population,
 )
-from mf_aggregators.participation import MinSeparation, check_population
-from mf_aggregators.sampling import data_samplers, random_streams
+from mf_aggregators.sampling import random_streams
 from mf_aggregators.sampling.random_streams import Stream
 from simulations.devices.participation_timers import DeviceTimers
 from simulations.sampling import cohorts
@@ -135,7 +136,7 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
         BallsInBins(rounds, 3, 60, 4, 15),
     ]
     for scheme in schemes:
-        sampler = data_samplers.create(scheme, 5)
+        sampler = scheme.sampler(5)
         for i in range(rounds):
             sampler.draw(i)
     owner = "evaluation"

@@ -15,13 +15,12 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
+    Sampler,
     SeparatedScheme,
 )
-from mf_aggregators.sampling import data_samplers
-from mf_aggregators.sampling.data_samplers import DataSampler
 from tests.examples import examples
 
 _FALSE_ALARM = 1e-4
@@ -45,7 +44,7 @@ def _schemes(draw: st.DrawFn) -> SeparatedScheme:
     return MinSeparationSampling(rounds, num_bands, population, clients, separation)
 
 
-def _patterns(sampler: DataSampler) -> np.ndarray:
+def _patterns(sampler: Sampler) -> np.ndarray:
     """(rounds, clients) bool: who took part when."""
     scheme = sampler.scheme
     found = np.zeros((scheme.num_rounds, scheme.population), bool)
@@ -59,7 +58,7 @@ def _patterns(sampler: DataSampler) -> np.ndarray:
 def test_participations_keep_the_separation_and_batches_are_of_the_population(
     scheme: SeparatedScheme, seed: int
 ) -> None:
-    sampler = data_samplers.create(scheme, seed)
+    sampler = scheme.sampler(seed)
     last = np.full(scheme.population, -scheme.separation)
     for index in range(scheme.num_rounds):
         batch = sampler.draw(index)
@@ -77,21 +76,21 @@ def test_a_batch_is_a_function_of_scheme_seed_and_round_alone(
     scheme: SeparatedScheme, seed: int, data: st.DataObject
 ) -> None:
     """Whatever was drawn before, as after a resume."""
-    sampler = data_samplers.create(scheme, seed)
+    sampler = scheme.sampler(seed)
     batches = [sampler.draw(index) for index in range(scheme.num_rounds)]
     for index in data.draw(st.permutations(range(scheme.num_rounds)))[:5]:
         np.testing.assert_array_equal(sampler.draw(index), batches[index])
-        np.testing.assert_array_equal(data_samplers.draw(scheme, seed, index), batches[index])
+        np.testing.assert_array_equal(scheme.sampler(seed).draw(index), batches[index])
 
 
 @pytest.mark.parametrize("scheme", [_COINS, BallsInBins(8, 3, 400, 100, 4)])
 def test_all_128_bits_of_a_seed_change_the_draws(scheme: SeparatedScheme) -> None:
     seeds = [0, *(1 << bit for bit in range(128))]
-    drawn = {data_samplers.draw(scheme, seed, 1).tobytes() for seed in seeds}
+    drawn = {scheme.sampler(seed).draw(1).tobytes() for seed in seeds}
     assert len(drawn) == len(seeds)
 
 
-def _check_rate(scheme: MinSeparationSampling, sampler: DataSampler) -> None:
+def _check_rate(scheme: MinSeparationSampling, sampler: Sampler) -> None:
     """Every round has as many clients, in law, from round 0 on: m draws of probability B / m."""
     rate = scheme.clients_per_round / scheme.population
     for index in range(scheme.num_rounds):
@@ -101,7 +100,7 @@ def _check_rate(scheme: MinSeparationSampling, sampler: DataSampler) -> None:
 
 def test_the_rate_of_participation_is_stationary_from_round_0_on() -> None:
     assert _COINS.joining_probability == pytest.approx(0.1)
-    _check_rate(_COINS, data_samplers.create(_COINS, 1))
+    _check_rate(_COINS, _COINS.sampler(1))
 
 
 class _WrongProbability(MinSeparationSampling):
@@ -136,14 +135,14 @@ class _ColdStart(MinSeparationSampling):
 def test_mutants_of_the_coin_and_of_the_start_are_found(
     mutant: type[MinSeparationSampling],
 ) -> None:
-    sampler = data_samplers.create(mutant(40, 3, 13_000, 1000, 4), 1)
+    sampler = mutant(40, 3, 13_000, 1000, 4).sampler(1)
     with pytest.raises(AssertionError):
         _check_rate(_COINS, sampler)
 
 
 def test_free_clients_join_by_independent_coins_of_one_probability() -> None:
     """How many are free, how many of them join, and how long they wait after they are free."""
-    sampler = data_samplers.create(_COINS, 2)
+    sampler = _COINS.sampler(2)
     assert (
         scipy.stats.binomtest(
             sampler.num_eligible(0), _COINS.population, _COINS.probability_free_at_first
@@ -183,7 +182,7 @@ def test_whole_patterns_have_the_law_of_the_scheme() -> None:
                 pattern.append(joins)
             law[tuple(pattern)] += weight
     assert sum(law.values()) == pytest.approx(1.0)
-    patterns = _patterns(data_samplers.create(scheme, 3))
+    patterns = _patterns(scheme.sampler(3))
     seen = collections.Counter(map(tuple, patterns.T.tolist()))
     assert seen.keys() <= law.keys()
     counts = [seen[pattern] for pattern in law]
@@ -193,7 +192,7 @@ def test_whole_patterns_have_the_law_of_the_scheme() -> None:
 
 def test_clients_are_independent_of_each_other() -> None:
     """Neighbours in the population, in one round: pairs that do not overlap."""
-    joined = _patterns(data_samplers.create(_COINS, 4))[20]
+    joined = _patterns(_COINS.sampler(4))[20]
     counts = np.zeros((2, 2))
     np.add.at(counts, (joined[0::2].astype(int), joined[1::2].astype(int)), 1)
     law = np.array([12.0, 1.0]) / 13.0
@@ -205,13 +204,13 @@ def test_a_population_without_choice_takes_turns() -> None:
     """Where p is 1, everybody takes part whenever the timer allows it; only the start is random."""
     scheme = MinSeparationSampling(12, 2, 40, 10, 4)
     assert scheme.joining_probability == 1.0
-    patterns = _patterns(data_samplers.create(scheme, 5))
+    patterns = _patterns(scheme.sampler(5))
     np.testing.assert_array_equal(patterns.sum(axis=0), 3)
     np.testing.assert_array_equal(patterns[4:], patterns[:-4])
 
 
 def test_batches_may_be_empty() -> None:
-    sampler = data_samplers.create(MinSeparationSampling(200, 2, 20, 1, 3), 6)
+    sampler = MinSeparationSampling(200, 2, 20, 1, 3).sampler(6)
     sizes = [len(sampler.draw(index)) for index in range(200)]
     assert min(sizes) == 0
     assert max(sizes) > 1
@@ -220,7 +219,7 @@ def test_batches_may_be_empty() -> None:
 def test_bins_are_uniform_and_independent() -> None:
     """One bin for each client, by a chi-square test; likewise for pairs of neighbours."""
     scheme = BallsInBins(12, 3, 30_001, 7_500, 4)
-    sampler = data_samplers.create(scheme, 7)
+    sampler = scheme.sampler(7)
     patterns = _patterns(sampler)
     np.testing.assert_array_equal(patterns[:4].sum(axis=0), 1)
     np.testing.assert_array_equal(patterns[4:], patterns[:-4])
@@ -235,11 +234,9 @@ def test_errors() -> None:
     schemes: list[SeparatedScheme] = [_COINS, BallsInBins(8, 3, 400, 100, 4)]
     for scheme in schemes:
         with pytest.raises(ValueError, match="must not be negative"):
-            data_samplers.create(scheme, -1)
-        sampler = data_samplers.create(scheme, 0)
+            scheme.sampler(-1)
+        sampler = scheme.sampler(0)
         for call in (sampler.draw, sampler.num_eligible):
             for index in (-1, scheme.num_rounds):
                 with pytest.raises(ValueError, match="is not one of the"):
                     call(index)
-        with pytest.raises(ValueError, match="has no parts"):
-            sampler.part_of_round(0)

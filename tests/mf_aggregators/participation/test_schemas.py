@@ -11,6 +11,7 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
+    PoissonSampling,
     SingleParticipation,
 )
 from tests.mf_aggregators import brute_force
@@ -40,19 +41,21 @@ def test_a_schema_allows_another_exactly_if_it_has_all_its_patterns(num_rounds: 
     patterns = {each: set(brute_force.patterns(each, num_rounds)) for each in schemas}
     for wider in schemas:
         for narrower in schemas:
-            found = participation.allows(wider, narrower, num_rounds)
+            found = wider.allows(narrower, num_rounds)
             assert found == (patterns[wider] >= patterns[narrower]), (wider, narrower)
 
 
-@pytest.mark.parametrize("pair", [(MinSeparation(2), "single"), (None, MinSeparation(2))])
-def test_what_is_no_schema_allows_nothing(pair: tuple[Any, Any]) -> None:
-    with pytest.raises(TypeError, match="participation must be"):
-        participation.allows(*pair, num_rounds=4)
+@pytest.mark.parametrize("other", ["single", None, PoissonSampling(4, 1, 10, 2)])
+def test_what_is_no_schema_is_refused(other: Any) -> None:
+    with pytest.raises(TypeError):
+        MinSeparation(2).allows(other, num_rounds=4)
+    with pytest.raises(TypeError):
+        participation.check_extended({4: MinSeparation(2)}, other)
 
 
 @given(_SCHEMAS)
 def test_descriptions_round_trip(schema: Participation) -> None:
-    assert participation.from_dict(participation.to_dict(schema)) == schema
+    assert participation.from_dict(schema.to_dict()) == schema
 
 
 def test_separation_counts_the_distance_of_rounds() -> None:

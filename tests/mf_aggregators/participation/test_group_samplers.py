@@ -15,40 +15,47 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.participation import (
+    CyclicGroups,
     FixedSizeSampling,
-    PartScheme,
     PoissonSampling,
+    SamplingScheme,
     Shuffling,
+    sampling_scheme,
 )
-from mf_aggregators.sampling import data_samplers, sampling_seeds
-from mf_aggregators.sampling.data_samplers import DataSampler
+from mf_aggregators.participation.cyclic_groups import GroupSampler
+from mf_aggregators.sampling import sampling_seeds
 from simulations.sampling import cohorts
 
 _FALSE_ALARM = 1e-4
 
 
-def _order(sampler: DataSampler) -> np.ndarray:
+def _order(sampler: GroupSampler) -> np.ndarray:
     """The clients of all parts, one part after the other."""
     parts = range(sampler.scheme.num_bands)
-    return np.concatenate([sampler.part_of_round(part) for part in parts])
+    return np.concatenate([sampler.group_of_round(part) for part in parts])
 
 
 @st.composite
-def _schemes(draw: st.DrawFn) -> PartScheme:
+def _schemes(draw: st.DrawFn) -> CyclicGroups:
     num_bands = draw(st.integers(1, 5))
     clients_per_round = draw(st.integers(1, 4))
     smallest = num_bands * clients_per_round
-    scheme = sampling_schemes.create(
-        draw(st.sampled_from(sampling_schemes.names_with_parts())),
+    scheme = sampling_scheme(
+        draw(st.sampled_from(["poisson", "fixed_size", "shuffling"])),
         num_rounds=draw(st.integers(num_bands, 25)),
         num_bands=num_bands,
         population=draw(st.integers(smallest, 5 * smallest + 3)),
         clients_per_round=clients_per_round,
     )
-    assert isinstance(scheme, (PoissonSampling, FixedSizeSampling, Shuffling))
+    assert isinstance(scheme, CyclicGroups)
     return scheme
+
+
+def _sampler(scheme: SamplingScheme, seed: int) -> GroupSampler:
+    sampler = scheme.sampler(seed)
+    assert isinstance(sampler, GroupSampler)
+    return sampler
 
 
 _SEEDS = st.integers(0, 2**128 - 1)
@@ -57,28 +64,28 @@ _SEEDS = st.integers(0, 2**128 - 1)
 @given(_schemes(), _SEEDS)
 @settings(deadline=None, max_examples=200)
 def test_clients_take_part_only_in_rounds_congruent_modulo_the_bands(
-    scheme: PartScheme, seed: int
+    scheme: CyclicGroups, seed: int
 ) -> None:
-    sampler = data_samplers.create(scheme, seed)
+    sampler = scheme.sampler(seed)
     rounds_of = collections.defaultdict(list)
     for index in range(scheme.num_rounds):
         batch = sampler.draw(index)
         assert batch.dtype == np.int64
         assert np.all(np.diff(batch) > 0)
         assert np.all((batch >= 0) & (batch < scheme.population))
-        assert np.all(np.isin(batch, sampler.part_of_round(index)))
+        assert np.all(np.isin(batch, sampler.group_of_round(index)))
         for client in batch.tolist():
             rounds_of[client].append(index)
     for rounds in rounds_of.values():
         assert len({index % scheme.num_bands for index in rounds}) == 1
-        assert len(rounds) <= scheme.most_participations
+        assert len(rounds) <= scheme.most_participations()
 
 
 @given(_schemes(), _SEEDS)
 @settings(deadline=None)
-def test_parts_are_disjoint_and_of_the_sizes_of_the_scheme(scheme: PartScheme, seed: int) -> None:
-    sampler = data_samplers.create(scheme, seed)
-    parts = [sampler.part_of_round(part) for part in range(scheme.num_bands)]
+def test_parts_are_disjoint_and_of_the_sizes_of_the_scheme(scheme: CyclicGroups, seed: int) -> None:
+    sampler = scheme.sampler(seed)
+    parts = [sampler.group_of_round(part) for part in range(scheme.num_bands)]
     clients = np.concatenate(parts)
     assert len(np.unique(clients)) == len(clients)
     if isinstance(scheme, PoissonSampling):
@@ -86,13 +93,14 @@ def test_parts_are_disjoint_and_of_the_sizes_of_the_scheme(scheme: PartScheme, s
         smallest = scheme.population // scheme.num_bands
         assert all(len(part) in (smallest, smallest + 1) for part in parts)
     else:
-        assert {len(part) for part in parts} == {scheme.part_size}
+        assert isinstance(scheme, FixedSizeSampling | Shuffling)
+        assert {len(part) for part in parts} == {scheme.group_size}
 
 
 @given(_schemes(), _SEEDS)
 @settings(deadline=None)
-def test_batches_have_exactly_the_size_of_the_scheme(scheme: PartScheme, seed: int) -> None:
-    sampler = data_samplers.create(scheme, seed)
+def test_batches_have_exactly_the_size_of_the_scheme(scheme: CyclicGroups, seed: int) -> None:
+    sampler = scheme.sampler(seed)
     sizes = {len(sampler.draw(index)) for index in range(scheme.num_rounds)}
     if isinstance(scheme, PoissonSampling):
         assert max(sizes) <= -(-scheme.population // scheme.num_bands)
@@ -115,64 +123,60 @@ def test_each_pass_over_a_part_shows_every_client_of_it_once(
         clients_per_round=size,
     )
     assert (scheme.batches_per_pass, scheme.num_passes) == (batches, passes)
-    sampler = data_samplers.create(scheme, seed)
+    sampler = scheme.sampler(seed)
     for part, number in itertools.product(range(num_bands), range(passes)):
         shown = [
             sampler.draw(part + num_bands * (number * batches + batch)) for batch in range(batches)
         ]
         np.testing.assert_array_equal(
-            np.sort(np.concatenate(shown)), np.sort(sampler.part_of_round(part))
+            np.sort(np.concatenate(shown)), np.sort(sampler.group_of_round(part))
         )
 
 
 @given(_schemes(), _SEEDS, st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_a_batch_is_a_function_of_scheme_seed_and_round_alone(
-    scheme: PartScheme, seed: int, chooser: random.Random
+    scheme: CyclicGroups, seed: int, chooser: random.Random
 ) -> None:
     """Whatever was drawn before, as after a resume."""
-    sampler = data_samplers.create(scheme, seed)
+    sampler = scheme.sampler(seed)
     batches = [sampler.draw(index) for index in range(scheme.num_rounds)]
     order = list(range(scheme.num_rounds))
     chooser.shuffle(order)
     for index in order[:5]:
         np.testing.assert_array_equal(sampler.draw(index), batches[index])
-        np.testing.assert_array_equal(data_samplers.draw(scheme, seed, index), batches[index])
+        np.testing.assert_array_equal(scheme.sampler(seed).draw(index), batches[index])
 
 
-@pytest.mark.parametrize("name", sampling_schemes.names_with_parts())
+@pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
 def test_all_128_bits_of_a_seed_change_the_partition_and_the_draws(name: str) -> None:
-    scheme = sampling_schemes.create(
-        name, num_rounds=4, num_bands=2, population=400, clients_per_round=50
-    )
+    scheme = sampling_scheme(name, num_rounds=4, num_bands=2, population=400, clients_per_round=50)
     seeds = [0, *(1 << bit for bit in range(128))]
-    samplers = [data_samplers.create(scheme, seed) for seed in seeds]
+    samplers = [_sampler(scheme, seed) for seed in seeds]
     assert len({_order(sampler).tobytes() for sampler in samplers}) == len(seeds)
     # Where in its part a batch is, whatever the partition.
-    places = {np.isin(sampler.part_of_round(1), sampler.draw(1)).tobytes() for sampler in samplers}
+    places = {np.isin(sampler.group_of_round(1), sampler.draw(1)).tobytes() for sampler in samplers}
     assert len(places) == len(seeds)
 
 
-@pytest.mark.parametrize("name", sampling_schemes.names_with_parts())
+@pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
 def test_the_partition_is_random(name: str) -> None:
     """Which part each client is in, over 2,000 seeds: a chi-square test for each client."""
-    scheme = sampling_schemes.create(
-        name, num_rounds=3, num_bands=3, population=12, clients_per_round=4
-    )
+    scheme = sampling_scheme(name, num_rounds=3, num_bands=3, population=12, clients_per_round=4)
     counts = np.zeros((12, 3))
     for seed in range(2000):
-        sampler = data_samplers.create(scheme, seed)
+        sampler = _sampler(scheme, seed)
         for part in range(3):
-            counts[sampler.part_of_round(part), part] += 1
+            counts[sampler.group_of_round(part), part] += 1
     assert np.all(counts.sum(axis=1) == 2000)
     statistics = np.sum((counts - 2000 / 3) ** 2 / (2000 / 3), axis=1)
     assert np.min(scipy.stats.chi2.sf(statistics, 2)) > _FALSE_ALARM / 12
 
 
-def _inclusions(scheme: PartScheme, seed: int) -> np.ndarray:
+def _inclusions(scheme: CyclicGroups, seed: int) -> np.ndarray:
     """(participations, clients) bool: who of part 0 is in each of its rounds."""
-    sampler = data_samplers.create(scheme, seed)
-    part = sampler.part_of_round(0)
+    sampler = scheme.sampler(seed)
+    part = sampler.group_of_round(0)
     rounds = range(0, scheme.num_rounds, scheme.num_bands)
     return np.array([np.isin(part, sampler.draw(index)) for index in rounds])
 
@@ -231,7 +235,7 @@ def test_a_probability_of_one_takes_everybody() -> None:
 
 def test_poisson_batches_may_be_empty() -> None:
     scheme = PoissonSampling(num_rounds=200, num_bands=2, population=8, clients_per_round=1)
-    sampler = data_samplers.create(scheme, 1)
+    sampler = scheme.sampler(1)
     batches = [sampler.draw(index) for index in range(200)]
     empty = [batch for batch in batches if not len(batch)]
     assert empty
@@ -243,8 +247,8 @@ def test_poisson_batches_may_be_empty() -> None:
 def test_all_subsets_of_a_fixed_size_are_equally_likely() -> None:
     """Against the 10 subsets of 2 of the 5 clients of a part, and in pairs of rounds."""
     scheme = FixedSizeSampling(num_rounds=12_000, num_bands=2, population=11, clients_per_round=2)
-    sampler = data_samplers.create(scheme, 5)
-    part = np.sort(sampler.part_of_round(0)).tolist()
+    sampler = scheme.sampler(5)
+    part = np.sort(sampler.group_of_round(0)).tolist()
     number = {subset: i for i, subset in enumerate(itertools.combinations(part, 2))}
     drawn = [number[tuple(sampler.draw(index).tolist())] for index in range(0, 12_000, 2)]
     assert len(number) == 10
@@ -257,9 +261,9 @@ def test_all_subsets_of_a_fixed_size_are_equally_likely() -> None:
 def test_all_ways_to_cut_a_part_into_batches_are_equally_likely() -> None:
     """Against the 90 orders of 3 batches of 2 clients, and in pairs of passes."""
     scheme = Shuffling(num_rounds=54_000, num_bands=2, population=13, clients_per_round=2)
-    assert (scheme.part_size, scheme.batches_per_pass) == (6, 3)
-    sampler = data_samplers.create(scheme, 6)
-    part = np.sort(sampler.part_of_round(1)).tolist()
+    assert (scheme.group_size, scheme.batches_per_pass) == (6, 3)
+    sampler = scheme.sampler(6)
+    part = np.sort(sampler.group_of_round(1)).tolist()
     number: dict[tuple[int, ...], int] = {}
     for order in itertools.permutations(part):
         batches = itertools.chain.from_iterable(sorted(order[i : i + 2]) for i in (0, 2, 4))
@@ -277,14 +281,14 @@ def test_all_ways_to_cut_a_part_into_batches_are_equally_likely() -> None:
     assert scipy.stats.chisquare(np.bincount(pairs, minlength=9)).pvalue > _FALSE_ALARM
 
 
-@pytest.mark.parametrize("name", sampling_schemes.names_with_parts())
+@pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
 def test_parts_draw_independently(name: str) -> None:
     """Who of a part is in the batch of a round, and who of the next one in that of the next."""
-    scheme = sampling_schemes.create(
+    scheme = sampling_scheme(
         name, num_rounds=12_000, num_bands=2, population=8, clients_per_round=2
     )
-    sampler = data_samplers.create(scheme, 7)
-    first, second = sampler.part_of_round(0)[0], sampler.part_of_round(1)[0]
+    sampler = _sampler(scheme, 7)
+    first, second = sampler.group_of_round(0)[0], sampler.group_of_round(1)[0]
     counts = np.zeros((2, 2))
     # Only the first batch of each pass, where there are passes: the second is the rest.
     for index in range(0, 12_000, 4):
@@ -297,7 +301,7 @@ def test_parts_draw_independently(name: str) -> None:
 def test_draws_have_nothing_to_do_with_cohorts_of_the_same_seed() -> None:
     """The coordinates of generators are others than those of cohorts and of the task's data."""
     scheme = FixedSizeSampling(num_rounds=50, num_bands=1, population=1000, clients_per_round=100)
-    sampler = data_samplers.create(scheme, 9)
+    sampler = scheme.sampler(9)
     everybody = np.ones(1000, dtype=bool)
     in_both = [
         np.intersect1d(
@@ -312,11 +316,9 @@ def test_draws_have_nothing_to_do_with_cohorts_of_the_same_seed() -> None:
 
 def test_errors() -> None:
     scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=2)
-    with pytest.raises(TypeError, match="scheme must be one of"):
-        data_samplers.create("poisson", 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must not be negative"):
-        data_samplers.create(scheme, -1)
-    sampler = data_samplers.create(scheme, 0)
+        scheme.sampler(-1)
+    sampler = scheme.sampler(0)
     for index in (-1, 4):
         with pytest.raises(ValueError, match="not one of the 4 rounds"):
             sampler.draw(index)
@@ -326,6 +328,6 @@ def test_the_seed_is_secret() -> None:
     assert sampling_seeds.secret_seed().bit_length() > 64
     assert sampling_seeds.secret_seed() != sampling_seeds.secret_seed()
     scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=2)
-    sampler = data_samplers.create(scheme, 123456789)
+    sampler = scheme.sampler(123456789)
     assert "123456789" not in repr(sampler)
-    assert not sampler.part_of_round(0).flags.writeable
+    assert not sampler.group_of_round(0).flags.writeable

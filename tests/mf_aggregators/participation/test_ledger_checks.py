@@ -6,25 +6,27 @@ import math
 import numpy as np
 import pytest
 
-from mf_aggregators.accounting import sampling_schemes
-from mf_aggregators.accounting.sampling_schemes import (
+from mf_aggregators.participation import (
     BallsInBins,
+    CyclicGroups,
     FixedSizeSampling,
     MinSeparationSampling,
-    PartScheme,
     PoissonSampling,
     SamplingScheme,
     SeparatedScheme,
     Shuffling,
+    sampling_scheme,
 )
-from mf_aggregators.privacy import sampled_cohorts
-from mf_aggregators.sampling import data_samplers
 
 
-def _partitions(scheme: PartScheme) -> list[list[frozenset[int]]]:
+def _groups(*sizes: int) -> list[CyclicGroups]:
+    return [PoissonSampling(*sizes), FixedSizeSampling(*sizes), Shuffling(*sizes)]
+
+
+def _partitions(scheme: CyclicGroups) -> list[list[frozenset[int]]]:
     """All ways to split the population into the scheme's parts."""
     clients = range(scheme.population)
-    slices = [sampling_schemes.part_slice(scheme, part) for part in range(scheme.num_bands)]
+    slices = [scheme.group_slice(part) for part in range(scheme.num_bands)]
     found = {
         tuple(frozenset(order[places]) for places in slices)
         for order in itertools.permutations(clients)
@@ -32,7 +34,7 @@ def _partitions(scheme: PartScheme) -> list[list[frozenset[int]]]:
     return [list(parts) for parts in found]
 
 
-def _batches(scheme: PartScheme, part: frozenset[int]) -> list[frozenset[int]]:
+def _batches(scheme: CyclicGroups, part: frozenset[int]) -> list[frozenset[int]]:
     """All batches that one round may draw from a part."""
     if not isinstance(scheme, PoissonSampling):
         sizes: range = range(scheme.clients_per_round, scheme.clients_per_round + 1)
@@ -47,7 +49,7 @@ def _batches(scheme: PartScheme, part: frozenset[int]) -> list[frozenset[int]]:
 
 def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], ...]]:
     """Everything that the scheme may draw in its first rounds, by its definition alone."""
-    if isinstance(scheme, MinSeparationSampling | BallsInBins):
+    if isinstance(scheme, SeparatedScheme):
         clients = range(scheme.population)
         patterns = _patterns(scheme, rounds)
         return {
@@ -57,6 +59,7 @@ def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], 
             )
             for chosen in itertools.product(patterns, repeat=scheme.population)
         }
+    assert isinstance(scheme, CyclicGroups)
     found = set()
     for parts in _partitions(scheme):
         for drawn in itertools.product(
@@ -69,7 +72,7 @@ def _possible(scheme: SamplingScheme, rounds: int) -> set[tuple[frozenset[int], 
 
 def _patterns(scheme: SeparatedScheme, rounds: int) -> list[frozenset[int]]:
     """The rounds that one client may take part in; it may be absent from any."""
-    if isinstance(scheme, BallsInBins) or scheme.joining_probability == 1.0:
+    if not isinstance(scheme, MinSeparationSampling) or scheme.joining_probability == 1.0:
         bins = [range(first, rounds, scheme.separation) for first in range(scheme.separation)]
         return list(
             {
@@ -101,10 +104,10 @@ def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
     "scheme",
     [
         # Parts of two clients, of two or three, as small as a batch, and one part of all.
-        *(scheme(3, 2, 4, 1) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
-        *(scheme(3, 2, 5, 1) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
-        *(scheme(3, 2, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
-        *(scheme(3, 1, 4, 2) for scheme in (PoissonSampling, FixedSizeSampling, Shuffling)),
+        *_groups(3, 2, 4, 1),
+        *_groups(3, 2, 5, 1),
+        *_groups(3, 2, 4, 2),
+        *_groups(3, 1, 4, 2),
         # Here a pass is over, and one client is left out of all batches.
         Shuffling(3, 1, 5, 2),
         # Coins under timers, with one that always comes up heads, and bins.
@@ -131,7 +134,7 @@ def test_cohorts_deviate_exactly_if_no_draw_gives_them(scheme: SamplingScheme) -
         possible = _possible(scheme, rounds)
         for drawn in itertools.product(subsets, repeat=rounds):
             cohorts = [np.array(sorted(cohort), np.int64) for cohort in drawn]
-            found = sampled_cohorts.deviation(scheme, scheme.population, cohorts)
+            found = scheme.deviation(scheme.population, cohorts)
             assert (found is None) == (drawn in possible), (drawn, found)
 
 
@@ -143,10 +146,10 @@ def test_more_participations_than_chance_gives_deviate() -> None:
     """The probabilities here are known: they are powers of that of one draw."""
     # One part of 100 clients, of whom each joins with probability 1/10.
     scheme = PoissonSampling(40, 1, 100, 10)
-    everyone = sampled_cohorts.deviation(scheme, 100, _cohorts(range(100)))
+    everyone = scheme.deviation(100, _cohorts(range(100)))
     assert everyone == "round 1 had 100 clients, more than chance gives where 10 are expected"
     twice_as_many = _cohorts(*[range(i % 5 * 20, i % 5 * 20 + 20) for i in range(40)])
-    found = sampled_cohorts.deviation(scheme, 100, twice_as_many)
+    found = scheme.deviation(100, twice_as_many)
     assert found == (
         "its rounds had 20 clients on average, more than chance gives where 10 are expected"
     )
@@ -156,40 +159,38 @@ def test_more_participations_than_chance_gives_deviate() -> None:
         for rounds in (14, 15):
             cohorts = [np.array([0, *(1 + (9 * i + np.arange(9)) % 99)]) for i in range(rounds)]
             cohorts = [np.unique(cohort) for cohort in cohorts]
-            found = sampled_cohorts.deviation(drawn, 100, cohorts)
+            found = drawn.deviation(100, cohorts)
             is_improbable = 100 * math.pow(0.1, rounds) < 1e-12
             assert (found is not None) == is_improbable
     assert found == (
-        "a client took part in 15 of 15 rounds that draw from its part, more than chance gives"
+        "a client took part in 15 of 15 rounds that draw from its group, more than chance gives"
     )
 
 
 def test_few_participations_are_no_deviation_of_random_numbers() -> None:
     """They give nobody away: a smaller probability than that of the scheme hides more."""
     scheme = PoissonSampling(40, 2, 1000, 100)
-    assert sampled_cohorts.deviation(scheme, 1000, _cohorts(*[range(0)] * 40)) is None
+    assert scheme.deviation(1000, _cohorts(*[range(0)] * 40)) is None
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 64])
 @pytest.mark.parametrize("name", ["poisson", "fixed_size"])
 def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
     """At a false-alarm rate of 3e-12 a run, in 200 runs."""
-    scheme = sampling_schemes.create(
-        name, num_rounds=64, num_bands=3, population=31, clients_per_round=4
-    )
+    scheme = sampling_scheme(name, num_rounds=64, num_bands=3, population=31, clients_per_round=4)
     generator = np.random.default_rng(8)
     for _ in range(200):
         order = generator.permutation(31)
         cohorts = []
         for index in range(rounds):
             assert isinstance(scheme, PoissonSampling | FixedSizeSampling)
-            part = order[sampling_schemes.part_slice(scheme, index % 3)]
+            part = order[scheme.group_slice(index % 3)]
             if isinstance(scheme, PoissonSampling):
                 batch = part[generator.random(len(part)) < scheme.sampling_probability]
             else:
                 batch = generator.choice(part, 4, replace=False)
             cohorts.append(np.sort(batch))
-        assert sampled_cohorts.deviation(scheme, 31, cohorts) is None
+        assert scheme.deviation(31, cohorts) is None
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 64])
@@ -206,58 +207,56 @@ def test_random_draws_of_clients_by_themselves_do_not_deviate(
 ) -> None:
     """At a false-alarm rate of 3e-12 a run, in 60 runs."""
     for seed in range(60):
-        sampler = data_samplers.create(scheme, seed)
+        sampler = scheme.sampler(seed)
         cohorts = [sampler.draw(index) for index in range(rounds)]
-        assert sampled_cohorts.deviation(scheme, scheme.population, cohorts) is None
-        assert sampled_cohorts.deviation_from_draws(sampler, scheme.population, cohorts) is None
+        assert scheme.deviation(scheme.population, cohorts) is None
+        assert sampler.deviation(scheme.population, cohorts) is None
 
 
 def test_more_participations_than_coins_give_deviate() -> None:
     # p = 1/100 for each of 1,010 clients.
     scheme = MinSeparationSampling(40, 2, 1010, 10, 2)
     assert scheme.joining_probability == pytest.approx(0.01)
-    everyone = sampled_cohorts.deviation(scheme, 1010, _cohorts(range(1010)))
+    everyone = scheme.deviation(1010, _cohorts(range(1010)))
     assert everyone == "round 1 had 1010 clients, more than chance gives where 10 are expected"
     twice_as_many = _cohorts(*[range(i % 10 * 20, i % 10 * 20 + 20) for i in range(40)])
-    found = sampled_cohorts.deviation(scheme, 1010, twice_as_many)
+    found = scheme.deviation(1010, twice_as_many)
     assert found == (
         "its rounds had 20 clients on average, more than chance gives where 10 are expected"
     )
     # One client in every second round: 1,010 clients times 10^-2 for each participation.
     for participations in (7, 8):
         cohorts = _cohorts(*[range(1), range(0)] * (participations - 1), range(1))
-        found = sampled_cohorts.deviation(scheme, 1010, cohorts)
+        found = scheme.deviation(1010, cohorts)
         is_improbable = 1010 * math.pow(0.01, participations) < 1e-12
         assert (found is not None) == is_improbable
     assert found == "a client took part in 8 of 15 rounds, more than chance gives"
 
 
 def test_tampered_ledgers_of_bins_and_timers_are_found() -> None:
-    sampler = data_samplers.create(BallsInBins(8, 3, 40, 10, 4), 1)
+    sampler = BallsInBins(8, 3, 40, 10, 4).sampler(1)
     drawn = [sampler.draw(index) for index in range(8)]
     moved = [*drawn[:5], np.union1d(drawn[5][1:], drawn[2][:1]), *drawn[6:]]
-    found = sampled_cohorts.deviation(sampler.scheme, 40, moved)
+    found = sampler.scheme.deviation(40, moved)
     assert found == "a client of round 6 also took part in a round of another bin"
-    coins = data_samplers.create(MinSeparationSampling(8, 3, 400, 10, 4), 1)
+    coins = MinSeparationSampling(8, 3, 400, 10, 4).sampler(1)
     drawn = [coins.draw(index) for index in range(8)]
     again = [*drawn[:5], np.union1d(drawn[5], drawn[2][:1]), *drawn[6:]]
-    found = sampled_cohorts.deviation(coins.scheme, 400, again)
+    found = coins.scheme.deviation(400, again)
     assert found == "a client of round 6 took part less than 4 rounds before"
     # What coins can give, and those of the seed did not.
     fewer = [*drawn[:5], drawn[5][1:], *drawn[6:]]
-    assert sampled_cohorts.deviation(coins.scheme, 400, fewer) is None
-    assert sampled_cohorts.deviation_from_draws(coins, 400, fewer) == (
+    assert coins.scheme.deviation(400, fewer) is None
+    assert coins.deviation(400, fewer) == (
         "the clients of round 6 are not those that the sampler draws"
     )
-    assert sampled_cohorts.num_absent(coins, drawn) == 0
-    assert sampled_cohorts.num_absent(coins, fewer) == 1
-    absent = sampled_cohorts.deviation_from_draws(coins, 400, fewer, may_be_absent=True)
+    assert coins.num_absent(drawn) == 0
+    assert coins.num_absent(fewer) == 1
+    absent = coins.deviation(400, fewer, may_be_absent=True)
     assert absent is None
     free = np.setdiff1d(np.arange(400), np.concatenate(drawn[2:]))[:1]
     more = [*drawn[:5], np.union1d(drawn[5], free), *drawn[6:]]
-    assert sampled_cohorts.deviation_from_draws(coins, 400, more, may_be_absent=True) == (
+    assert coins.deviation(400, more, may_be_absent=True) == (
         "a client of round 6 is not one of those that the sampler draws"
     )
-    assert sampled_cohorts.deviation_from_draws(coins, 401, drawn) == (
-        "the ledger has 401 clients, not 400"
-    )
+    assert coins.deviation(401, drawn) == ("the ledger has 401 clients, not 400")

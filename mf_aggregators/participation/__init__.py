@@ -1,0 +1,54 @@
+"""Ways to take part in a run, a file each: timers, fixed orders, and sampling schemes.
+
+``SingleParticipation``, ``FixedEpochOrder`` and ``MinSeparation`` are schemas: sets of rounds in
+which one client may take part, however they come about. ``PoissonSampling``, ``FixedSizeSampling``,
+``Shuffling``, ``MinSeparationSampling`` and ``BallsInBins`` are random rules, which amplify the
+guarantee towards whoever does not know the draws.
+"""
+
+from mf_aggregators.participation.balls_in_bins import BallsInBins
+from mf_aggregators.participation.cyclic_groups import CyclicGroups
+from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
+from mf_aggregators.participation.fixed_size import FixedSizeSampling
+from mf_aggregators.participation.kinds import Participation, check, check_fits
+from mf_aggregators.participation.min_separation import MinSeparation
+from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
+from mf_aggregators.participation.poisson import PoissonSampling
+from mf_aggregators.participation.registry import (
+    check_extended,
+    check_population,
+    from_dict,
+    sampling_from_dict,
+    sampling_scheme,
+    sampling_schemes,
+    smallest_population,
+)
+from mf_aggregators.participation.schemes import Sampler, SamplingScheme
+from mf_aggregators.participation.separated import SeparatedScheme
+from mf_aggregators.participation.shuffling import Shuffling
+from mf_aggregators.participation.single import SingleParticipation
+
+__all__ = [
+    "BallsInBins",
+    "CyclicGroups",
+    "FixedEpochOrder",
+    "FixedSizeSampling",
+    "MinSeparation",
+    "MinSeparationSampling",
+    "Participation",
+    "PoissonSampling",
+    "Sampler",
+    "SamplingScheme",
+    "SeparatedScheme",
+    "Shuffling",
+    "SingleParticipation",
+    "check",
+    "check_extended",
+    "check_fits",
+    "check_population",
+    "from_dict",
+    "sampling_from_dict",
+    "sampling_scheme",
+    "sampling_schemes",
+    "smallest_population",
+]

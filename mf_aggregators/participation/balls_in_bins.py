@@ -1,0 +1,119 @@
+"""Balls in bins: each client takes part in one secret round of every cycle."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
+from mf_aggregators.participation.schemes import Sampler, counted
+from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
+from mf_aggregators.sampling import random_streams
+from mf_aggregators.sampling.random_streams import Draw, Stream
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(SeparatedScheme):
+    """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).
+
+    It takes part in every round i with i modulo separation equal to its bin. Every client takes
+    part, and m / separation of them in every round on average. So that this is B but for the
+    remainder of a division, either separation is floor(m / B) or B is floor(m / separation).
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: The number of bins, at least num_bands.
+    """
+
+    name: ClassVar[str] = "balls_in_bins"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (
+            self.population // self.clients_per_round != self.separation
+            and self.population // self.separation != self.clients_per_round
+        ):
+            raise ValueError(
+                f"a population of {self.population} in {self.separation} bins has "
+                f"{self.population / self.separation:.6g} clients in a round, not "
+                f"{self.clients_per_round}. Use "
+                f"a separation of {self.population // self.clients_per_round}, or "
+                f"{self.population // self.separation} clients per round."
+            )
+
+    @classmethod
+    def _default_separation(cls, num_bands: int, population: int, clients_per_round: int) -> int:
+        positive = validation.positive_integer(clients_per_round, "clients_per_round")
+        return max(validation.positive_integer(population, "population") // positive, 1)
+
+    def schema(self) -> FixedEpochOrder:
+        """Returns the schema of the rounds of one bin."""
+        return FixedEpochOrder(self._rounds_of_client, self.separation)
+
+    def sampler(self, seed: int) -> "BinSampler":
+        """Creates the sampler of a run, of 8 bytes for each client."""
+        return BinSampler(self, seed)
+
+    def _deviation_of_rounds(self, cohorts: Sequence[np.ndarray]) -> str | None:
+        return self.deviation_of_bins(cohorts)
+
+    @property
+    def label(self) -> str:
+        """What tables say of the mechanism."""
+        return f"{self.separation} bins"
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns what every client has to do."""
+        return (
+            f"every client is in one of {self.separation} bins, drawn once, uniformly, "
+            "independently of all others, and takes part in round i exactly if i modulo "
+            f"{self.separation} is its bin. The bins stay secret for ever. In a simulation that is "
+            f"what {sampler} draws."
+        )
+
+    def accounting_words(self) -> str:
+        """Returns how the amplified guarantee is computed."""
+        return (
+            "Amplification by balls in bins (one secret round of each cycle, arXiv 2410.06266): an "
+            "upper bound on delta that is certified by Monte Carlo, whose failure probability is "
+            "part of delta."
+        )
+
+    def assumption_words(self) -> str:
+        """Returns what the guarantee assumes of bins."""
+        return (
+            f"Balls in bins: every client is put into one of {counted(self.separation, 'bin')}, "
+            "each as likely as the others, independently of all others, and takes part in all "
+            f"rounds i with i modulo {self.separation} equal to its bin. {SECRET_OF_CLIENTS}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BinSampler(Sampler):
+    """Who is in which bin.
+
+    Attributes:
+      scheme: How bins are drawn.
+      bins: (population,) int64: the bin of each client.
+    """
+
+    scheme: BallsInBins
+    bins: np.ndarray = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        generator = random_streams.generator_of(self.seed, Stream.BATCHES, Draw.BINS)
+        bins = generator.integers(self.scheme.separation, size=self.scheme.population)
+        bins.flags.writeable = False
+        object.__setattr__(self, "bins", bins)
+
+    def _draw(self, round_index: int) -> np.ndarray:
+        return np.flatnonzero(self.bins == round_index % self.scheme.separation)
+
+    def _num_eligible(self, round_index: int) -> int:
+        return self.scheme.population

@@ -1,0 +1,192 @@
+"""What every way to take part in a run answers, whatever kind it is.
+
+Timers and fixed orders name sets of rounds in which one client may take part, however they come
+about. A sampling scheme is a random rule by which clients take part, and amplifies a guarantee
+towards whoever does not know the draws (``schemes``).
+
+One convention holds throughout (BandMF, Def. 1): a separation of b means that any two
+participations i, j of one client satisfy ``|i - j| >= b``, so that b = 1 allows every round.
+Earlier DP-FTRL texts count the rounds strictly between two participations, which is b - 1.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mf_aggregators import validation
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation(abc.ABC):
+    """A participation schema: in which sets of rounds one client may take part.
+
+    Subclasses are frozen dataclasses, one a file. Sampling schemes are schemas as well, of the
+    sets of rounds that they may draw.
+
+    Attributes:
+      name: The kind's name in JSON and in flags.
+      is_sampled: Whether clients take part by a random rule, so that the guarantee is amplified.
+      is_evenly_spaced: Whether adjacent participations are exactly ``separation`` rounds apart.
+    """
+
+    name: ClassVar[str]
+    is_sampled: ClassVar[bool] = False
+    is_evenly_spaced: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def limit(self) -> int | None:
+        """The most participations that the schema names; None for as many as fit."""
+
+    @abc.abstractmethod
+    def separation_in(self, num_rounds: int) -> int:
+        """Returns the least distance b of two participations; n where no client returns.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
+
+    @abc.abstractmethod
+    def allows_separations(
+        self, participations: int, smallest: int | None, largest: int | None
+    ) -> bool:
+        """Returns whether the schema allows what was observed of clients.
+
+        Args:
+          participations: The most participations of one client.
+          smallest: The smallest distance of adjacent participations; None if nobody returned.
+          largest: The largest one; None if nobody returned, or if it is not known.
+        """
+
+    @abc.abstractmethod
+    def largest_sum(self, weights: np.ndarray) -> float:
+        """Returns the largest sum of weights over the rounds of one client.
+
+        Args:
+          weights: (n,) non-negative numbers.
+        """
+
+    @abc.abstractmethod
+    def _returning_patterns(self, num_rounds: int, most: int) -> Iterator[tuple[int, ...]]:
+        """The maximal patterns where a client can take part ``most`` > 1 times."""
+
+    def most_participations(self, num_rounds: int) -> int:
+        """Returns the most rounds of ``num_rounds`` that one client can take part in.
+
+        Args:
+          num_rounds: The number of rounds n.
+        """
+        fitting = math.ceil(num_rounds / self.separation_in(num_rounds))
+        return fitting if self.limit is None else min(fitting, self.limit)
+
+    def returns_within(self, num_rounds: int) -> bool:
+        """Returns whether a client can take part more than once in ``num_rounds`` rounds."""
+        return self.most_participations(num_rounds) > 1
+
+    def maximal_patterns(self, num_rounds: int) -> Iterator[tuple[int, ...]]:
+        """Yields the participation patterns to which no round can be added.
+
+        Args:
+          num_rounds: n.
+
+        Yields:
+          Ascending rounds; every pattern of the schema is a subset of one of them.
+        """
+        most = self.most_participations(num_rounds)
+        if most == 1:
+            yield from ((i,) for i in range(num_rounds))
+        else:
+            yield from self._returning_patterns(num_rounds, most)
+
+    def allows(self, narrower: "Participation", num_rounds: int) -> bool:
+        """Returns whether clients who keep to another schema keep to this one, too.
+
+        Args:
+          narrower: The schema that clients keep to.
+          num_rounds: n; only participations in these rounds count.
+
+        Raises:
+          TypeError: If ``narrower`` is no schema.
+          ValueError: If ``num_rounds`` is not a positive integer.
+        """
+        most = check(narrower).most_participations(num_rounds)
+        if most == 1:
+            return True
+        smallest = narrower.separation_in(num_rounds)
+        # Where only two participations fit, and these are the first and the last round, a least
+        # separation is an exact one.
+        largest = smallest if narrower.is_evenly_spaced else num_rounds - 1
+        return self.allows_separations(most, smallest, largest)
+
+    def factorize_flags(self) -> str:
+        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
+        return f"--participation={self.name}"
+
+    def run_flags(self) -> str | None:
+        """Returns the flags of commands that train; None where these cannot enforce the schema."""
+        return None
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns who has to do what for the guarantee to hold, after "only if".
+
+        Args:
+          sampler: For a sampling scheme, the Python expression of the sampler.
+        """
+        del sampler
+        return (
+            f"timers enforce {self} on every device: that is yours to do (docs/devices.md says "
+            "how)."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping that ``participation.from_dict`` takes back."""
+        return {"schema": self.name, **dataclasses.asdict(self)}
+
+
+def check(participation: Any) -> Participation:
+    """Returns ``participation``, or raises TypeError unless it is a schema without sampling.
+
+    Args:
+      participation: What was given for a schema.
+
+    Raises:
+      TypeError: If it is none.
+    """
+    if not isinstance(participation, Participation) or participation.is_sampled:
+        raise TypeError(
+            "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
+            f"of mf_aggregators.participation, found {validation.shown(participation)}."
+        )
+    return participation
+
+
+def check_fits(participation: Any, num_rounds: int) -> Participation:
+    """Returns ``participation`` if all participations that it names fit into the rounds.
+
+    What optimises for a schema asks for this: a matrix for participations that cannot
+    take place is for another number of rounds than its user has in mind.
+
+    Args:
+      participation: A schema.
+      num_rounds: n.
+
+    Returns:
+      The schema.
+
+    Raises:
+      TypeError: If it is no schema.
+      ValueError: If it names more participations than fit.
+    """
+    separation = check(participation).separation_in(num_rounds)
+    fitting, limit = math.ceil(num_rounds / separation), participation.limit
+    if limit is not None and limit > fitting:
+        raise ValueError(
+            f"{limit} participations {separation} rounds apart need "
+            f"{(limit - 1) * separation + 1} rounds, and there are {num_rounds}: "
+            f"at most {fitting} fit."
+        )
+    return check(participation)

@@ -1,0 +1,194 @@
+"""Min-separation sampling: each client whose timer allows it joins with a secret coin."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from mf_aggregators.participation.min_separation import MinSeparation
+from mf_aggregators.participation.schemes import (
+    LEAST_PROBABILITY,
+    Sampler,
+    counted,
+    probability_of,
+    too_large,
+)
+from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
+from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.sampling import random_streams
+from mf_aggregators.sampling.random_streams import Draw, Stream
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparationSampling(SeparatedScheme):
+    """Each client whose timer allows it joins with a secret coin (b-min-sep, arXiv 2602.09338).
+
+    A client that joined is not free to join again for separation - 1 rounds. In every round in
+    which it is free, it joins with probability p, whatever happened before. Before round 0
+    timers are in their stationary state: a client is free in round 0 with
+    ``probability_free_at_first``, and for each of i = 1, ..., separation - 1 it is first free in
+    round i with ``probability_of_first_wait``. So clients_per_round clients join in every round
+    on average.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: Participations of a client are so many rounds apart; at least num_bands.
+    """
+
+    name: ClassVar[str] = "min_separation"
+
+    @property
+    def joining_probability(self) -> float:
+        """The probability p = B / (m - B (separation - 1)) of the coin of a free client."""
+        return self.clients_per_round / (
+            self.population - self.clients_per_round * (self.separation - 1)
+        )
+
+    @property
+    def probability_free_at_first(self) -> float:
+        """The probability 1 / (1 + (separation - 1) p) that a client is free in round 0."""
+        return 1.0 / (1.0 + (self.separation - 1) * self.joining_probability)
+
+    @property
+    def probability_of_first_wait(self) -> float:
+        """The probability p / (1 + (separation - 1) p) of being free first in one given round.
+
+        It is the same for each of the rounds 1 to separation - 1.
+        """
+        return self.joining_probability * self.probability_free_at_first
+
+    def schema(self) -> MinSeparation:
+        """Returns the schema of the timers."""
+        return MinSeparation(self.separation, self._rounds_of_client)
+
+    def sampler(self, seed: int) -> "CoinSampler":
+        """Creates the sampler of a run: 8 bytes for each participation of the whole run."""
+        return CoinSampler(self, seed)
+
+    def _deviation_of_rounds(self, cohorts: Sequence[np.ndarray]) -> str | None:
+        if self.joining_probability == 1.0:
+            # With a coin that always comes up heads, the round of the first participation is a bin.
+            return self.deviation_of_bins(cohorts)
+        last = np.full(self.population, -self.separation)
+        counts = np.zeros(self.population, np.int64)
+        for index, cohort in enumerate(cohorts):
+            if np.any(index - last[cohort] < self.separation):
+                return (
+                    f"a client of round {index + 1} took part less than {self.separation} rounds "
+                    "before"
+                )
+            last[cohort] = index
+            counts[cohort] += 1
+        if not cohorts:
+            return None
+        # In any one round, clients take part independently of each other.
+        rate = self.clients_per_round / self.population
+        sizes = np.array([len(cohort) for cohort in cohorts])
+        clients = np.full(len(sizes), self.population)
+        found = too_large(sizes, clients, rate, self.clients_per_round)
+        return found or self._too_often(counts, len(cohorts))
+
+    def _too_often(self, counts: np.ndarray, num_rounds: int) -> str | None:
+        """A client's participations, or all together, where there are more than coins give.
+
+        The k-th participation of a client has had k coins that came up heads, and k - 1 waits of
+        b - 1 rounds without a coin, so that n - (k - 1) (b - 1) coins are the most that there were.
+        Put one client's coins after the other's: how many coins there were is random, and one of
+        the numbers up to m n, for each of which so many heads are binomially distributed.
+        """
+        coins = num_rounds - np.maximum(counts - 1, 0) * (self.separation - 1)
+        probability = self.joining_probability
+        too_often = probability_of(counts, coins, probability) * self.population
+        if np.any(too_often < LEAST_PROBABILITY):
+            worst = int(np.argmin(too_often))
+            return (
+                f"a client took part in {counts[worst]} of {num_rounds} rounds, more than chance "
+                "gives"
+            )
+        every = probability_of(counts.sum(), coins.sum(), probability)
+        if every * num_rounds * self.population < LEAST_PROBABILITY:
+            return (
+                f"its rounds had {counts.sum() / num_rounds:.4g} clients on average, more than "
+                f"chance gives where {self.clients_per_round} are expected"
+            )
+        return None
+
+    @property
+    def label(self) -> str:
+        """What tables say of the mechanism."""
+        return f"coins {self.separation} apart"
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns what every client has to do."""
+        return (
+            "every client flips a secret coin in each round in which its timer allows it, at least "
+            f"{self.separation} rounds after it last took part, and takes part with probability "
+            f"{self.joining_probability!r}, whatever happened before, and if its timer begins as "
+            "if it had done so for ever. Who took part stays secret for ever. In a simulation that "
+            f"is what {sampler} draws. A device flips its coin every round, even offline, and its "
+            "timer starts if the coin says so."
+        )
+
+    def accounting_words(self) -> str:
+        """Returns how the amplified guarantee is computed."""
+        return (
+            "Amplification by min-separation sampling (b-min-sep, secret coins under timers, "
+            "arXiv 2602.09338): an upper bound on delta that is certified by Monte Carlo, whose "
+            "failure probability is part of delta."
+        )
+
+    def assumption_words(self) -> str:
+        """Returns what the guarantee assumes of coins and timers."""
+        return (
+            f"Min-separation sampling: a client that took part is not free for the next "
+            f"{counted(self.separation - 1, 'round')}. In every round in which it is free, it "
+            f"takes part with probability {rounded_up(self.joining_probability, '.6g')}, by a "
+            f"secret coin of its own. In round 0 it is free with probability "
+            f"{rounded_up(self.probability_free_at_first, '.6g')}, or else first in one of the "
+            f"rounds 1 to {self.separation - 1}, each of which is as likely. {SECRET_OF_CLIENTS}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CoinSampler(Sampler):
+    """Who joins by a coin under a timer: all timers and coins are played from round 0 on.
+
+    Attributes:
+      scheme: How clients join.
+      cohorts: For each round the increasing indices of the clients that joined.
+      num_free: For each round, how many clients were free to join.
+    """
+
+    scheme: MinSeparationSampling
+    cohorts: tuple[np.ndarray, ...] = dataclasses.field(init=False, repr=False)
+    num_free: tuple[int, ...] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scheme, seed = self.scheme, self.seed
+        waits = np.full(scheme.separation, scheme.probability_of_first_wait)
+        waits[0] = scheme.probability_free_at_first
+        generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.FIRST_WAITS)
+        free_from = generator.choice(scheme.separation, size=scheme.population, p=waits)
+        cohorts, num_free = [], []
+        for index in range(scheme.num_rounds):
+            free = np.flatnonzero(free_from <= index)
+            generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.COINS, index)
+            # A random number has 53 bits: the probability is p to within 2^-53.
+            joined = free[generator.random(len(free)) < scheme.joining_probability]
+            free_from[joined] = index + scheme.separation
+            joined.flags.writeable = False
+            cohorts.append(joined)
+            num_free.append(len(free))
+        object.__setattr__(self, "cohorts", tuple(cohorts))
+        object.__setattr__(self, "num_free", tuple(num_free))
+
+    def _draw(self, round_index: int) -> np.ndarray:
+        return self.cohorts[round_index]
+
+    def _num_eligible(self, round_index: int) -> int:
+        return self.num_free[round_index]

@@ -1,0 +1,366 @@
+"""What every sampling scheme answers: sizes, draws, the check of a ledger, and its words.
+
+A scheme is a random rule by which clients take part. Towards whoever does not know the draws it
+amplifies the guarantee. Devices that decide themselves when to take part, without a coin of known
+probability, follow none, and their participation is never amplified.
+
+An amplified guarantee is worth nothing if the batches came about in another way. What the cohorts
+alone can show, anyone can check who may read them (:meth:`SamplingScheme.deviation`). That they are
+the very batches of a secret seed, and not chosen to look like such, only the holder of the seed can
+tell (:meth:`Sampler.deviation`).
+"""
+
+import abc
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import special
+
+from mf_aggregators import validation
+from mf_aggregators.participation.kinds import Participation
+
+# What a scheme draws with a smaller probability counts as drawn in another way. Each of three
+# questions is asked so that a run by the scheme fails it with no larger one.
+LEAST_PROBABILITY = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingScheme(Participation):
+    """A random rule by which clients take part, and its sizes, checked against one another.
+
+    Another package adds a scheme by a subclass: what is abstract here is all that it has to say.
+
+    Attributes:
+      num_rounds: The rounds n of the run.
+      num_bands: The bands of C.
+      population: The number of clients (or examples) m.
+      clients_per_round: The batch size B, expected or exact.
+      has_groups: Whether the server draws from one group of the clients after the other, as many
+        as C has bands.
+      depends_on_matrix: Whether the guarantee depends on all entries of C, and is proved for
+        one C; otherwise it depends on the number of bands alone.
+      covers_absences: Whether the guarantee holds where clients that were drawn are absent.
+      has_random_sizes: Whether batches vary in size around ``clients_per_round``.
+    """
+
+    num_rounds: int
+    num_bands: int
+    population: int
+    clients_per_round: int
+
+    is_sampled: ClassVar[bool] = True
+    has_groups: ClassVar[bool] = False
+    depends_on_matrix: ClassVar[bool] = False
+    covers_absences: ClassVar[bool] = False
+    has_random_sizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(
+            self, "num_rounds", "num_bands", "population", "clients_per_round"
+        )
+        if self.num_bands > self.num_rounds:
+            raise ValueError(
+                f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
+                f"{self.num_rounds} rounds."
+            )
+
+    @classmethod
+    @abc.abstractmethod
+    def of_sizes(
+        cls,
+        num_rounds: int,
+        num_bands: int,
+        population: int,
+        clients_per_round: int,
+        separation: int | None = None,
+    ) -> "SamplingScheme":
+        """Returns the scheme of some sizes, with its default separation where that is None."""
+
+    # Rounds.
+
+    @abc.abstractmethod
+    def schema(self) -> Participation:
+        """Returns the schema that every draw keeps: the guarantee of who knows all draws."""
+
+    def most_participations(self, num_rounds: int | None = None) -> int:
+        """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
+        rounds = self.num_rounds if num_rounds is None else num_rounds
+        return self.schema().most_participations(rounds)
+
+    @property
+    def limit(self) -> int | None:
+        """The most participations of one client."""
+        return self.schema().limit
+
+    def separation_in(self, num_rounds: int) -> int:
+        """Returns the least distance of two participations of one client."""
+        return self.schema().separation_in(num_rounds)
+
+    def allows_separations(
+        self, participations: int, smallest: int | None, largest: int | None
+    ) -> bool:
+        """Returns whether draws can give such separations."""
+        return self.schema().allows_separations(participations, smallest, largest)
+
+    def largest_sum(self, weights: np.ndarray) -> float:
+        """Returns the largest sum of weights over the rounds of one client."""
+        return self.schema().largest_sum(weights)
+
+    def _returning_patterns(self, num_rounds: int, most: int) -> Iterator[tuple[int, ...]]:
+        del most
+        yield from self.schema().maximal_patterns(num_rounds)
+
+    def of_first(self, num_rounds: int) -> "SamplingScheme | None":
+        """Returns the scheme of the first rounds alone, for a run that ended early.
+
+        Args:
+          num_rounds: The rounds that were released.
+
+        Returns:
+          The scheme; None where the guarantee of all rounds is stated of any part of them.
+        """
+        del num_rounds
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+    # Draws.
+
+    @abc.abstractmethod
+    def sampler(self, seed: int) -> "Sampler":
+        """Creates the sampler of a run, and draws what all of its rounds have in common.
+
+        Args:
+          seed: Any non-negative integer, the same for all rounds of one run and for no other
+            run; ``sampling_seeds.secret_seed`` makes one.
+
+        Raises:
+          ValueError: If the seed is negative.
+        """
+
+    def deviation(self, num_clients: int, cohorts: Sequence[np.ndarray]) -> str | None:
+        """Returns why the cohorts of the first rounds cannot come from the scheme, or None.
+
+        Checked are the population, the number of rounds, that each cohort has every client once
+        and as many as the scheme draws, and what the scheme itself says of its rounds. Random
+        draws can give almost anything, some of it with next to no probability: a client, a round
+        or a whole run with more participations than draws give, but for a probability of 1e-12,
+        is a deviation as well. Draws by the scheme deviate with a probability of at most 3e-12.
+
+        Args:
+          num_clients: The clients of the population, drawn or not.
+          cohorts: For each round that was released the increasing indices of its clients, from 0;
+            fewer rounds than those of the scheme for a run that is not finished.
+
+        Returns:
+          The first deviation, as the end of a sentence that names no client.
+        """
+        if num_clients != self.population:
+            return f"the ledger has {num_clients} clients, not {self.population}"
+        if len(cohorts) > self.num_rounds:
+            return f"the ledger has {len(cohorts)} rounds, more than {self.num_rounds}"
+        size = self._batch_size()
+        for index, cohort in enumerate(cohorts):
+            if np.any((cohort < 0) | (cohort >= self.population)) or np.any(np.diff(cohort) <= 0):
+                return f"the clients of round {index + 1} are not different ones of the population"
+            if size is not None and len(cohort) != size:
+                return f"round {index + 1} had {len(cohort)} clients, not {size}"
+        return self._deviation_of_rounds(cohorts)
+
+    def _batch_size(self) -> int | None:
+        """The clients of every batch; None where it varies."""
+        return None if self.has_random_sizes else self.clients_per_round
+
+    @abc.abstractmethod
+    def _deviation_of_rounds(self, cohorts: Sequence[np.ndarray]) -> str | None:
+        """Why cohorts of different clients of the population cannot come from the scheme."""
+
+    # Words.
+
+    @property
+    @abc.abstractmethod
+    def label(self) -> str:
+        """How clients take part, in a few words, for tables of mechanisms."""
+
+    @abc.abstractmethod
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns who has to do what for the guarantee to hold, after "only if"."""
+
+    def factorize_flags(self) -> str:
+        """Returns the flags of the schema that noise is scaled to: one participation."""
+        return "--participation=single"
+
+    def run_flags(self) -> str:
+        """Returns the flags of commands that train."""
+        return f"--sampling={self.name}"
+
+    @abc.abstractmethod
+    def accounting_words(self) -> str:
+        """Returns how the amplified guarantee is computed, in whole sentences."""
+
+    @abc.abstractmethod
+    def assumption_words(self) -> str:
+        """Returns what the guarantee assumes of how clients take part, in whole sentences."""
+
+    @abc.abstractmethod
+    def together_words(self) -> str:
+        """Returns what all rounds together are, as a mechanism."""
+
+    def __str__(self) -> str:
+        return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sampler(abc.ABC):
+    """A scheme and a seed, and whom they draw in all rounds; ``scheme.sampler(seed)``.
+
+    All draws are functions of (scheme, seed, round) alone, so that a run that is resumed draws what
+    the uninterrupted run would have drawn.
+
+    Privacy amplification holds only towards those who do not know who was drawn, and the seed
+    tells it all. It must come from ``sampling_seeds.secret_seed``, serve one run, and stay as
+    secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
+    No population whose devices decide themselves when to take part may be described as sampled,
+    unless they decide by the secret coins of a scheme.
+
+    Attributes:
+      scheme: How clients are drawn.
+      seed: What they are drawn from.
+
+    Raises:
+      ValueError: If the seed is negative.
+    """
+
+    scheme: SamplingScheme
+    seed: int = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError("the seed of a sampler must not be negative.")
+
+    def draw(self, round_index: int) -> np.ndarray:
+        """Draws the batch of a round.
+
+        Args:
+          round_index: The round, from 0.
+
+        Returns:
+          Increasing int64 indices of clients. A batch may be empty where sizes are random: such
+          a round is released as any other, with its own noise.
+
+        Raises:
+          ValueError: If the scheme has no such round.
+        """
+        self._check_round(round_index)
+        return self._draw(round_index)
+
+    def num_eligible(self, round_index: int) -> int:
+        """Returns how many clients might have been in the batch of a round.
+
+        Args:
+          round_index: The round, from 0.
+
+        Raises:
+          ValueError: If the scheme has no such round.
+        """
+        self._check_round(round_index)
+        return self._num_eligible(round_index)
+
+    def deviation(
+        self, num_clients: int, cohorts: Sequence[np.ndarray], *, may_be_absent: bool = False
+    ) -> str | None:
+        """Returns how the first rounds of a run differ from what is drawn, or None.
+
+        Args:
+          num_clients: As in :meth:`SamplingScheme.deviation`.
+          cohorts: As there.
+          may_be_absent: Whether clients that were drawn may be missing, as those that could not be
+            asked are: only where the scheme ``covers_absences``.
+
+        Returns:
+          The first difference, as the end of a sentence that names no client.
+        """
+        found = self.scheme.deviation(num_clients, cohorts)
+        if found is not None:
+            return found
+        for index, cohort in enumerate(cohorts):
+            drawn = self.draw(index)
+            if may_be_absent:
+                if not np.all(np.isin(cohort, drawn)):
+                    return (
+                        f"a client of round {index + 1} is not one of those that the sampler draws"
+                    )
+            elif not np.array_equal(cohort, drawn):
+                return f"the clients of round {index + 1} are not those that the sampler draws"
+        return None
+
+    def num_absent(self, cohorts: Sequence[np.ndarray]) -> int:
+        """Returns how many participations that are drawn the first rounds of a run lack.
+
+        Args:
+          cohorts: As in :meth:`SamplingScheme.deviation`.
+        """
+        return sum(
+            len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
+        )
+
+    @abc.abstractmethod
+    def _draw(self, round_index: int) -> np.ndarray:
+        """The batch of a round of the scheme."""
+
+    @abc.abstractmethod
+    def _num_eligible(self, round_index: int) -> int:
+        """How many clients might be in it."""
+
+    def _check_round(self, round_index: int) -> None:
+        if not 0 <= round_index < self.scheme.num_rounds:
+            raise ValueError(
+                f"round {round_index} is not one of the {self.scheme.num_rounds} rounds, from 0, "
+                "of the sampling scheme."
+            )
+
+
+def too_large(
+    sizes: np.ndarray, drawn_from: np.ndarray, probability: float, expected: int
+) -> str | None:
+    """Returns which round has more clients than independent draws give, or None.
+
+    Args:
+      sizes: (rounds,) the clients of each round.
+      drawn_from: (rounds,) how many could have been drawn.
+      probability: That each of them is drawn.
+      expected: The clients that are expected in a round.
+    """
+    too_many = probability_of(sizes, drawn_from, probability) * len(sizes)
+    if not np.any(too_many < LEAST_PROBABILITY):
+        return None
+    worst = int(np.argmin(too_many))
+    return (
+        f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
+        f"{expected} are expected"
+    )
+
+
+def probability_of(count: np.ndarray, trials: np.ndarray, probability: float) -> np.ndarray:
+    """Returns the probability that so many or more of independent trials succeed.
+
+    Args:
+      count: How many.
+      trials: How many trials.
+      probability: That one succeeds.
+
+    Returns:
+      An incomplete beta function, of the shape of both.
+    """
+    at_least_one = np.maximum(count, 1)
+    tail = special.betainc(at_least_one, np.maximum(trials - at_least_one, 0) + 1, probability)
+    return np.where(count > 0, tail, 1.0)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number of things, in words."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

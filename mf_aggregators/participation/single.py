@@ -1,0 +1,42 @@
+"""Single participation: each client takes part at most once."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.participation.kinds import Participation
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleParticipation(Participation):
+    """Each client takes part in at most one round."""
+
+    name: ClassVar[str] = "single"
+
+    @property
+    def limit(self) -> int:
+        """One participation."""
+        return 1
+
+    def separation_in(self, num_rounds: int) -> int:
+        """Returns n: no client returns."""
+        return validation.positive_integer(num_rounds, "num_rounds")
+
+    def allows_separations(
+        self, participations: int, smallest: int | None, largest: int | None
+    ) -> bool:
+        """Returns whether nobody returned."""
+        return participations <= 1 or smallest is None
+
+    def largest_sum(self, weights: np.ndarray) -> float:
+        """Returns the largest weight."""
+        return float(np.max(weights))
+
+    def _returning_patterns(self, num_rounds: int, most: int) -> Iterator[tuple[int, ...]]:
+        raise NotImplementedError("no client returns under single participation.")
+
+    def __str__(self) -> str:
+        return "at most one participation"
