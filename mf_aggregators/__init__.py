@@ -18,7 +18,6 @@ from mf_aggregators import (
     factorizations,
     linear_algebra,
     lower_bounds,
-    moved_modules,
     participation,
     planning,
     progress_bars,
@@ -27,12 +26,8 @@ from mf_aggregators import (
     user_cache,
     workloads,
 )
-from mf_aggregators.accounting import sampling_schemes
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.planning import band_choice
-from mf_aggregators.privacy import extensions, guarantees
-from mf_aggregators.privacy import statement as privacy_statement
+from mf_aggregators.privacy import extensions
 from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.tff import declared_participation, installation
 from mf_aggregators.version import __version__
@@ -48,28 +43,22 @@ __all__ = [
     "adaptive_clip",
     "atomic_files",
     "audit",
-    "band_choice",
     "checkpoints",
     "commands",
     "declared_participation",
     "extensions",
     "factorizations",
     "figures",
-    "guarantees",
     "linear_algebra",
     "lower_bounds",
     "memory",
     "mf_dp_aggregator",
-    "moved_modules",
     "noise",
     "participation",
     "planning",
-    "power_series",
     "privacy",
-    "privacy_statement",
     "progress_bars",
     "sampling",
-    "sampling_schemes",
     "sensitivity",
     "tff",
     "user_cache",
@@ -79,18 +68,6 @@ __all__ = [
 
 # Packages that ``import mf_aggregators`` does without, until somebody asks for them.
 _IMPORTED_WHEN_USED = ("commands", "figures")
-
-# Names of modules that version 0.5.0 documented or had in ``__all__``.
-moved_modules.install(
-    {
-        "mf_aggregators.band_choice": "mf_aggregators.planning.band_choice",
-        "mf_aggregators.guarantees": "mf_aggregators.privacy.guarantees",
-        "mf_aggregators.power_series": "mf_aggregators.linear_algebra.power_series",
-        "mf_aggregators.privacy_statement": "mf_aggregators.privacy.statement",
-        "mf_aggregators.sampling_schemes": "mf_aggregators.accounting.sampling_schemes",
-        "mf_aggregators.tff_processes": "mf_aggregators.tff.processes",
-    }
-)
 
 
 def __getattr__(name: str) -> Any:

@@ -235,7 +235,7 @@ def test_all_sources_outside_are_read() -> None:
     [
         "import mf_aggregators as mfa\nmfa.accounting.epsilon(1.0, 1e-6)",
         "import mf_aggregators\nmf_aggregators.mf_dp_aggregator",
-        "import mf_aggregators as mfa\nmfa.privacy_statement.RunFacts.to_dict",
+        "import mf_aggregators as mfa\nmfa.privacy.statement.RunFacts.to_dict",
         "from mf_aggregators import __version__, figures, validation\nfigures.lines",
         "from mf_aggregators.factorizations import Factorization, toeplitz\ntoeplitz._anything",
         "from mf_aggregators.noise.recursions import NoiseRecursion",
@@ -283,7 +283,7 @@ def test_public_names_are_let_pass(source: str) -> None:
             "mf_aggregators.accounting.noise_failure is not public",
         ),
         (
-            "import mf_aggregators as mfa; mfa.privacy_statement._bits",
+            "import mf_aggregators as mfa; mfa.privacy.statement._bits",
             "mf_aggregators.privacy.statement._bits is not public",
         ),
         (

@@ -21,5 +21,4 @@ __all__ = [
     "load",
     "load_with_description",
     "save",
-    "user_cache",
 ]

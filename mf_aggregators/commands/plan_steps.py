@@ -307,11 +307,12 @@ def _sampler(candidate: Candidate) -> str | None:
         else ""
     )
     return (
-        f"mfa.sampling.data_samplers.create(mfa.sampling_schemes.create({scheme.name!r}, "
+        "mfa.sampling.data_samplers.create("
+        f"mfa.accounting.sampling_schemes.create({scheme.name!r}, "
         f"num_rounds={scheme.num_rounds}, num_bands={scheme.num_bands}, "
         f"population={scheme.population}, clients_per_round={scheme.clients_per_round}{separation})"
         ", "
-        "seed=mfa.sampling.data_samplers.secret_seed())"
+        "seed=mfa.sampling.sampling_seeds.secret_seed())"
     )
 
 

@@ -295,28 +295,6 @@ class Factorization(abc.ABC):
             raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
         return self._encode(x)
 
-    def strategy_product(self, x: Any) -> np.ndarray:
-        """The name of version 0.5.0 for :meth:`encode`.
-
-        Args:
-          x: (n, ...) floats, a row for each round.
-
-        Returns:
-          C x.
-        """
-        return self.encode(x)
-
-    def certifies(self, participation: Participation) -> bool:
-        """The name of version 0.5.0 for :meth:`gap_holds_for`.
-
-        Args:
-          participation: The schema that errors are stated for.
-
-        Returns:
-          The same.
-        """
-        return self.gap_holds_for(participation)
-
     def _encode(self, x: np.ndarray) -> np.ndarray:
         return np.tensordot(self.strategy_matrix(), x, axes=1)
 

@@ -556,10 +556,6 @@ def worst_case(
     return _unamplified(schema, rounds, bound, multiplier, plan.delta)
 
 
-# The name of version 0.5.0.
-widened = worst_case
-
-
 def keeps_plan(plan: Participation | SamplingScheme, took_place: RealisedParticipation) -> bool:
     """Returns whether the participations that took place are allowed by a schema or scheme.
 

@@ -217,16 +217,6 @@ class PrivacyStatement:
         return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)
 
     @property
-    def earned(self) -> Guarantee:
-        """The name of version 0.5.0 for :attr:`stated`."""
-        return self.stated
-
-    @property
-    def widened(self) -> Guarantee | None:
-        """The name of version 0.5.0 for ``worst_case``."""
-        return self.worst_case
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know first."""
         found = []

@@ -10,8 +10,8 @@ All draws are functions of (scheme, seed, round) alone, so that a run that is re
 uninterrupted run would have drawn. Timers and coins are played from round 0 on for that.
 
 Privacy amplification holds only towards those who do not know who was drawn, and the seed
-tells it all. It must come from :func:`secret_seed`, serve one run, and stay as secret as
-the seed of the noise; so must whatever lists the batches, a run's ledger above all. No
+tells it all. It must come from ``sampling_seeds.secret_seed``, serve one run, and stay as secret
+as the seed of the noise; so must whatever lists the batches, a run's ledger above all. No
 population whose devices decide themselves when to take part may be described as sampled, unless
 they decide by the secret coins of a scheme.
 """
@@ -32,14 +32,11 @@ from mf_aggregators.accounting.sampling_schemes import (
     SamplingScheme,
     Shuffling,
 )
-from mf_aggregators.sampling import random_streams, sampling_seeds
+from mf_aggregators.sampling import random_streams
 from mf_aggregators.sampling.random_streams import Stream
 
 # The second coordinate of all generators here.
 _PARTITION, _ROUND, _PASS, _FIRST_WAITS, _COINS, _BINS = range(6)
-
-# The name of earlier versions.
-secret_seed = sampling_seeds.secret_seed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -204,7 +201,7 @@ def create(scheme: SamplingScheme, seed: int) -> DataSampler:
     Args:
       scheme: How clients are drawn.
       seed: Any non-negative integer, the same for all rounds of one run and for no other
-        run; :func:`secret_seed` makes one.
+        run; ``sampling_seeds.secret_seed`` makes one.
 
     Returns:
       The sampler. It takes 8 bytes for each client, or, for coins under timers, for each

@@ -1,10 +1,7 @@
 """The mathematics imports where TensorFlow is not installed."""
 
-import importlib
 import subprocess
 import sys
-
-import pytest
 
 _PROGRAM = """
 import sys
@@ -46,29 +43,3 @@ def test_plain_imports_need_no_matplotlib_and_figures_no_tensorflow() -> None:
         "assert not [m for m in sys.modules if m.startswith('tensorflow')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-_MOVED = [
-    ("mf_aggregators.band_choice", "best"),
-    ("mf_aggregators.guarantees", "Guarantee"),
-    ("mf_aggregators.privacy_statement", "PrivacyStatement"),
-    ("mf_aggregators.sampling_schemes", "PoissonSampling"),
-    ("mf_aggregators.tff_processes", "end_workers_at_exit"),
-    ("simulations.client_data", "client_datasets"),
-    ("simulations.federated_runs", "run"),
-    ("simulations.federated_task", "FederatedTask"),
-    ("simulations.learning_rate_schedules", "by_name"),
-    ("simulations.remote_workers", "use"),
-]
-
-
-@pytest.mark.parametrize(("earlier", "name"), _MOVED)
-def test_names_that_version_0_5_0_documented_are_the_modules_of_today(
-    earlier: str, name: str
-) -> None:
-    module = importlib.import_module(earlier)
-    assert hasattr(module, name)
-    assert module.__name__ != earlier
-    assert module is importlib.import_module(module.__name__)
-    assert module.__spec__ is not None
-    assert module.__spec__.name == module.__name__

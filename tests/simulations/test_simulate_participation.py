@@ -54,7 +54,7 @@ def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
     for index, cohort in enumerate(cohorts):
         for device in cohort:
             rounds_of.setdefault(device, []).append(index)
-    expected = mfa.guarantees.realised_participation(list(rounds_of.values()), len(cohorts))
+    expected = mfa.privacy.guarantees.realised_participation(list(rounds_of.values()), len(cohorts))
     assert summary.took_place == expected
     distances = [b - a for rounds in rounds_of.values() for a, b in itertools.pairwise(rounds)]
     counts = [len(rounds) for rounds in rounds_of.values()]
@@ -130,7 +130,7 @@ def test_the_numbers_are_those_of_the_rounds(
         np.mean(by_hour[hour]) if hour in by_hour else None for hour in range(24)
     ]
     record = ledgers.load(ledger_file, 40)
-    took_place = mfa.guarantees.realised_participation(record.rounds_of_clients, 40)
+    took_place = mfa.privacy.guarantees.realised_participation(record.rounds_of_clients, 40)
     assert fields["realised_separation"] == took_place.separation
     assert fields["realised_separation"] >= 9
     assert fields["most_participations"] == took_place.max_participations <= 4
@@ -176,10 +176,10 @@ def test_the_guarantee_is_that_of_what_took_place(
     fields = json.loads(out)
     assert fields["participation"] == str(MinSeparation(8, 4))
     record = ledgers.load(tmp_path / "ledger.npz", 20)
-    took_place = mfa.guarantees.realised_participation(record.rounds_of_clients, 20)
+    took_place = mfa.privacy.guarantees.realised_participation(record.rounds_of_clients, 20)
     factorization = mfa.checkpoints.load(checkpoint)
-    plan = mfa.guarantees.planned(factorization, MinSeparation(8, 4), 0.8, 1e-5)
-    realised = mfa.guarantees.realised(plan, factorization, took_place)
+    plan = mfa.privacy.guarantees.planned(factorization, MinSeparation(8, 4), 0.8, 1e-5)
+    realised = mfa.privacy.guarantees.realised(plan, factorization, took_place)
     assert fields["rounds"] == 20
     assert fields["keeps_plan"] == keeps_plan
     assert fields["planned_epsilon"] == plan.epsilon
@@ -190,7 +190,7 @@ def test_the_guarantee_is_that_of_what_took_place(
         assert fields["widened_epsilon"] is None
         assert f"The plan was kept: ({rounded_up(plan.epsilon)}, 1e-05)-DP" in text
     else:
-        worst_case = mfa.guarantees.worst_case(plan, factorization, took_place).epsilon
+        worst_case = mfa.privacy.guarantees.worst_case(plan, factorization, took_place).epsilon
         assert fields["widened_epsilon"] == worst_case > plan.epsilon
         assert f"\n\nWARNING: the schema of the plan ({MinSeparation(8, 4)}) is broken" in text
         assert "The plan was kept" not in text

@@ -217,7 +217,7 @@ def test_plans_of_clients_that_draw_for_themselves(
     assert json.loads(out)["recommended"] == fields["recommended"]
     directory, named = _arguments(aggregator)
     matrix = checkpoints.load(directory)
-    scheme = mfa.sampling_schemes.from_dict(chosen["sampling"])
+    scheme = mfa.accounting.sampling_schemes.from_dict(chosen["sampling"])
     assert scheme.name == sampling
     assert f"--sampling={sampling} --separation={scheme.to_dict()['separation']}" in run
     stated = guarantees.sampled(matrix, scheme, named["noise_multiplier"], 1e-3)

@@ -22,7 +22,7 @@ from mf_aggregators.accounting.sampling_schemes import (
     PoissonSampling,
     Shuffling,
 )
-from mf_aggregators.sampling import data_samplers
+from mf_aggregators.sampling import data_samplers, sampling_seeds
 from mf_aggregators.sampling.data_samplers import DataSampler
 from simulations.sampling import cohorts
 
@@ -323,8 +323,8 @@ def test_errors() -> None:
 
 
 def test_the_seed_is_secret() -> None:
-    assert data_samplers.secret_seed().bit_length() > 64
-    assert data_samplers.secret_seed() != data_samplers.secret_seed()
+    assert sampling_seeds.secret_seed().bit_length() > 64
+    assert sampling_seeds.secret_seed() != sampling_seeds.secret_seed()
     scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=2)
     sampler = data_samplers.create(scheme, 123456789)
     assert "123456789" not in repr(sampler)
