@@ -34,9 +34,6 @@ INTERNAL_ERROR = 70
 # That of a command that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
 
-# TensorFlow Federated's main branch has the second one, and has this package beside it.
-_OF_MAIN_BRANCH, _WITHIN_MAIN_BRANCH = "federated_language", "tensorflow_privacy"
-
 # What a message about too little memory ends with.
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
@@ -181,11 +178,9 @@ def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> N
       CommandError: If one is missing.
     """
     for package in packages:
-        is_there = _is_installed(package) or (
-            package == _WITHIN_MAIN_BRANCH and _is_installed(_OF_MAIN_BRANCH)
-        )
         check_choice(
-            is_there, f"{what} needs {package}, which is not installed. {installation.advice()}"
+            _is_installed(package),
+            f"{what} needs {package}, which is not installed. {installation.advice()}",
         )
 
 

@@ -100,7 +100,7 @@ def of(computation: Any) -> tuple[ClientSum, ...]:
     """
     return tuple(
         _client_sum(each)
-        for each in _intrinsics(compatibility.proto_of(computation))
+        for each in _intrinsics(compatibility.ConcreteComputation.get_proto(computation))
         if each.intrinsic.uri in _OPERATIONS
     )
 
@@ -140,7 +140,9 @@ def check_divided_once(computation: Any) -> None:
     Raises:
       ValueError: If one does; the message says what to pass in its place.
     """
-    if _has_mean_of_mean(compatibility.proto_of(computation).type.function.result):
+    if _has_mean_of_mean(
+        compatibility.ConcreteComputation.get_proto(computation).type.function.result
+    ):
         raise ValueError(
             "a mean factory of TFF (UnweightedMeanFactory or MeanFactory) is around the "
             "aggregator, which is a mean already: updates and noise would be divided by the "

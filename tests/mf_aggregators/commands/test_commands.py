@@ -548,13 +548,11 @@ def test_commands_run_as_modules(module: str) -> None:
     ("installed", "missing"),
     [
         ({"tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil"}, None),
-        # The main branch of TensorFlow Federated has a copy of what it needs of the second one.
-        ({"tensorflow_federated", "federated_language", "tensorflow", "psutil"}, None),
         ({"tensorflow_federated", "tensorflow", "psutil"}, "tensorflow_privacy"),
-        ({"federated_language", "tensorflow", "psutil"}, "tensorflow_federated"),
+        ({"tensorflow_privacy", "tensorflow", "psutil"}, "tensorflow_federated"),
     ],
 )
-def test_what_the_extra_has_depends_on_the_branch(
+def test_a_missing_package_of_the_extra_is_named(
     installed: set[str], missing: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
