@@ -1,6 +1,7 @@
 """Package definition of mf_aggregators: distributions, dependencies, console commands."""
 
 import pathlib
+import sys
 
 import setuptools
 
@@ -19,15 +20,19 @@ def _version() -> str:
 _MATHEMATICS = [
     "absl-py>=1.0",
     "dp-accounting>=0.4.3",
-    "markdown>=3.4",
-    "matplotlib>=3.7",
     "numpy>=1.25",
-    "protobuf>=3.20.3",
     "scipy>=1.9.3",
     "tqdm>=4.64",
 ]
 
-# The aggregator and the simulations. An extra, not a dependency: TFF 0.87.0
+# Figures, and the pages of --report=.
+_REPORTS = [
+    "jinja2>=3.1",
+    "markdown>=3.4",
+    "matplotlib>=3.7",
+]
+
+# The aggregator and the simulations, which draw their runs. An extra, not a dependency: TFF 0.87.0
 # pins a jaxlib that the registry has dropped, so a plain pip resolve of this
 # list fails; uv.lock and requirements-tff.txt install it.
 _TFF = [
@@ -39,6 +44,26 @@ _TFF = [
     "tensorflow-federated==0.87.0",
     "tensorflow-privacy==0.9.0",
 ]
+
+_PACKAGES = ["mf_aggregators*", "simulations*", "stackoverflow_nwp*"]
+_COMMANDS = [
+    "compare-mechanisms=simulations.compare_mechanisms:run",
+    "make-text-dataset=stackoverflow_nwp.make_text_dataset:run",
+    "mf-audit=mf_aggregators.commands.audit:run",
+    "mf-factorize=mf_aggregators.commands.factorize:run",
+    "mf-plan=mf_aggregators.commands.plan:run",
+    "mf-report=mf_aggregators.commands.report:run",
+    "run-cifar10=simulations.examples.cifar10_classification.run_cifar10:run",
+    "run-digits=simulations.examples.digit_classification.run_digits:run",
+    "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
+    "simulate-participation=simulations.simulate_participation:run",
+    "start-tff-worker=simulations.start_worker:run",
+]
+# The papers' experiments run from a clone, and are in no wheel.
+_COMMANDS_OF_A_CLONE = ["reproduce-paper=reproduction.reproduce_paper:run"]
+if "editable_wheel" in sys.argv:
+    _PACKAGES += ["reproduction*"]
+    _COMMANDS += _COMMANDS_OF_A_CLONE
 
 setuptools.setup(
     name="mf-aggregators",
@@ -71,32 +96,10 @@ setuptools.setup(
         "matrix factorization",
         "DP-FTRL",
     ],
-    packages=setuptools.find_packages(
-        include=[
-            "mf_aggregators*",
-            "reproduction*",
-            "simulations*",
-            "stackoverflow_nwp*",
-        ]
-    ),
+    packages=setuptools.find_packages(include=_PACKAGES),
     package_data={"mf_aggregators": ["py.typed"], "mf_aggregators.tff": ["requirements-tff.txt"]},
     python_requires=">=3.10",
     install_requires=_MATHEMATICS,
-    extras_require={"tff": _TFF},
-    entry_points={
-        "console_scripts": [
-            "compare-mechanisms=simulations.compare_mechanisms:run",
-            "make-text-dataset=stackoverflow_nwp.make_text_dataset:run",
-            "mf-audit=mf_aggregators.commands.audit:run",
-            "mf-factorize=mf_aggregators.commands.factorize:run",
-            "mf-plan=mf_aggregators.commands.plan:run",
-            "mf-report=mf_aggregators.commands.report:run",
-            "reproduce-paper=reproduction.reproduce_paper:run",
-            "run-cifar10=simulations.examples.cifar10_classification.run_cifar10:run",
-            "run-digits=simulations.examples.digit_classification.run_digits:run",
-            "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
-            "simulate-participation=simulations.simulate_participation:run",
-            "start-tff-worker=simulations.start_worker:run",
-        ]
-    },
+    extras_require={"reports": _REPORTS, "tff": [*_REPORTS, *_TFF]},
+    entry_points={"console_scripts": _COMMANDS},
 )

@@ -5,8 +5,6 @@ import html
 import pathlib
 from collections.abc import Sequence
 
-import markdown
-
 from mf_aggregators import atomic_files
 from reproduction import experiment as kinds
 from reproduction.experiment import Row
@@ -41,6 +39,8 @@ def write(
     Raises:
       OSError: If it cannot be written.
     """
+    import markdown  # of the extra ``reports``
+
     text = to_markdown(results, missing, of_other_code)
     atomic_files.write_text(directory / MARKDOWN_FILE, text)
     body = markdown.markdown(text, extensions=["tables", "toc"])

@@ -90,6 +90,7 @@ def main(values: flags.FlagValues) -> None:
     chosen = _trainable(chosen, values, targets)
     if any(experiment.targets for experiment in chosen):
         command_line.check_extra("a training run")
+    command_line.check_extra("a report", ("markdown", "matplotlib"))
     directory = pathlib.Path(values.output_dir)
     output_paths.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)

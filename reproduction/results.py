@@ -10,8 +10,7 @@ import platform
 import re
 from typing import Any
 
-from mf_aggregators import __version__, atomic_files, figures, validation
-from reproduction import drawings
+from mf_aggregators import __version__, atomic_files, validation
 from reproduction.experiment import Drawing, Row
 
 # What draws figures is not among them: numbers do not follow from it.
@@ -79,6 +78,10 @@ def save(result: Result, code: str, directory: pathlib.Path) -> None:
     Raises:
       OSError: If it cannot be written.
     """
+    # matplotlib is of the extra ``reports``.
+    from mf_aggregators import figures
+    from reproduction import drawings
+
     with atomic_files.writing(directory / result.figure_file) as file:
         figures.save(drawings.draw(result.drawing), file)
     contents = {

@@ -32,9 +32,8 @@ def of_setup() -> Mapping[str, Any]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
             found[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
-        if isinstance(node, ast.Dict) and "console_scripts" in ast.unparse(node):
-            scripts = ast.literal_eval(node)["console_scripts"]
-            found["commands"] = dict(script.split("=") for script in scripts)
+    scripts = [*found["_COMMANDS"], *found["_COMMANDS_OF_A_CLONE"]]
+    found["commands"] = dict(sorted(script.split("=") for script in scripts))
     return found
 
 

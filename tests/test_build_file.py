@@ -2,13 +2,16 @@
 
 import ast
 import pathlib
-import re
 import sys
 from typing import Any
 
+import grimp
 import pytest
 
+from tests import console_commands
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGES = ("mf_aggregators", "reproduction", "simulations", "stackoverflow_nwp")
 # Import names whose distribution has another name, as a hub of rules_python spells it.
 DISTRIBUTIONS = {
     "absl": "absl_py",
@@ -18,60 +21,51 @@ DISTRIBUTIONS = {
 }
 
 
-def _read(text: str) -> tuple[dict[str, dict[str, Any]], list[tuple[str, str, str]]]:
+def _read() -> tuple[dict[str, dict[str, Any]], list[tuple[str, str, str]]]:
     """Libraries by name, and (command, file, library)."""
     libraries: dict[str, dict[str, Any]] = {}
     commands: list[tuple[str, str, str]] = []
-    for node in ast.parse(text).body:
-        assert isinstance(node, ast.Expr)
-        if isinstance(node.value, ast.ListComp):
-            commands = ast.literal_eval(node.value.generators[0].iter)
-        elif isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "py_library":
-            values = {
-                each.arg: ast.literal_eval(
-                    each.value.args[0] if isinstance(each.value, ast.Call) else each.value
-                )
-                for each in node.value.keywords
-                if each.arg is not None
-            }
-            libraries[values["name"]] = values
+    for node in ast.parse((ROOT / "BUILD").read_text(encoding="utf-8")).body:
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.ListComp):
+            commands = ast.literal_eval(call.generators[0].iter)
+        elif isinstance(call, ast.Call) and ast.unparse(call.func) == "py_library":
+            values = {each.arg: each.value for each in call.keywords}
+            assert "glob" in ast.unparse(values["srcs"])
+            libraries[ast.literal_eval(values["name"])] = values
     return libraries, commands
 
 
-LIBRARIES, COMMANDS = _read((ROOT / "BUILD").read_text(encoding="utf-8"))
-SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
+LIBRARIES, COMMANDS = _read()
 
 
 def test_every_package_is_a_library() -> None:
-    packages = re.findall(r'"(\w+)\*"', SETUP)
-    assert packages
-    assert sorted(LIBRARIES) == sorted(packages)
-    assert not [path for name in packages for path in (ROOT / name).rglob("BUILD")]
+    assert sorted(LIBRARIES) == sorted(PACKAGES)
     for name, library in LIBRARIES.items():
-        assert library["srcs"] == [f"{name}/**/*.py"]
+        assert ast.unparse(library["srcs"]) == f"glob(['{name}/**/*.py'])"
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("name", PACKAGES)
 def test_a_library_depends_on_what_it_imports(name: str) -> None:
-    imported = set()
-    for file in (ROOT / name).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                imported.add(node.module.partition(".")[0])
+    graph = grimp.build_graph(*PACKAGES, include_external_packages=True)
+    imported = {
+        each.partition(".")[0]
+        for module in graph.modules
+        if module.partition(".")[0] == name
+        for each in graph.find_modules_directly_imported_by(module)
+    }
     expected = {
-        f":{module}" if module in LIBRARIES else f"@pypi//{DISTRIBUTIONS.get(module, module)}"
+        f":{module}" if module in PACKAGES else f"@pypi//{DISTRIBUTIONS.get(module, module)}"
         for module in imported - set(sys.stdlib_module_names) - {name}
     }
-    assert sorted(LIBRARIES[name]["deps"]) == sorted(expected)
+    assert ast.literal_eval(LIBRARIES[name]["deps"]) == sorted(expected)
 
 
 def test_every_console_command_is_a_binary() -> None:
-    entry_points = re.findall(r'"([\w-]+)=([\w.]+):run"', SETUP)
-    assert entry_points
-    assert [(name, file) for name, file, _ in COMMANDS] == [
-        (name, module.replace(".", "/") + ".py") for name, module in entry_points
+    entry_points = console_commands.of_setup()["commands"]
+    assert sorted((name, file) for name, file, _ in COMMANDS) == [
+        (name, entry.removesuffix(":run").replace(".", "/") + ".py")
+        for name, entry in entry_points.items()
     ]
     for _, file, library in COMMANDS:
         assert file.startswith(library.removeprefix(":") + "/")

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("mf_aggregators", "reproduction", "simulations", "stackoverflow_nwp")
+PACKAGES = ("mf_aggregators", "simulations", "stackoverflow_nwp")
 # What the tools that build add to a source archive.
 _ADDED_TO_SOURCES = ("PKG-INFO", "setup.cfg", "mf_aggregators.egg-info/")
 _OLDEST = "lowest-direct"
@@ -44,18 +44,20 @@ _SECONDS = 1800
 _MATHEMATICS = (
     "mf-factorize --mechanism=banded --num_rounds=60 --num_bands=8 --separation=20 --output=banded",
     "mf-factorize --mechanism=blt --num_rounds=60 --num_buffers=2 --separation=20 --output=blt",
-    "mf-report --checkpoint=banded --target_epsilon=8 --delta=1e-5 --figure=a.png --report=a.html",
+    "mf-report --checkpoint=banded --target_epsilon=8 --delta=1e-5",
     "mf-plan --num_rounds=12 --population=80 --clients_per_round=10 --target_epsilon=8 "
-    "--delta=1e-3 --model_size=1000 --report=plan.html",
+    "--delta=1e-3 --model_size=1000",
     "mf-plan --num_rounds=12 --population=80 --clients_per_round=10 --target_epsilon=8 "
     "--delta=1e-3 --model_size=1000 --sampling=poisson",
     "simulate-participation --population=60 --clients_per_round=5 --num_rounds=8 --separation=3",
-    "reproduce-paper --only=bandmf-production --output_dir=papers",
 )
 # Fields of what they print that are the same everywhere, to so many digits.
 _COMPARED = ("rmse", "max_error", "sensitivity", "epsilon", "noise_multiplier", "recommended")
 _DIGITS = ".6g"
 _FEDERATED = (
+    "mf-report --checkpoint=banded --target_epsilon=8 --delta=1e-5 --figure=a.png --report=a.html",
+    "mf-plan --num_rounds=12 --population=80 --clients_per_round=10 --target_epsilon=8 "
+    "--delta=1e-3 --model_size=1000 --report=plan.html",
     "make-text-dataset --input=notes.jsonl --client_column=author --text_column=text "
     "--output=notes.sqlite",
     "run-digits --num_rounds=2 --clients_per_round=4 --output_dir=digits",
@@ -104,11 +106,10 @@ def changes() -> str:
 
 
 def commands() -> list[str]:
-    """Returns the names of the console commands of setup.py."""
+    """Returns the names of the console commands that a wheel has."""
     for node in ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Dict) and "console_scripts" in ast.unparse(node):
-            scripts = ast.literal_eval(node)["console_scripts"]
-            return sorted(script.partition("=")[0] for script in scripts)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_COMMANDS":
+            return sorted(script.partition("=")[0] for script in ast.literal_eval(node.value))
     raise ReleaseError("setup.py names no console commands.")
 
 

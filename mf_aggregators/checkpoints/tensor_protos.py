@@ -1,23 +1,18 @@
-"""Tensors in files of TensorFlow's format, read without TensorFlow.
+"""Tensors in files of TensorFlow's format, read without TensorFlow and protobuf.
 
 ``tf.io.serialize_tensor`` and ``tf.make_tensor_proto(...).SerializeToString()`` write a
 ``tensorflow.TensorProto`` (tensorflow/core/framework/tensor.proto). Of this message only the
-fields that a float64 tensor uses are described here; a file that holds anything else, or is
-not byte for byte what these fields are written as, is refused rather than guessed at.
+fields that a float64 tensor uses are read here: its data type (1), shape (2), version (3), values
+as bytes (4) and as numbers (6). A file that holds anything else, or is not byte for byte what
+writers of protocol buffers make of these fields, is refused rather than guessed at.
 """
 
 import math
 import os
 import pathlib
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
-from google.protobuf import (  # type: ignore[import-untyped]
-    descriptor_pb2,
-    descriptor_pool,
-    message,
-    message_factory,
-)
 
 # tensorflow.DataType of a float64 tensor.
 _DT_DOUBLE = 2
@@ -28,27 +23,8 @@ _MOST_ENTRIES = _MOST_BYTES // 8
 # Of NumPy before 2.0.
 _MOST_DIMENSIONS = 32
 _EXPECTED = "expected a serialized TensorProto of float64, as tf.io.serialize_tensor writes it"
-
-_Field = descriptor_pb2.FieldDescriptorProto
-# Messages by name, and of each field its name, number, type, message type and label. An
-# enumeration travels as an int32 does.
-_FIELDS: dict[str, tuple[tuple[str, int, int, str, int], ...]] = {
-    "Dimension": (
-        ("size", 1, _Field.TYPE_INT64, "", _Field.LABEL_OPTIONAL),
-        ("name", 2, _Field.TYPE_STRING, "", _Field.LABEL_OPTIONAL),
-    ),
-    "Shape": (
-        ("dim", 2, _Field.TYPE_MESSAGE, "Dimension", _Field.LABEL_REPEATED),
-        ("unknown_rank", 3, _Field.TYPE_BOOL, "", _Field.LABEL_OPTIONAL),
-    ),
-    "Tensor": (
-        ("dtype", 1, _Field.TYPE_INT32, "", _Field.LABEL_OPTIONAL),
-        ("tensor_shape", 2, _Field.TYPE_MESSAGE, "Shape", _Field.LABEL_OPTIONAL),
-        ("version_number", 3, _Field.TYPE_INT32, "", _Field.LABEL_OPTIONAL),
-        ("tensor_content", 4, _Field.TYPE_BYTES, "", _Field.LABEL_OPTIONAL),
-        ("double_val", 6, _Field.TYPE_DOUBLE, "", _Field.LABEL_REPEATED),
-    ),
-}
+_TRUNCATED = "it is truncated or no TensorProto"
+_OTHER_BYTES = "it holds other bytes than those of a float64 tensor"
 
 
 def read(path: str | os.PathLike[str]) -> np.ndarray:
@@ -91,85 +67,140 @@ def parse(contents: bytes, name: str) -> np.ndarray:
       ValueError: If the bytes are truncated, of another type or shape than they hold values
         for, or anything but such a message.
     """
-    try:
-        tensor = _MESSAGE.FromString(contents)
-    except (message.DecodeError, UnicodeDecodeError):
-        raise _refusal(name, "it is truncated or no TensorProto") from None
     if not contents:
         raise _refusal(name, "it is empty")
-    if tensor.dtype != _DT_DOUBLE:
-        # Before all else: a tensor of another type holds fields that are not known here.
-        raise _refusal(name, f"its data type has the number {tensor.dtype}, not {_DT_DOUBLE}")
-    # A message may be cut between two entries of a list, or have anything behind it, and still
-    # be parsed. Writers of protocol buffers put fields in order of their numbers and lists in
-    # one piece, of which no part but the whole is written back as it was.
-    tensor.DiscardUnknownFields()
-    if tensor.SerializeToString() != contents:
-        raise _refusal(name, "it holds other bytes than those of a float64 tensor")
-    shape = _shape(tensor, name)
+    try:
+        return _tensor(memoryview(contents))
+    except _FormatError as error:
+        raise _refusal(name, str(error)) from None
+
+
+class _FormatError(Exception):
+    """Why bytes are no tensor that is read here."""
+
+
+def _tensor(contents: memoryview) -> np.ndarray:
+    data_type, shape = 0, None
+    content, listed = memoryview(b""), np.empty(0)
+    for number, value in _fields(contents):
+        if number == 1 and isinstance(value, int):
+            data_type = value
+        if data_type != _DT_DOUBLE:
+            # Before all else: a tensor of another type holds fields that are not known here.
+            break
+        if number == 2 and isinstance(value, memoryview):
+            shape = _shape(value)
+        elif number == 4 and isinstance(value, memoryview) and value:
+            content = value
+        elif number == 6 and isinstance(value, memoryview) and value and len(value) % 8 == 0:
+            listed = np.frombuffer(value, "<f8")
+        elif number > 1 and not (number == 3 and isinstance(value, int) and _is_int32(value)):
+            raise _FormatError(_OTHER_BYTES)
+    if data_type != _DT_DOUBLE:
+        raise _FormatError(f"its data type has the number {data_type}, not {_DT_DOUBLE}")
+    if shape is None:
+        raise _FormatError("it states no shape")
     size = math.prod(shape)
-    if tensor.tensor_content:
-        if len(tensor.double_val):
-            raise _refusal(name, "it states its values twice")
-        if len(tensor.tensor_content) != 8 * size:
-            raise _refusal(
-                name,
-                f"it holds {len(tensor.tensor_content)} bytes of values, and its shape {shape} "
-                f"needs {8 * size}",
+    if content:
+        if len(listed):
+            raise _FormatError("it states its values twice")
+        if len(content) != 8 * size:
+            raise _FormatError(
+                f"it holds {len(content)} bytes of values, and its shape {shape} needs {8 * size}"
             )
-        values = np.frombuffer(tensor.tensor_content, dtype="<f8").astype(np.float64)
-        return values.reshape(shape)
-    given = len(tensor.double_val)
+        return np.frombuffer(content, dtype="<f8").astype(np.float64).reshape(shape)
     # TensorFlow reads a tensor without values as zeros; a file cut short looks the same.
-    if given > size or (size > 0 and given == 0):
-        raise _refusal(name, f"it holds {given} values, and its shape {shape} needs {size}")
+    if len(listed) > size or (size > 0 and not len(listed)):
+        raise _FormatError(f"it holds {len(listed)} values, and its shape {shape} needs {size}")
     values = np.empty(size)
-    values[:given] = tensor.double_val
-    if given:
-        values[given:] = values[given - 1]
+    values[: len(listed)] = listed
+    if len(listed):
+        values[len(listed) :] = listed[-1]
     return values.reshape(shape)
 
 
-def _shape(tensor: Any, name: str) -> tuple[int, ...]:
-    if not tensor.HasField("tensor_shape") or tensor.tensor_shape.unknown_rank:
-        raise _refusal(name, "it states no shape")
-    shape = tuple(dimension.size for dimension in tensor.tensor_shape.dim)
+def _shape(contents: memoryview) -> tuple[int, ...]:
+    shape: list[int] = []
+    is_known = True
+    for number, value in _fields(contents, repeated=2):
+        if number == 2 and isinstance(value, memoryview):
+            shape.append(_size(value))
+        elif number == 3 and value == 1:
+            is_known = False
+        else:
+            raise _FormatError(_OTHER_BYTES)
+    if not is_known:
+        raise _FormatError("it states no shape")
     if any(size < 0 for size in shape):
-        raise _refusal(name, f"its shape {shape} is not fully known")
+        raise _FormatError(f"its shape {tuple(shape)} is not fully known")
     if len(shape) > _MOST_DIMENSIONS:
-        raise _refusal(name, f"its shape has {len(shape)} dimensions")
+        raise _FormatError(f"its shape has {len(shape)} dimensions")
     # Sizes of zero aside: beside one, the others could be of any size.
     if math.prod(size for size in shape if size) > _MOST_ENTRIES:
-        raise _refusal(name, f"its shape {shape} is of more than 2 GiB")
-    return shape
+        raise _FormatError(f"its shape {tuple(shape)} is of more than 2 GiB")
+    return tuple(shape)
+
+
+def _size(contents: memoryview) -> int:
+    """The size of a dimension, which may have a name."""
+    size = 0
+    for number, value in _fields(contents):
+        if number == 1 and isinstance(value, int) and value:
+            size = value if value < 1 << 63 else value - (1 << 64)
+        elif number == 2 and isinstance(value, memoryview) and value:
+            try:
+                str(value, "utf-8")
+            except UnicodeDecodeError:
+                raise _FormatError(_TRUNCATED) from None
+        else:
+            raise _FormatError(_OTHER_BYTES)
+    return size
+
+
+def _is_int32(value: int) -> bool:
+    """Whether a varint is an int32 that is written at all: zero is not."""
+    return 0 < value < 1 << 31 or value >= (1 << 64) - (1 << 31)
+
+
+def _fields(contents: memoryview, repeated: int = 0) -> Iterator[tuple[int, int | memoryview]]:
+    """Yields the number and the value of each field of a message.
+
+    A message may be cut between two entries of a list, or have anything behind it, and still be
+    valid. Writers of protocol buffers put fields in order of their numbers, each once, and lists of
+    numbers in one piece; only that is accepted.
+
+    Args:
+      contents: The message.
+      repeated: The number of the one field that may occur several times.
+    """
+    position, last = 0, 0
+    while position < len(contents):
+        key, position = _varint(contents, position)
+        number, kind = key >> 3, key & 7
+        if number < last or (number == last and number != repeated) or kind not in (0, 2):
+            raise _FormatError(_OTHER_BYTES)
+        last = number
+        value, position = _varint(contents, position)
+        if kind == 0:
+            yield number, value
+            continue
+        if position + value > len(contents):
+            raise _FormatError(_TRUNCATED)
+        yield number, contents[position : position + value]
+        position += value
+
+
+def _varint(contents: memoryview, position: int) -> tuple[int, int]:
+    """The number of seven bits a byte that begins at a position, and where it ends."""
+    value = 0
+    for index, byte in enumerate(contents[position : position + 10]):
+        value |= (byte & 127) << (7 * index)
+        if byte < 128:
+            if (index and not byte) or value >> 64:
+                raise _FormatError(_OTHER_BYTES)  # longer than it is written
+            return value, position + index + 1
+    raise _FormatError(_TRUNCATED)
 
 
 def _refusal(name: str, reason: str) -> ValueError:
     return ValueError(f"{name} is no tensor that can be read: {reason}; {_EXPECTED}.")
-
-
-def _message_class() -> Any:
-    """Returns the class of the messages, from a pool of its own.
-
-    In the default pool the description would clash with TensorFlow's, if that is imported.
-    """
-    package = "mf_aggregators.checkpoints.tensor_protos"
-    file = descriptor_pb2.FileDescriptorProto(
-        name="mf_aggregators/tensor_protos.proto", package=package, syntax="proto3"
-    )
-    for message_name, fields in _FIELDS.items():
-        described = file.message_type.add(name=message_name)
-        for field_name, number, kind, type_name, label in fields:
-            field = described.field.add(name=field_name, number=number, type=kind, label=label)
-            if type_name:
-                field.type_name = f".{package}.{type_name}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    descriptor = pool.FindMessageTypeByName(f"{package}.Tensor")
-    if hasattr(message_factory, "GetMessageClass"):
-        return message_factory.GetMessageClass(descriptor)
-    # Before protobuf 4.22.
-    return message_factory.MessageFactory(pool).GetPrototype(descriptor)
-
-
-_MESSAGE = _message_class()

@@ -168,7 +168,7 @@ def check_choice(condition: bool, message: str) -> None:
 
 
 def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> None:
-    """Checks that packages of the extra ``tff`` are installed, without importing them.
+    """Checks that packages of an extra are installed, without importing them.
 
     Args:
       what: What needs them, for the message: the beginning of a sentence.
@@ -180,13 +180,13 @@ def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> N
     for package in packages:
         check_choice(
             _is_installed(package),
-            f"{what} needs {package}, which is not installed. {installation.advice()}",
+            f"{what} needs {package}, which is not installed. {installation.advice(package)}",
         )
 
 
 def _missing(error: ImportError) -> str:
     """What a message says of a package that is not there."""
-    advice, said = installation.advice(), str(error)
+    advice, said = installation.advice((error.name or "").partition(".")[0]), str(error)
     return said if advice in said else f"{said}. {advice}"
 
 

@@ -16,17 +16,24 @@ from mf_aggregators import validation
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.
 PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
+# Those of the extra ``reports``, which draws figures and writes pages.
+REPORTS = ("jinja2", "markdown", "matplotlib")
 
 _PYTHONS = ((3, 10), (3, 11))
 _DISTRIBUTION = "mf-aggregators"
 
 
-def advice() -> str:
-    """Returns what TensorFlow Federated needs and what to type, for this Python and this machine.
+def advice(package: str = PACKAGES[0]) -> str:
+    """Returns what a missing package needs and what to type, for this Python and this machine.
 
     The text is one line. A clone of the repository has a command of its own; everybody else gets
     pip's, or uv's for an environment without pip.
+
+    Args:
+      package: Its name; one of ``REPORTS`` needs no more than pip.
     """
+    if package in REPORTS:
+        return f"Type: {_installer()} {' '.join(REPORTS)}"
     needs = "TensorFlow Federated 0.87 needs Python 3.10 or 3.11 on Linux (x86-64)"
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return (

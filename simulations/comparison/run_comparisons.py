@@ -6,14 +6,19 @@ import itertools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.stats
 
-from mf_aggregators import figures
 from mf_aggregators.privacy.printed_guarantees import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun
-from simulations.runs import run_directory, run_figures
+from simulations.runs import run_directory
+
+if TYPE_CHECKING:
+    # matplotlib is imported when something is drawn.
+    from mf_aggregators import figures
+    from simulations.runs import run_figures
 
 CONFIDENCE = 0.95
 
@@ -231,6 +236,8 @@ def draw(
     Raises:
       OSError: If a file cannot be read or written.
     """
+    from simulations.runs import run_figures
+
     series = {
         mechanism: [_metrics(directory) for directory in directories[mechanism]]
         for mechanism in (row.mechanism for row in rows)
@@ -254,8 +261,10 @@ def draw(
     return left_out
 
 
-def _interval(row: Row) -> figures.Interval:
+def _interval(row: Row) -> "figures.Interval":
     """The test accuracy of a mechanism, in percent."""
+    from mf_aggregators import figures
+
     half_width = row.test_accuracy_half_width
     return figures.Interval(
         row.mechanism,
@@ -266,7 +275,7 @@ def _interval(row: Row) -> figures.Interval:
     )
 
 
-def mean_accuracy(directories: Sequence[pathlib.Path]) -> run_figures.MeanCurve:
+def mean_accuracy(directories: Sequence[pathlib.Path]) -> "run_figures.MeanCurve":
     """Returns the mean held-out accuracy by round over runs.
 
     Args:
@@ -276,6 +285,8 @@ def mean_accuracy(directories: Sequence[pathlib.Path]) -> run_figures.MeanCurve:
       OSError: If a file cannot be read.
       RunDirectoryError: If one holds no metrics.
     """
+    from simulations.runs import run_figures
+
     metrics = [_metrics(directory) for directory in directories]
     return run_figures.mean_curve(metrics, _METRIC, CONFIDENCE)
 
