@@ -23,6 +23,7 @@ lint: setup  ## linters and type checker
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 	.venv/bin/lint-imports --no-logo --no-cache
+	.venv/bin/zizmor --offline --no-progress --quiet --strict-collection .github
 
 format: setup  ## formats the code
 	.venv/bin/python -m ruff check --fix .

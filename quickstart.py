@@ -48,6 +48,7 @@ CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("lint-imports", "--no-logo", "--no-cache"),
+    ("zizmor", "--offline", "--no-progress", "--quiet", "--strict-collection", ".github"),
 )
 # Runs beside the tests: it takes most of a minute of one core.
 TYPE_CHECK = ("mypy",)

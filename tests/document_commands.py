@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import runpy
 import signal
 import sys
@@ -19,6 +18,7 @@ from unittest import mock
 
 from absl import flags
 
+from docs.extensions import command_pages
 from mf_aggregators.commands import command_line, flag_groups
 from reproduction import reproduce_paper
 from simulations import compare_mechanisms
@@ -48,15 +48,9 @@ class Ran:
     as_printed: bool
 
 
-def console_commands() -> dict[str, importlib.metadata.EntryPoint]:
-    """Returns the entry points of this project's commands, by name."""
-    distribution = importlib.metadata.distribution("mf-aggregators")
-    return {each.name: each for each in distribution.entry_points}
-
-
 def is_ours(command: Command) -> bool:
     """Whether a command is this project's own, printed with or without its directory."""
-    return command.name in console_commands() or command.name.startswith("benchmarks/")
+    return command.name in command_pages.entry_points() or command.name.startswith("benchmarks/")
 
 
 def all_commands() -> list[Command]:
@@ -64,7 +58,10 @@ def all_commands() -> list[Command]:
     scripts = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py"))
     python = f"{_VIRTUAL_ENVIRONMENT}python"
     return [
-        *(Command("", (f"{_VIRTUAL_ENVIRONMENT}{name}",)) for name in sorted(console_commands())),
+        *(
+            Command("", (f"{_VIRTUAL_ENVIRONMENT}{name}",))
+            for name in sorted(command_pages.entry_points())
+        ),
         *(Command("", (python, f"benchmarks/{name}")) for name in scripts),
     ]
 
@@ -166,7 +163,7 @@ def _entry(command: Command) -> Callable[[], object]:
     if command.is_script:
         path = str(ROOT / command.name)
         return functools.partial(runpy.run_path, path, run_name="__main__")
-    entry: Callable[[], object] = console_commands()[command.name].load()
+    entry: Callable[[], object] = command_pages.entry_points()[command.name].load()
     return entry
 
 

@@ -30,7 +30,7 @@ def _read() -> tuple[dict[str, dict[str, Any]], list[tuple[str, str, str]]]:
         if isinstance(call, ast.ListComp):
             commands = ast.literal_eval(call.generators[0].iter)
         elif isinstance(call, ast.Call) and ast.unparse(call.func) == "py_library":
-            values = {each.arg: each.value for each in call.keywords}
+            values = {str(each.arg): each.value for each in call.keywords}
             assert "glob" in ast.unparse(values["srcs"])
             libraries[ast.literal_eval(values["name"])] = values
     return libraries, commands

@@ -8,6 +8,7 @@ import importlib.metadata
 import pathlib
 import re
 import sys
+import sysconfig
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,7 @@ _CODE = re.compile(r"`[^`]+`|--\w+(?:=[\w.,|/]*\w)?|\b[a-z0-9]+_\w+\b")
 
 def names() -> list[str]:
     """Returns the names of all console commands."""
-    return sorted(_entry_points())
+    return sorted(entry_points())
 
 
 def text(name: str) -> str:
@@ -65,8 +66,14 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
     generated_pages.write(directory, {f"{name}.md": text(name) for name in names()}, ".md")
 
 
-def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    distribution = importlib.metadata.distribution("mf-aggregators")
+def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    """Returns the entry points of the installed commands, by name.
+
+    A clone's folder has metadata of its own, which whatever built something last has left there.
+    """
+    (distribution,) = importlib.metadata.Distribution.discover(
+        name="mf-aggregators", path=[sysconfig.get_path("purelib")]
+    )
     found = distribution.entry_points.select(group="console_scripts")
     return {each.name: each for each in found}
 
@@ -84,7 +91,7 @@ def _definition(name: str) -> tuple[str, flags.FlagValues]:
         mock.patch.object(sys, "argv", [name]),
         contextlib.suppress(SystemExit),
     ):
-        _entry_points()[name].load()()
+        entry_points()[name].load()()
     return found[0]
 
 

@@ -50,6 +50,7 @@ class NoiseSource(enum.Enum):
     PHILOX = "philox"
 
 
+# The source of a run that names none.
 DEFAULT_SOURCE = NoiseSource.CHACHA20
 
 

@@ -7,51 +7,65 @@ ports this library finds all that moves here; no other module names it. What bot
 ``tff.simulation``) stays where it is.
 """
 
+import importlib
+import operator
+from types import ModuleType
 from typing import Any
 
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-try:
-    from tensorflow_federated.proto.v0 import computation_pb2 as computation_pb2
 
-    AsyncExecutionContext: Any = tff.framework.AsyncExecutionContext
-    ConcreteComputation: Any = tff.framework.ConcreteComputation
-    SyncContext: Any = tff.framework.SyncContext
-    get_context_stack: Any = tff.framework.get_context_stack
-    set_default_context: Any = tff.framework.set_default_context
+def _named(path: str, package: ModuleType = tff) -> Any:
+    """Returns what a package has under a dotted name.
 
-    FederatedDataSource: Any = tff.program.FederatedDataSource
-    FederatedDataSourceIterator: Any = tff.program.FederatedDataSourceIterator
-    ReleaseManager: Any = tff.program.ReleaseManager
+    Raises:
+      ImportError: If it is not there.
+    """
+    try:
+        return operator.attrgetter(path)(package)
+    except AttributeError as error:
+        raise ImportError(
+            f"mf_aggregators needs TensorFlow Federated 0.87, and {path} is not in what is "
+            f"installed, {getattr(tff, '__version__', 'another version')} ({error}): "
+            "docs/installing.md says how to install it."
+        ) from error
 
-    # TFF's DifferentiallyPrivateFactory insists on this base class.
-    SumAggregationDPQuery: Any = tfp.SumAggregationDPQuery
-    NormalizedQuery: Any = tfp.NormalizedQuery
 
-    # The placements of all clients and of the server.
-    CLIENTS: Any = tff.CLIENTS
-    SERVER: Any = tff.SERVER
-    FederatedType: Any = tff.FederatedType
-    FunctionType: Any = tff.FunctionType
-    StructType: Any = tff.StructType
-    TensorType: Any = tff.TensorType
-    to_type: Any = tff.to_type
-    type_to_tf_tensor_specs: Any = tff.types.type_to_tf_tensor_specs
-    structure: Any = tff.structure
+computation_pb2: Any = importlib.import_module("tensorflow_federated.proto.v0.computation_pb2")
 
-    federated_aggregate: Any = tff.federated_aggregate
-    federated_broadcast: Any = tff.federated_broadcast
-    federated_computation: Any = tff.federated_computation
-    federated_eval: Any = tff.federated_eval
-    federated_map: Any = tff.federated_map
-    federated_secure_sum_bitwidth: Any = tff.federated_secure_sum_bitwidth
-    federated_sum: Any = tff.federated_sum
-    federated_value: Any = tff.federated_value
-    federated_zip: Any = tff.federated_zip
-except (AttributeError, ImportError) as error:
-    raise ImportError(
-        "mf_aggregators needs TensorFlow Federated 0.87, and found "
-        f"{getattr(tff, '__version__', 'another one')} ({error}): docs/installing.md says how to "
-        "install it."
-    ) from error
+AsyncExecutionContext: Any = _named("framework.AsyncExecutionContext")
+ConcreteComputation: Any = _named("framework.ConcreteComputation")
+SyncContext: Any = _named("framework.SyncContext")
+get_context_stack: Any = _named("framework.get_context_stack")
+set_default_context: Any = _named("framework.set_default_context")
+
+FederatedDataSource: Any = _named("program.FederatedDataSource")
+FederatedDataSourceIterator: Any = _named("program.FederatedDataSourceIterator")
+ReleaseManager: Any = _named("program.ReleaseManager")
+
+# TFF's DifferentiallyPrivateFactory insists on this base class.
+SumAggregationDPQuery: Any = _named("SumAggregationDPQuery", tfp)
+NormalizedQuery: Any = _named("NormalizedQuery", tfp)
+
+# The placement of all clients.
+CLIENTS: Any = _named("CLIENTS")
+# The placement of the server.
+SERVER: Any = _named("SERVER")
+FederatedType: Any = _named("FederatedType")
+FunctionType: Any = _named("FunctionType")
+StructType: Any = _named("StructType")
+TensorType: Any = _named("TensorType")
+to_type: Any = _named("to_type")
+type_to_tf_tensor_specs: Any = _named("types.type_to_tf_tensor_specs")
+structure: Any = _named("structure")
+
+federated_aggregate: Any = _named("federated_aggregate")
+federated_broadcast: Any = _named("federated_broadcast")
+federated_computation: Any = _named("federated_computation")
+federated_eval: Any = _named("federated_eval")
+federated_map: Any = _named("federated_map")
+federated_secure_sum_bitwidth: Any = _named("federated_secure_sum_bitwidth")
+federated_sum: Any = _named("federated_sum")
+federated_value: Any = _named("federated_value")
+federated_zip: Any = _named("federated_zip")

@@ -13,7 +13,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.noise import NoiseSource, NoiseStorage
+from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
 from simulations.devices import device_flags
 from simulations.runs import run_directory, sampled_runs
 from simulations.training.federated_task import TaskCommand
@@ -298,7 +298,7 @@ class RunConfig(Mapping[str, Any]):
         "Noise",
         "What the noise's random bits come from: the cipher ChaCha20, or TensorFlow's Philox, "
         "which is faster and no cipher.",
-        default=NoiseSource.CHACHA20.value,
+        default=DEFAULT_SOURCE.value,
         choices=lambda: [source.value for source in NoiseSource],
     )
     stop_at_epsilon: float | None = _flag(
