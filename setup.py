@@ -100,6 +100,7 @@ setuptools.setup(
     package_data={
         "mf_aggregators": ["py.typed"],
         "mf_aggregators.commands": ["templates/*.html"],
+        "mf_aggregators.figures": ["figures.mplstyle"],
         "mf_aggregators.tff": ["requirements-tff.txt"],
     },
     python_requires=">=3.10",

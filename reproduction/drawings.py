@@ -78,7 +78,8 @@ def _variances_by_round(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
             title=title,
             x="round",
             y="variance at sensitivity 1",
-            own_styles={name: figures.as_solid(style) for name, style in chosen.items()},
+            # They jump from round to round.
+            own_styles={name: dataclasses.replace(each, line="-") for name, each in chosen.items()},
         )
         axes.set_ylim(bottom=0.0)
     return figure

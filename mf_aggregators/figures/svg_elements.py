@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import matplotlib.colors
 import matplotlib.figure
 
-from mf_aggregators.figures.contrasts import contrast
-from mf_aggregators.figures.panel_layout import save
+from mf_aggregators.figures.colours import contrast
+from mf_aggregators.figures.plots import save
 
 # What a page has behind its figures where its reader prefers the dark.
 DARK_BACKGROUND = "#15181c"

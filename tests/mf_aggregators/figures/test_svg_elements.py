@@ -11,7 +11,7 @@ import pytest
 
 from mf_aggregators import figures
 from mf_aggregators.figures import svg_elements
-from mf_aggregators.figures.mechanism_styles import COLOURS
+from mf_aggregators.figures.colours import COLOURS
 from tests import figure_checks, page_checks
 
 _AWKWARD = "a \"curve\" <of> 'A & B'"

@@ -1,4 +1,4 @@
-"""Colours, lines and markers: a mechanism has the same colour in every figure."""
+"""Colours: a mechanism has the same one in every figure, and text stands out from what is below."""
 
 import colorsys
 import dataclasses
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.colors
+import numpy as np
 
 # What a name has to contain to be of a mechanism; the first that fits. The papers' names count.
 _MECHANISMS = (
@@ -92,15 +93,6 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
     }
 
 
-def as_solid(style: Style) -> Style:
-    """Returns the style with an unbroken line, for a curve that jumps from round to round.
-
-    Args:
-      style: A style.
-    """
-    return dataclasses.replace(style, line="-")
-
-
 def mechanism_of(name: str) -> str | None:
     """Returns the mechanism that a name is of, a key of ``COLOURS``; None if it is of none.
 
@@ -117,3 +109,35 @@ def _shaded(colour: str, lightness: float) -> str:
     hue, light, saturation = colorsys.rgb_to_hls(*matplotlib.colors.to_rgb(colour))
     lighter = min(0.80, max(0.12, light + lightness))
     return str(matplotlib.colors.to_hex(colorsys.hls_to_rgb(hue, lighter, saturation)))
+
+
+def text_colour(background: tuple[float, ...]) -> str:
+    """Returns black or white, whichever stands out more: with a contrast of at least 4.5.
+
+    Args:
+      background: Red, green and blue from 0 to 1, and perhaps an opacity of 1.
+
+    Returns:
+      ``black`` or ``white``.
+    """
+    return max(
+        ("black", "white"),
+        key=lambda each: contrast(matplotlib.colors.to_rgb(each), background),
+    )
+
+
+def contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    """Returns the contrast of two colours, from 1 to 21 (WCAG 2.1, "contrast ratio").
+
+    Args:
+      one: Red, green and blue from 0 to 1.
+      other: Likewise.
+    """
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: Sequence[float]) -> float:
+    parts = np.asarray(colour[:3], float)
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))

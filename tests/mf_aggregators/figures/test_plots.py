@@ -1,5 +1,6 @@
-"""Ticks of any range, at any places."""
+"""Ticks of any range, curves that are the same, and files."""
 
+import io
 import re
 
 import numpy as np
@@ -61,3 +62,33 @@ def test_ticks_at_places_are_as_many_as_have_room() -> None:
         shown = axes.get_xticks()
         assert set(np.round(shown, 9)) <= set(np.round(places, 9))
         assert (len(shown) == count) == all_shown
+
+
+def test_curves_that_are_the_same_are_one_with_all_names() -> None:
+    figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
+    places = [1, 2, 4]
+    figures.lines(axes, {"a": (places, places), "b": (places, [3, 2, 1]), "c": (places, places)})
+    assert sorted(line.get_label() for line in axes.get_lines()) == ["a; c (the same)", "b"]
+    assert figure_checks.faults(figure) == []
+
+
+def test_a_figure_is_the_same_bytes_again() -> None:
+    files = []
+    for _ in range(2):
+        figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
+        figures.lines(axes, {"a": ([1, 2], [1, 2])}, title="same")
+        file = io.BytesIO()
+        figures.save(figure, file)
+        files.append(file.getvalue())
+    assert files[0] == files[1]
+    assert files[0].startswith(b"\x89PNG")
+
+
+def test_a_pale_bar_ends_at_the_lowest_and_the_highest() -> None:
+    """Round or square ends would add the half of its width."""
+    figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
+    figures.intervals(axes, [figures.Interval("banded", 10.0, 2.0, 9.0, 12.0)])
+    (pale,) = (line for line in axes.get_lines() if line.get_alpha() == 0.3)
+    assert list(pale.get_xdata()) == [9.0, 12.0]
+    assert pale.get_solid_capstyle() == "butt"
+    assert figure_checks.faults(figure) == []

@@ -1,0 +1,586 @@
+"""Panels, and what is drawn into them: curves, bars, means with intervals, and matrices.
+
+Room is matplotlib's constrained layout, and sizes are those of ``figures.mplstyle``.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeAlias
+
+import matplotlib
+import matplotlib.axes
+import matplotlib.axis
+import matplotlib.backends.backend_agg
+import matplotlib.figure
+import matplotlib.ticker
+import numpy as np
+
+from mf_aggregators.figures.colours import COLOURS, LEVELS, Style, mechanism_of, styles, text_colour
+
+Numbers: TypeAlias = Sequence[float] | np.ndarray
+
+# Single points of a line with more of them are not marked.
+MOST_MARKED_POINTS = 60
+_STYLE = pathlib.Path(__file__).with_name("figures.mplstyle")
+_INCHES_PER_PANEL = (5.2, 3.6)
+# Longer names are broken into lines.
+_CHARACTERS_OF_NAME = 32
+# Of an inch: text of titles, with the room that an axis takes beside it.
+_CHARACTERS_OF_AN_INCH, _INCHES_BESIDE_A_PANEL = 11.5, 0.7
+# Of a name beside a row; and the share of a panel's height that is left below titles and legends.
+_INCHES_OF_A_CHARACTER, _HEIGHT_OF_A_PANEL = 0.075, 0.55
+# Inches of legends that panels have room for.
+_LEGENDS_WITH_ROOM = 0.45
+# Curves that are apart by less of the height of a panel hide each other.
+_HIDING = 0.012
+_MOST_TICKS = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean with what it may be, as a line of :func:`intervals`.
+
+    Attributes:
+      name: What it is of.
+      mean: The mean.
+      half_width: Of its confidence interval; None where there is none.
+      lowest: The smallest of the values that the mean is of; None where they are not known.
+      highest: The largest of them.
+    """
+
+    name: str
+    mean: float
+    half_width: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+
+
+def panels(
+    num_rows: int,
+    num_columns: int,
+    inches: tuple[float, float] = _INCHES_PER_PANEL,
+    **options: Any,
+) -> tuple[matplotlib.figure.Figure, np.ndarray]:
+    """Returns a figure with panels.
+
+    Args:
+      num_rows: Rows of panels.
+      num_columns: Columns of panels.
+      inches: Width and height of a panel.
+      **options: Of ``matplotlib.figure.Figure.subplots``: which axes are shared, and ratios.
+
+    Returns:
+      The figure, and a (num_rows, num_columns) array of its axes.
+    """
+    with _style():
+        figure = matplotlib.figure.Figure((inches[0] * num_columns, inches[1] * num_rows))
+        matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+        return figure, figure.subplots(num_rows, num_columns, squeeze=False, **options)
+
+
+def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = "png") -> None:
+    """Writes a figure.
+
+    Args:
+      figure: The figure.
+      file: An open binary file, or the path of one.
+      suffix: ``png``, ``pdf`` or ``svg``.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    # The same figure is the same bytes, whichever version of matplotlib is installed.
+    options: dict[str, Any] = {}
+    if suffix == "png":
+        options = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
+    figure.savefig(file, dpi=figure.dpi, format=suffix, **options)
+
+
+def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str = "") -> None:
+    """Writes what a panel shows, and gives its axes the ticks of all figures.
+
+    Args:
+      axes: The panel, with its scales set.
+      title: Above it; broken into lines where it is longer than the panel is wide.
+      x: Below it.
+      y: Beside it.
+    """
+    width = _characters(axes)
+    with _style():
+        axes.set_title(_in_lines(title, width))
+        axes.set_xlabel(_in_lines(x, int(1.1 * width)))
+        axes.set_ylabel(y)
+    for axis in (axes.xaxis, axes.yaxis):
+        if not _has_fixed_ticks(axis):
+            _set_ticks(axis, _Ticks(), _number)
+
+
+def heading(figure: matplotlib.figure.Figure, text: str) -> None:
+    """Writes a title above all panels, in lines that are not longer than the figure is wide.
+
+    Args:
+      figure: The figure.
+      text: The title.
+    """
+    with _style():
+        characters = int(0.9 * _CHARACTERS_OF_AN_INCH * figure.get_figwidth())
+        figure.suptitle(_in_lines(text, characters))
+
+
+def legend(axes: matplotlib.axes.Axes) -> None:
+    """Draws the legend of a panel between the panel and its title, where it covers no data.
+
+    The figure becomes higher, so that panels stay as high as they were.
+
+    Args:
+      axes: The panel, with all that the legend names, and its title.
+    """
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    labels = [_in_lines(label, _CHARACTERS_OF_NAME) for label in labels]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    num_columns = min(len(labels), 4, max(1, _characters(axes) // (longest + 6)))
+    with _style():
+        axes.legend(handles, labels, ncols=num_columns, bbox_to_anchor=(0.5, 1.0))
+        height = _height_of_legend(axes)
+        axes.set_title(axes.get_title(), pad=72.0 * height + 14.0)
+    figure = axes.figure
+    beside = [_height_of_legend(other) for other in figure.axes if other is not axes]
+    more = max(0.0, height - max([_LEGENDS_WITH_ROOM, *beside]))
+    figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + more)
+
+
+def lines(
+    axes: matplotlib.axes.Axes,
+    curves: Mapping[str, tuple[Numbers, Numbers]],
+    *,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    logarithmic: str = "",
+    places: Numbers | None = None,
+    levels: Mapping[str, float] | None = None,
+    own_styles: Mapping[str, Style] | None = None,
+    with_legend: bool = True,
+) -> None:
+    """Draws curves into a panel, with a legend above it.
+
+    Curves that are the same are drawn once, under all of their names; of curves that nearly
+    hide each other, the lower one is broad and pale.
+
+    Args:
+      axes: The panel.
+      curves: By their names in the legend, their points' places and values.
+      title: Above the panel.
+      x: Below it.
+      y: Beside it.
+      logarithmic: Which axes are logarithmic: ``x``, ``y``, ``xy`` or none. An axis without
+        a positive number is linear.
+      places: Where the horizontal axis has its ticks; where they fit, by default.
+      levels: Horizontal lines, by name.
+      own_styles: By name; default: those of :func:`styles` for these names.
+      with_legend: Whether to draw the legend.
+    """
+    levels = levels or {}
+    chosen = own_styles if own_styles is not None else styles(list(curves))
+    merged = _merged(curves)
+    everywhere = np.concatenate([where for _, where, _ in merged] or [np.zeros(0)])
+    heights = np.concatenate([*(values for *_, values in merged), list(levels.values())])
+    if "x" in logarithmic and np.any(everywhere > 0.0):
+        axes.set_xscale("log")
+    if "y" in logarithmic and np.any(heights > 0.0):
+        axes.set_yscale("log")
+    hidden = _hidden([curve[1:] for curve in merged], axes.get_yscale() == "log")
+    for (names, where, values), hides in zip(merged, hidden, strict=True):
+        style = chosen[names[0]]
+        is_marked = len(where) <= MOST_MARKED_POINTS and not hides
+        axes.plot(
+            where,
+            values,
+            label=names[0] if len(names) == 1 else f"{'; '.join(names)} (the same)",
+            color=style.colour,
+            linestyle="-" if hides else style.line,
+            marker=style.marker if is_marked else "",
+            linewidth=5.0 if hides else 1.4,
+            markersize=4,
+            alpha=0.45 if hides else 1.0,
+            solid_capstyle="butt",
+        )
+    for shade, (name, value) in zip(LEVELS, levels.items(), strict=False):
+        axes.axhline(value, color=shade, linestyle="--", linewidth=1.2, label=name)
+    describe(axes, title=title, x=x, y=y)
+    if places is not None:
+        _set_ticks(axes.xaxis, _Ticks(places), _rounded_number)
+    if with_legend:
+        legend(axes)
+
+
+def intervals(
+    axes: matplotlib.axes.Axes,
+    rows: Sequence[Interval],
+    *,
+    title: str = "",
+    x: str = "",
+    own_styles: Mapping[str, Style] | None = None,
+) -> None:
+    """Draws means with their intervals, a line for each name, the first on top.
+
+    Args:
+      axes: The panel.
+      rows: What is drawn. The range of the values is a pale bar behind the interval.
+      title: Above the panel.
+      x: Below it.
+      own_styles: By name; default: those of :func:`styles`.
+    """
+    chosen = own_styles if own_styles is not None else styles([row.name for row in rows])
+    with _style():
+        for place, row in enumerate(rows):
+            style = chosen[row.name]
+            if row.lowest is not None and row.highest is not None:
+                axes.plot(
+                    [row.lowest, row.highest],
+                    [place, place],
+                    color=style.colour,
+                    alpha=0.3,
+                    linewidth=8.0,
+                )
+            axes.errorbar(
+                [row.mean],
+                [place],
+                xerr=None if row.half_width is None else [row.half_width],
+                color=style.colour,
+                marker=style.marker,
+                markersize=5,
+            )
+    _name_rows(axes, [row.name for row in rows])
+    describe(axes, title=title, x=x)
+
+
+def height_of_rows(names: Sequence[str]) -> float:
+    """Returns the inches that a panel with a row for each name needs.
+
+    Args:
+      names: The names of the rows.
+    """
+    most = max((_in_lines(name, _CHARACTERS_OF_NAME).count("\n") for name in names), default=0)
+    return 1.2 + max(len(names), 2) * (0.28 + 0.16 * most)
+
+
+def bars(
+    axes: matplotlib.axes.Axes,
+    names: Sequence[str],
+    values: Numbers,
+    *,
+    title: str = "",
+    x: str = "",
+    form: str = ".3g",
+) -> None:
+    """Draws one horizontal bar for each name, with its number beside it.
+
+    Args:
+      axes: The panel.
+      names: From top to bottom.
+      values: The lengths, not negative.
+      title: Above the panel.
+      x: Below it.
+      form: Of the numbers.
+    """
+    # Lines of one mechanism need no shades: each has its name beside it.
+    colours = [COLOURS.get(mechanism_of(name) or "", LEVELS[1]) for name in names]
+    axes.barh(range(len(names)), values, 0.66, color=colours)
+    for place, value in enumerate(values):
+        axes.annotate(
+            format(value, form),
+            (value, place),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    _name_rows(axes, names)
+    describe(axes, title=title, x=x)
+    # Room for the numbers.
+    axes.set_xlim(0.0, 1.35 * max((float(value) for value in values), default=0.0) or 1.0)
+    axes.grid(False, axis="y")
+
+
+def heat_map(
+    figure: matplotlib.figure.Figure,
+    axes: matplotlib.axes.Axes,
+    values: np.ndarray,
+    *,
+    title: str,
+    limit: float | None = None,
+    bar: bool = True,
+) -> None:
+    """Draws a matrix into a panel: from white for zero to red, and to blue for below zero.
+
+    Args:
+      figure: The figure.
+      axes: The panel.
+      values: (rows, columns) floats.
+      title: Above the panel.
+      limit: The magnitude of the darkest colours; the largest one by default.
+      bar: Whether to draw a colour bar.
+    """
+    largest = float(np.max(np.abs(values))) if limit is None else limit
+    is_signed = bool(np.min(values) < 0.0)
+    image = axes.imshow(
+        values,
+        cmap="RdBu_r" if is_signed else "Reds",
+        vmin=-largest if is_signed else 0.0,
+        vmax=largest or 1.0,
+        # What is smaller than a dot of the file is averaged; single entries stay squares.
+        interpolation="antialiased",
+    )
+    describe(axes, title=title)
+    axes.grid(False)
+    axes.set(xticks=[], yticks=[])
+    if bar:
+        _colour_bar(figure, axes, image, "")
+
+
+def cells(
+    figure: matplotlib.figure.Figure,
+    axes: matplotlib.axes.Axes,
+    values: np.ndarray,
+    texts: Sequence[Sequence[str]],
+    *,
+    names_of_rows: Sequence[str],
+    names_of_columns: Sequence[str],
+    title: str,
+    x: str,
+    y: str,
+    bar: str,
+    colours: str,
+    limits: tuple[float, float],
+) -> None:
+    """Draws a table whose cells have colours, with text that is black or white by its contrast.
+
+    Args:
+      figure: The figure.
+      axes: The panel.
+      values: (rows, columns) floats: the colours.
+      texts: What is in the cells.
+      names_of_rows: Beside the rows.
+      names_of_columns: Below the columns.
+      title: Above the panel.
+      x: What columns are.
+      y: What rows are.
+      bar: What colours are.
+      colours: The name of matplotlib's colour map.
+      limits: The values of its ends.
+    """
+    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        background = image.cmap(image.norm(value))
+        axes.text(
+            column,
+            row,
+            texts[row][column],
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=text_colour(tuple(background)),
+        )
+    axes.set_xticks(range(len(names_of_columns)), names_of_columns)
+    axes.set_yticks(range(len(names_of_rows)), names_of_rows)
+    describe(axes, title=title, x=x, y=y)
+    axes.grid(False)
+    _colour_bar(figure, axes, image, bar)
+
+
+def scientific(number: float) -> str:
+    """Returns a number as people write it in a sentence: 1e-6, not 1e-06.
+
+    Args:
+      number: The number.
+    """
+    return re.sub(r"e([-+])0*", r"e\1", f"{number:g}").replace("e+", "e")
+
+
+def _colour_bar(
+    figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, image: Any, text: str
+) -> None:
+    with _style():
+        bar = figure.colorbar(image, ax=axes, shrink=0.9, label=text)
+    bar.ax.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_number))
+
+
+def _style() -> Any:
+    """The style of this package, for what is made while it is in force."""
+    return matplotlib.rc_context(fname=_STYLE)
+
+
+def _in_lines(text: str, most_characters: int) -> str:
+    """Text in lines of at most so many characters; its own line breaks stay."""
+    found = []
+    for line in text.split("\n"):
+        found += textwrap.wrap(line, max(8, most_characters), break_on_hyphens=False) or [""]
+    return "\n".join(found)
+
+
+def _characters(axes: matplotlib.axes.Axes) -> int:
+    """How many characters of a title are as wide as a panel, about."""
+    return int(_CHARACTERS_OF_AN_INCH * _inches(axes)[0])
+
+
+def _inches(axes: matplotlib.axes.Axes) -> tuple[float, float]:
+    """About the width and height of a panel, whatever it shows: no layout depends on itself."""
+    figure, place = axes.figure, axes.get_subplotspec()
+    if place is None:
+        return 0.8 * figure.get_figwidth(), 0.8 * figure.get_figheight()
+    grid = place.get_gridspec()
+    ratios = grid.get_width_ratios() or [1.0] * grid.ncols
+    share = sum(ratios[place.colspan.start : place.colspan.stop]) / sum(ratios)
+    # All panels of a figure give way to the names of rows.
+    names: dict[int, float] = {}
+    for other in figure.axes:
+        spec = other.get_subplotspec()
+        if spec is not None and _has_fixed_ticks(other.yaxis):
+            found = [label.get_text() for label in other.get_yticklabels()]
+            most = max((len(line) for name in found for line in name.split("\n")), default=0)
+            column = spec.colspan.start
+            names[column] = max(names.get(column, 0.0), _INCHES_OF_A_CHARACTER * most)
+    width = (figure.get_figwidth() - sum(names.values())) * share - _INCHES_BESIDE_A_PANEL
+    return width, _HEIGHT_OF_A_PANEL * figure.get_figheight() / grid.nrows
+
+
+def _has_fixed_ticks(axis: matplotlib.axis.Axis) -> bool:
+    return isinstance(axis.get_major_locator(), matplotlib.ticker.FixedLocator)
+
+
+def _name_rows(axes: matplotlib.axes.Axes, names: Sequence[str]) -> None:
+    """Names the places 0, 1, ... of the vertical axis, from top to bottom."""
+    broken = [_in_lines(name, _CHARACTERS_OF_NAME) for name in names]
+    axes.set_yticks(range(len(names)), broken, fontsize=9)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _height_of_legend(axes: matplotlib.axes.Axes) -> float:
+    """In inches, of what :func:`legend` has drawn."""
+    drawn = axes.get_legend()
+    return 0.0 if drawn is None else float(drawn.get_window_extent().height / axes.figure.dpi)
+
+
+def _merged(
+    curves: Mapping[str, tuple[Numbers, Numbers]],
+) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
+    """Names, places and values: curves that are equal at every point as one, where the last was."""
+    found: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+    for name, curve in curves.items():
+        where, values = (np.asarray(each, float) for each in curve)
+        same = [
+            each
+            for each in found
+            if np.array_equal(each[1], where)
+            and np.allclose(each[2], values, rtol=1e-9, atol=0.0, equal_nan=True)
+        ]
+        for each in same:
+            found.remove(each)
+        found.append(([*(same[0][0] if same else []), name], where, values))
+    return found
+
+
+def _hidden(curves: Sequence[tuple[np.ndarray, np.ndarray]], is_log: bool) -> list[bool]:
+    """Whether each curve is below a later one for most of its way."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = [(where, np.log(values) if is_log else values) for where, values in curves]
+        every = np.concatenate([values for _, values in scaled] or [np.zeros(0)])
+        every = every[np.isfinite(every)]
+        least = _HIDING * float(np.ptp(every)) if every.size else 0.0
+
+        def is_near(
+            one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]
+        ) -> bool:
+            if min(len(one[0]), len(other[0])) < 2:
+                return False
+            order = np.argsort(other[0], kind="stable")
+            at_places = np.interp(one[0], other[0][order], other[1][order])
+            return bool(np.mean(np.abs(one[1] - at_places) < least) > 0.7)
+
+        return [
+            any(is_near(curve, other) for other in scaled[place + 1 :])
+            for place, curve in enumerate(scaled)
+        ]
+
+
+def _set_ticks(
+    axis: matplotlib.axis.Axis, locator: matplotlib.ticker.Locator, label: Callable[..., str]
+) -> None:
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(label))
+
+
+class _Ticks(matplotlib.ticker.Locator):
+    """Ticks at numbers that people count in, or at given places: as many as have room."""
+
+    def __init__(self, places: Numbers | None = None) -> None:
+        self._places = None if places is None else np.unique(np.asarray(places, float))
+
+    def __call__(self) -> Sequence[float]:
+        """Returns the places of the ticks."""
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """Returns the places of the ticks between two numbers."""
+        low, high = sorted((vmin, vmax))
+        found: list[float] = []
+        for candidate in self._candidates(low, high):
+            found = [float(place) for place in candidate if low <= place <= high]
+            if len(found) >= 2 and self._have_room(found):
+                return found
+        return found[:1]
+
+    def _candidates(self, low: float, high: float) -> Iterator[Sequence[float]]:
+        """Places of ticks, the most ones first."""
+        if self._places is not None:
+            inside = [place for place in self._places if low <= place <= high]
+            yield from (inside[::every] for every in range(1, len(inside) + 1))
+            return
+        if self.axis.get_scale() == "log" and 0.0 < low < high < math.inf:
+            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            for factors in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3)):
+                yield [factor * 10.0**decade for decade in decades for factor in factors]
+            for every in range(1, len(decades) // 2 + 1):
+                yield [10.0**decade for decade in decades if decade % every == 0]
+        # Less than a factor of two, too: as on a linear axis.
+        for number in range(_MOST_TICKS, 0, -1):
+            locator = matplotlib.ticker.MaxNLocator(number, steps=[1, 2, 2.5, 5, 10])
+            yield locator.tick_values(low, high)
+
+    def _have_room(self, places: Sequence[float]) -> bool:
+        """Whether there are few, and their labels are apart."""
+        where = self.axis.get_transform().transform([*self.axis.get_view_interval(), *places])
+        share = float(np.min(np.diff(np.sort(where[2:]))) / abs(where[1] - where[0]))
+        width, height = _inches(self.axis.axes)
+        if self.axis is self.axis.axes.yaxis:
+            length, size = height, 13.5
+        else:
+            # Powers have words of mathematical text that are not written.
+            labels = map(self.axis.get_major_formatter(), places)
+            most = max(len(re.sub(r"\\cdot|[${}^]", "", label)) for label in labels)
+            length, size = width, 5.9 * (most + 1)
+        return len(places) <= _MOST_TICKS and 72.0 * share * length >= size
+
+
+def _number(value: float, position: int | None = None) -> str:
+    """The label of a tick: a plain number, or one with a power of ten."""
+    del position
+    if value == 0.0 or 1e-4 <= abs(value) < 1e6:
+        return f"{value:,.10g}".replace("-", "−")
+    mantissa, _, exponent = f"{value:.9e}".partition("e")
+    factor = mantissa.rstrip("0").rstrip(".")
+    factor = {"1": "", "-1": "-"}.get(factor, f"{factor}\\cdot ")
+    return f"${factor}10^{{{int(exponent)}}}$"
+
+
+def _rounded_number(value: float, position: int | None = None) -> str:
+    """Likewise for a place that was given, of which three digits tell enough."""
+    return _number(value if value == round(value) else float(f"{value:.3g}"), position)
