@@ -17,12 +17,16 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, validation, version
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import amplification
-from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
+from mf_aggregators.participation import (
+    Participation,
+    SamplingScheme,
+    SingleParticipation,
+    amplification,
+)
+from mf_aggregators.participation.random_participation import Certification
 from mf_aggregators.privacy import (
     amplification_conditions,
     client_names,

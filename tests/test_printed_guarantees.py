@@ -112,24 +112,12 @@ def test_the_epsilon_of_calibrated_noise_is_not_above_its_target(
 def test_the_epsilon_of_calibrated_amplified_noise_is_not_above_its_target(
     sampling: str, target: float
 ) -> None:
-    multiplier = accounting.amplified_noise_multiplier(
-        target,
-        1e-5,
-        num_rounds=24,
-        num_bands=3,
-        population=600,
-        clients_per_round=20,
-        sampling=sampling,
-    )
-    found = accounting.amplified_epsilon(
-        multiplier,
-        1e-5,
-        num_rounds=24,
-        num_bands=3,
-        population=600,
-        clients_per_round=20,
-        sampling=sampling,
-    )
+    multiplier = sampling_scheme(
+        sampling, num_rounds=24, num_bands=3, population=600, clients_per_round=20
+    ).noise_multiplier(target, 1e-5)
+    found = sampling_scheme(
+        sampling, num_rounds=24, num_bands=3, population=600, clients_per_round=20
+    ).epsilon(multiplier, 1e-5)
     assert target * (1.0 - 1e-3) < found <= target
 
 

@@ -2,9 +2,9 @@
 
 The guarantee of a run follows from its noise multiplier alone. Without amplification
 the noise multiplier is relative to the sensitivity of C under the participation schema
-(``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). ``amplified_*`` are for
-banded mechanisms in a data centre that draws every batch itself by a scheme of
-``mf_aggregators.participation``; there it is relative to the largest column norm of C.
+(``epsilon``, ``noise_multiplier``, ``zcdp_rho`` and their like). Sampling schemes
+(``mf_aggregators.participation``) amplify it for banded mechanisms, by methods of their own; there
+it is relative to the largest column norm of C.
 Devices that decide themselves when to take part are never amplified. ``*true_positive_rate*`` say
 what an attacker can do under a guarantee.
 
@@ -12,13 +12,7 @@ Adjacency is zero-out everywhere: neighbouring data sets differ in one client, w
 contributions are replaced by zero vectors in every round that it takes part in.
 """
 
-from mf_aggregators.accounting.amplified_runs import (
-    amplified_epsilon,
-    amplified_event,
-    amplified_noise_multiplier,
-    amplified_true_positive_rate,
-    composed_epsilon,
-)
+from mf_aggregators.accounting.composition import composed_epsilon
 from mf_aggregators.accounting.gaussian import (
     composed_gaussian_epsilon,
     epsilon,
@@ -35,10 +29,6 @@ from mf_aggregators.accounting.trade_offs import true_positive_rate, true_positi
 
 __all__ = [
     "TailError",
-    "amplified_epsilon",
-    "amplified_event",
-    "amplified_noise_multiplier",
-    "amplified_true_positive_rate",
     "composed_epsilon",
     "composed_gaussian_epsilon",
     "epsilon",

@@ -6,20 +6,23 @@ a uniformly random order; passes are composed.
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators.accounting import gaussian
-from mf_aggregators.participation import Shuffling
+
+if TYPE_CHECKING:
+    from mf_aggregators.participation import Shuffling
 
 # Points of the grid of local deltas over which the bound is minimised.
 _LOCAL_DELTAS = 24
 
 
 def epsilon(
-    scheme: Shuffling,
+    scheme: "Shuffling",
     sigma: float,
     delta: float,
     interval_for: Callable[[float], float],

@@ -29,20 +29,20 @@ smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at 
 import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import amplification, noise_failure
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.participation import (
-    FixedSizeSampling,
-    PoissonSampling,
-    SamplingScheme,
-    Shuffling,
-)
 
+if TYPE_CHECKING:
+    from mf_aggregators.participation import SamplingScheme
+
+# With less noise no curve is computed.
+_LEAST_NOISE_MULTIPLIER = 0.1
 # Of the normal distribution function, its inverse and exponentials, many times over: relative to
 # the rate, and absolute.
 _ROUNDING = 1e-12
@@ -50,15 +50,6 @@ _ABSOLUTE_ROUNDING = 1e-15
 # Of log-moments, which are sums of many numbers of one sign.
 _LOG_ROUNDING = 1e-9
 _LARGEST_EXPONENT = 700.0
-# Deltas at which a curve of pairs is computed for schemes without a fast one.
-_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
-# Epsilons at which a fast one is computed, up to where its delta is next to nothing.
-_NUM_EPSILONS = 120
-_SMALLEST_DELTA = 1e-11
-_MOST_DOUBLINGS = 24
-# The grid of losses, relative to the spread of the sum of all losses.
-_RELATIVE_INTERVAL = 5e-3
-_SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-7, 1e-3
 
 
 def true_positive_rate(
@@ -133,7 +124,7 @@ def true_positive_rate_of_pairs(
 
 
 def sampled_true_positive_rate(
-    scheme: SamplingScheme,
+    scheme: "SamplingScheme",
     noise_multiplier: float,
     false_positive_rate: float | np.ndarray,
     *,
@@ -170,13 +161,13 @@ def sampled_true_positive_rate(
     pairs = (*guarantees, *_curve(scheme, sigma, num_coordinates))
     refused = None
     try:
-        unamplified = amplification.unamplified_noise_multiplier(scheme, sigma)
+        participations = scheme.most_participations()
         found = np.asarray(
             true_positive_rate(
-                unamplified,
+                sigma / math.sqrt(participations),
                 rates,
                 num_coordinates=num_coordinates,
-                disjoint_participations=round((sigma / unamplified) ** 2) if sigma else 1,
+                disjoint_participations=participations if sigma else 1,
             )
         )
     except TailError as error:
@@ -198,56 +189,10 @@ def sampled_true_positive_rate(
 # Statements ask for the same curve again and again.
 @functools.lru_cache(maxsize=64)
 def _curve(
-    scheme: SamplingScheme, sigma: float, num_coordinates: int
+    scheme: "SamplingScheme", sigma: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
     """Pairs (epsilon, delta) that hold, of a scheme whose epsilons are fast to compute."""
-    if sigma < amplification.LEAST_NOISE_MULTIPLIER:
-        return ()
-    if isinstance(scheme, PoissonSampling | FixedSizeSampling):
-        return _composed_curve(scheme, sigma, num_coordinates)
-    if isinstance(scheme, Shuffling):
-        return _shuffling_curve(scheme, sigma, num_coordinates)
-    return ()
-
-
-def _composed_curve(
-    scheme: PoissonSampling | FixedSizeSampling, sigma: float, num_coordinates: int
-) -> tuple[tuple[float, float], ...]:
-    try:
-        # Replacing a client, as subsets of a fixed size do, moves a sum by up to twice the norm.
-        each = sigma if isinstance(scheme, PoissonSampling) else sigma / 2.0
-        failure = noise_failure.failure_probability(each, num_coordinates)
-    except TailError:
-        return ()
-    count = scheme.most_participations()
-    failure += amplification.composition_rounding(count)
-    spread = scheme.sampling_probability * math.sqrt(count) / sigma
-    interval = min(max(_RELATIVE_INTERVAL * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
-    loss = amplification.composed_loss(scheme, sigma, interval)
-    most = spread
-    for _ in range(_MOST_DOUBLINGS):
-        if loss.get_delta_for_epsilon(most) < _SMALLEST_DELTA:
-            break
-        most *= 2.0
-    epsilons = np.linspace(0.0, most, _NUM_EPSILONS)
-    deltas = (float(loss.get_delta_for_epsilon(float(epsilon))) for epsilon in epsilons)
-    return tuple(
-        (float(epsilon), min(delta + failure, 1.0))
-        for epsilon, delta in zip(epsilons, deltas, strict=True)
-    )
-
-
-def _shuffling_curve(
-    scheme: Shuffling, sigma: float, num_coordinates: int
-) -> tuple[tuple[float, float], ...]:
-    pairs = []
-    for delta in _DELTAS:
-        try:
-            epsilon = amplification.epsilon(scheme, sigma, delta, num_coordinates=num_coordinates)
-        except TailError:
-            continue
-        pairs.append((epsilon, delta))
-    return tuple(pairs)
+    return () if sigma < _LEAST_NOISE_MULTIPLIER else scheme.curve(sigma, num_coordinates)
 
 
 def _rates(false_positive_rate: float | np.ndarray) -> np.ndarray:

@@ -10,11 +10,11 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, figures
-from mf_aggregators.accounting import amplification
 from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Picture
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.noise.recursions import IndependentNoise
+from mf_aggregators.participation import amplification
 from mf_aggregators.planning import Candidate, Plan, band_choice
 from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import attackers

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
 
+from mf_aggregators.participation import amplification
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
+from mf_aggregators.participation.random_participation import Amplified, Certification
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
     Sampler,
@@ -34,6 +37,8 @@ class CyclicGroups(SamplingScheme):
     """Schemes that draw from one group of the clients after the other."""
 
     has_groups: ClassVar[bool] = True
+    # How many clip norms a client may move a sum by: twice one where it replaces another one.
+    largest_move: ClassVar[float] = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +79,45 @@ class CyclicGroups(SamplingScheme):
     def of_first(self, num_rounds: int) -> SamplingScheme:
         """Returns the scheme of the first rounds, with the same probabilities."""
         return dataclasses.replace(self, num_rounds=max(num_rounds, self.num_bands))
+
+    # Accounting.
+
+    @abc.abstractmethod
+    def amplified_epsilon(self, sigma: float, delta: float) -> float:
+        """Returns the amplified epsilon of noise of real normal numbers."""
+
+    def searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
+        """Returns the noise multiplier that a search finds, at most one that suffices."""
+        return amplification.searched_by_epsilons(self, target, delta, enough, num_coordinates)
+
+    def amplified(
+        self,
+        sigma: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+        num_coordinates: int,
+    ) -> Amplified:
+        """Returns the epsilon of a run; it needs no columns and no certificate."""
+        del columns, certification
+        epsilon = amplification.epsilon_of_groups(self, sigma, delta, num_coordinates)
+        return Amplified(epsilon, None)
+
+    def calibrated(
+        self,
+        target: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+        num_coordinates: int,
+    ) -> float:
+        """Returns the least noise multiplier for an epsilon."""
+        del columns, certification
+        return amplification.noise_multiplier_of_groups(self, target, delta, num_coordinates)
+
+    def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+        """Returns pairs (epsilon, delta) that hold."""
+        return amplification.curve_of_epsilons(self, sigma, num_coordinates)
 
     @abc.abstractmethod
     def group_slice(self, group: int) -> slice:
@@ -185,6 +229,39 @@ class CyclicGroups(SamplingScheme):
     def together_words(self) -> str:
         """Returns what all rounds together are, as a mechanism."""
         return _TOGETHER
+
+
+@dataclasses.dataclass(frozen=True)
+class ComposedGroups(CyclicGroups):
+    """Schemes whose draws of one group are independent, and compose."""
+
+    @property
+    @abc.abstractmethod
+    def sampling_probability(self) -> float:
+        """The probability that a client of a round's group is drawn."""
+
+    @abc.abstractmethod
+    def loss_of_one(
+        self, sigma: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns the privacy loss of one round, for real normal numbers.
+
+        Args:
+          sigma: The noise multiplier.
+          interval: What the losses of the grid are multiples of.
+        """
+
+    def amplified_epsilon(self, sigma: float, delta: float) -> float:
+        """Returns the epsilon of composed rounds."""
+        return amplification.composed_epsilon(self, sigma, delta)
+
+    def searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
+        """Returns the noise multiplier that a search by privacy losses finds."""
+        return amplification.searched_by_losses(self, target, delta, enough, num_coordinates)
+
+    def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+        """Returns pairs (epsilon, delta) of the composed rounds."""
+        return amplification.composed_curve(self, sigma, num_coordinates)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution
 
-from mf_aggregators.participation.cyclic_groups import CyclicGroups
+from mf_aggregators.accounting import fixed_size_gaussian
+from mf_aggregators.participation.cyclic_groups import ComposedGroups
 from mf_aggregators.sampling import random_streams
 from mf_aggregators.sampling.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSizeSampling(CyclicGroups):
+class FixedSizeSampling(ComposedGroups):
     """Exactly B clients of a round's group, a uniformly random subset each time (Alg. 2).
 
     All groups have floor(m / b) clients; up to b - 1 clients never take part.
@@ -48,6 +51,19 @@ class FixedSizeSampling(CyclicGroups):
 
     def _improbable(self, groups: np.ndarray, cohorts: Sequence[np.ndarray]) -> str | None:
         return self._too_often(groups, cohorts, self.sampling_probability)
+
+    def loss_of_one(
+        self, sigma: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns the privacy loss of one round, for real normal numbers."""
+        return fixed_size_gaussian.loss_distribution(sigma, self.sampling_probability, interval)
+
+    def event_of(self, sigma: float) -> dp_event.DpEvent:
+        """Returns composed sampling without replacement, with half the noise multiplier."""
+        sampled = dp_event.SampledWithoutReplacementDpEvent(
+            self.group_size, self.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
+        )
+        return dp_event.SelfComposedDpEvent(sampled, self.most_participations())
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mf_aggregators.accounting.participation_laws import CoinsUnderTimers
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
@@ -64,6 +65,10 @@ class MinSeparationSampling(SeparatedScheme):
     def schema(self) -> MinSeparation:
         """Returns the schema of the timers."""
         return MinSeparation(self.separation, self._rounds_of_client)
+
+    def law(self) -> CoinsUnderTimers:
+        """Returns the distribution of a client's rounds."""
+        return CoinsUnderTimers(self.joining_probability, self.separation)
 
     def sampler(self, seed: int) -> "CoinSampler":
         """Creates the sampler of a run: 8 bytes for each participation of the whole run."""

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution
 
-from mf_aggregators.participation.cyclic_groups import CyclicGroups
+from mf_aggregators.accounting import sampled_gaussian
+from mf_aggregators.participation.cyclic_groups import ComposedGroups
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
     probability_of,
@@ -18,7 +21,7 @@ from mf_aggregators.sampling.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
-class PoissonSampling(CyclicGroups):
+class PoissonSampling(ComposedGroups):
     """Each client of a round's group joins independently with probability B b / m (Cor. F.1).
 
     The groups have floor(m / b) or ceil(m / b) clients; batches vary in size around B.
@@ -31,6 +34,8 @@ class PoissonSampling(CyclicGroups):
     """
 
     name: ClassVar[str] = "poisson"
+    composes_amplified: ClassVar[bool] = True
+    largest_move: ClassVar[float] = 1.0
 
     @property
     def sampling_probability(self) -> float:
@@ -66,6 +71,19 @@ class PoissonSampling(CyclicGroups):
                 f"where {self.clients_per_round} are expected"
             )
         return self._too_often(groups, cohorts, probability)
+
+    def loss_of_one(
+        self, sigma: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns the privacy loss of one round, for real normal numbers."""
+        return sampled_gaussian.loss_distribution(sigma, self.sampling_probability, interval)
+
+    def event_of(self, sigma: float) -> dp_event.DpEvent:
+        """Returns the composed Poisson-sampled Gaussian mechanism."""
+        sampled = dp_event.PoissonSampledDpEvent(
+            self.sampling_probability, dp_event.GaussianDpEvent(sigma)
+        )
+        return dp_event.SelfComposedDpEvent(sampled, self.most_participations())
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

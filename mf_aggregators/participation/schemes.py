@@ -12,14 +12,19 @@ tell (:meth:`Sampler.deviation`).
 
 import abc
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from dp_accounting import dp_event
 from scipy import special
 
 from mf_aggregators import validation
+from mf_aggregators.accounting import column_bands, trade_offs
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation.kinds import Participation
+from mf_aggregators.participation.random_participation import Amplified, Certification
 
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
@@ -43,6 +48,8 @@ class SamplingScheme(Participation):
         one C; otherwise it depends on the number of bands alone.
       covers_absences: Whether the guarantee holds where clients that were drawn are absent.
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
+      composes_amplified: Whether the event of a run is amplified, and for the adding or removing
+        of a client, so that it composes with other runs.
     """
 
     num_rounds: int
@@ -55,6 +62,7 @@ class SamplingScheme(Participation):
     depends_on_matrix: ClassVar[bool] = False
     covers_absences: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = True
+    composes_amplified: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validation.set_positive_integers(
@@ -127,6 +135,199 @@ class SamplingScheme(Participation):
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
         return {"name": self.name, **dataclasses.asdict(self)}
+
+    # Accounting. Noise multipliers are relative to the largest column norm of C.
+
+    @abc.abstractmethod
+    def amplified(
+        self,
+        sigma: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+        num_coordinates: int,
+    ) -> Amplified:
+        """Returns the epsilon of a run, and its proof.
+
+        Args:
+          sigma: The noise multiplier, at least 0.
+          delta: The delta of the guarantee.
+          columns: (n, b), those of C as ``accounting.column_bands`` has them, where the guarantee
+            ``depends_on_matrix``; None for a diagonal C of equal entries.
+          certification: How epsilons are proved, where they are for one C.
+          num_coordinates: Parameters times rounds.
+        """
+
+    @abc.abstractmethod
+    def calibrated(
+        self,
+        target: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+        num_coordinates: int,
+    ) -> float:
+        """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`."""
+
+    def estimated(
+        self,
+        target: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+    ) -> float:
+        """Returns about what :meth:`calibrated` does, fast; no guarantee is stated of it."""
+        return self.calibrated(target, delta, columns, certification, DEFAULT_NUM_COORDINATES)
+
+    def event_of(self, sigma: float) -> dp_event.DpEvent:
+        """Returns the run as an event of dp-accounting: without amplification, by default."""
+        return dp_event.GaussianDpEvent(sigma / math.sqrt(self.most_participations()))
+
+    def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+        """Returns pairs (epsilon, delta) that hold, where they are fast to compute."""
+        del sigma, num_coordinates
+        return ()
+
+    def log_moments(
+        self, sigma: float, columns: np.ndarray | None, num_coordinates: int
+    ) -> tuple[tuple[int, float], ...]:
+        """Returns Renyi orders a and log E_Q (P/Q)^a of the dominating pair, if it is known."""
+        del sigma, columns, num_coordinates
+        return ()
+
+    def divergences(
+        self, sigma: float, columns: np.ndarray | None, seed: int, num_coordinates: int
+    ) -> tuple[tuple[float, float], ...]:
+        """Returns epsilons and bounds on the hockey-stick divergence, if they are known."""
+        del sigma, columns, seed, num_coordinates
+        return ()
+
+    def epsilon(
+        self,
+        noise_multiplier: float,
+        delta: float,
+        strategy_matrix: Any = None,
+        *,
+        seed: int = 0,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    ) -> float:
+        """Returns the epsilon of a banded mechanism whose clients take part by the scheme.
+
+        Args:
+          noise_multiplier: Standard deviation of Z over (clip norm times the largest column
+            norm of C); zero means no noise.
+          delta: Below 1. For cyclic groups it is at least 1e-12 and 4e-15 times the compositions.
+          strategy_matrix: (n, n), C, where the guarantee ``depends_on_matrix``; None for a
+            diagonal one of equal entries, if ``num_bands`` is 1.
+          seed: The seed of the Monte Carlo test that proves such an epsilon, chosen before
+            anything is known of its result.
+          num_coordinates: Parameters times rounds, as in ``accounting.epsilon``.
+
+        Returns:
+          An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
+
+        Raises:
+          TailError: As in ``accounting.epsilon``.
+          ValueError: If an argument is out of its range, or C is missing or does not fit.
+        """
+        return self.amplified(
+            validation.non_negative_number(noise_multiplier, "noise_multiplier"),
+            delta,
+            self._columns(strategy_matrix),
+            Certification(seed=seed),
+            num_coordinates,
+        ).epsilon
+
+    def noise_multiplier(
+        self,
+        epsilon: float,
+        delta: float,
+        strategy_matrix: Any = None,
+        *,
+        seed: int = 0,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    ) -> float:
+        """Returns the least noise multiplier for a target, the inverse of :meth:`epsilon`.
+
+        Args:
+          epsilon: Above 0.
+          delta: As in :meth:`epsilon`, and so all others.
+          strategy_matrix: As there.
+          seed: As there.
+          num_coordinates: As there.
+
+        Raises:
+          ValueError: As there, and if no noise multiplier gives the target.
+        """
+        return self.calibrated(
+            validation.positive_number(epsilon, "epsilon"),
+            delta,
+            self._columns(strategy_matrix),
+            Certification(seed=seed),
+            num_coordinates,
+        )
+
+    def true_positive_rate(
+        self,
+        noise_multiplier: float,
+        false_positive_rate: float | np.ndarray,
+        strategy_matrix: Any = None,
+        *,
+        guarantees: Sequence[tuple[float, float]] = (),
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    ) -> float | np.ndarray:
+        """Returns the highest true positive rate of an attacker who does not know the draws.
+
+        ``accounting.trade_offs`` says what the attacker knows and decides, and why no test does
+        better.
+
+        Args:
+          noise_multiplier: As in :meth:`epsilon`.
+          false_positive_rate: From 0 to 1, or an array of them.
+          strategy_matrix: As in :meth:`epsilon`.
+          guarantees: Pairs (epsilon, delta) that are known to hold, as further bounds.
+          num_coordinates: As in :meth:`epsilon`.
+
+        Returns:
+          The rate, of the shape of the argument; never above that without amplification.
+
+        Raises:
+          TailError: If so little noise cannot be accounted for: a ValueError.
+          ValueError: As :meth:`epsilon` does.
+        """
+        columns = self._columns(strategy_matrix)
+        return trade_offs.sampled_true_positive_rate(
+            self,
+            noise_multiplier,
+            false_positive_rate,
+            guarantees=guarantees,
+            log_moments=self.log_moments(noise_multiplier, columns, num_coordinates),
+            divergences=self.divergences(noise_multiplier, columns, 0, num_coordinates),
+            num_coordinates=num_coordinates,
+        )
+
+    def event(self, noise_multiplier: float) -> dp_event.DpEvent:
+        """Returns a run as an event of dp-accounting, to be composed with others.
+
+        Args:
+          noise_multiplier: As in :meth:`epsilon`.
+
+        Returns:
+          For Poisson sampling the composed sampled Gaussian of BandMF App. F.3, for an
+          accountant of ``ADD_OR_REMOVE_ONE``. For fixed-size subsets sampling without
+          replacement with half the noise multiplier, for an accountant of ``REPLACE_ONE``.
+          For the other schemes, which dp-accounting has no event for, the Gaussian mechanism
+          without amplification.
+
+        Raises:
+          ValueError: If the noise multiplier is negative or not finite.
+        """
+        return self.event_of(validation.non_negative_number(noise_multiplier, "noise_multiplier"))
+
+    def _columns(self, strategy_matrix: Any) -> np.ndarray | None:
+        if strategy_matrix is None:
+            return None
+        return column_bands.of_matrix(strategy_matrix, self.num_bands)
 
     # Draws.
 

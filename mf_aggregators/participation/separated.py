@@ -4,6 +4,7 @@ No client has to know what another one does, and there are no groups. The rounds
 ``separation`` or more apart, at least as many as C has bands.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.accounting.participation_laws import ParticipationLaw
+from mf_aggregators.participation import random_participation
+from mf_aggregators.participation.random_participation import Amplified, Certification
 from mf_aggregators.participation.schemes import SamplingScheme, too_large
 
 _TOGETHER = """\
@@ -79,6 +83,62 @@ class SeparatedScheme(SamplingScheme):
     def _default_separation(cls, num_bands: int, population: int, clients_per_round: int) -> int:
         del population, clients_per_round
         return num_bands
+
+    # Accounting.
+
+    @abc.abstractmethod
+    def law(self) -> ParticipationLaw:
+        """Returns the distribution of a client's rounds."""
+
+    def amplified(
+        self,
+        sigma: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+        num_coordinates: int,
+    ) -> Amplified:
+        """Returns the certified epsilon of a run."""
+        return random_participation.amplified(
+            self, sigma, validation.delta(delta), columns, certification, num_coordinates
+        )
+
+    def calibrated(
+        self,
+        target: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+        num_coordinates: int,
+    ) -> float:
+        """Returns a noise multiplier whose certified epsilon is at most a target."""
+        return random_participation.noise_multiplier(
+            self, target, validation.delta(delta), columns, certification, num_coordinates
+        )
+
+    def estimated(
+        self,
+        target: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+    ) -> float:
+        """Returns about the noise multiplier of a target, fast and without a proof."""
+        return random_participation.estimated_noise_multiplier(
+            self, target, delta, columns, certification, is_rough=True
+        )
+
+    def log_moments(
+        self, sigma: float, columns: np.ndarray | None, num_coordinates: int
+    ) -> tuple[tuple[int, float], ...]:
+        """Returns Renyi orders and log-moments of the dominating pair, exactly."""
+        return random_participation.log_moments(self, sigma, columns, num_coordinates)
+
+    def divergences(
+        self, sigma: float, columns: np.ndarray | None, seed: int, num_coordinates: int
+    ) -> tuple[tuple[float, float], ...]:
+        """Returns epsilons and bounds on the hockey-stick divergence."""
+        return random_participation.divergences(self, sigma, columns, seed, num_coordinates)
 
     @property
     def _rounds_of_client(self) -> int:

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from mf_aggregators.accounting import shuffled_gaussian
+from mf_aggregators.participation import amplification
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.sampling import random_streams
 from mf_aggregators.sampling.random_streams import Draw, Stream
@@ -69,6 +71,10 @@ class Shuffling(CyclicGroups):
 
     def _improbable(self, groups: np.ndarray, cohorts: Sequence[np.ndarray]) -> None:
         """Nothing else: a pass has every client at most once."""
+
+    def amplified_epsilon(self, sigma: float, delta: float) -> float:
+        """Returns the epsilon of shuffled passes."""
+        return shuffled_gaussian.epsilon(self, sigma, delta, amplification.interval_for)
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

@@ -15,18 +15,18 @@ from typing import Any
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
-from mf_aggregators.accounting import amplification, certificate_store, random_participation
+from mf_aggregators.accounting import certificate_store
 from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
-from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     SamplingScheme,
-    SeparatedScheme,
     SingleParticipation,
+    amplification,
     sampling_scheme,
 )
+from mf_aggregators.participation.random_participation import Certification
 from mf_aggregators.privacy import amplification_conditions
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -219,7 +219,7 @@ def noise_multiplier(
         "delta": delta,
         "accounting": certificate_store.ACCOUNTING_VERSION,
     }
-    if isinstance(scheme, SeparatedScheme):
+    if scheme.depends_on_matrix:
         columns = None if matrix is None else amplification_conditions.columns_of(matrix, scheme)
         if columns is not None:
             description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
@@ -231,9 +231,7 @@ def noise_multiplier(
             return factorization_cache.fetch_number(
                 cache_directory,
                 description,
-                lambda: random_participation.estimated_noise_multiplier(
-                    scheme, epsilon, delta, columns, certification, is_rough=True
-                ),
+                lambda: scheme.estimated(epsilon, delta, columns, certification),
             )
         return factorization_cache.fetch_number(
             cache_directory,

@@ -3,13 +3,13 @@
 import numpy as np
 
 from mf_aggregators.accounting import certificate_store, column_bands
-from mf_aggregators.accounting.random_participation import LARGEST_ROUNDING, Certification
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import rounding
 from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rounding import Rounding
 from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.participation.random_participation import LARGEST_ROUNDING, Certification
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:

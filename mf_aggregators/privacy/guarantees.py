@@ -17,22 +17,18 @@ import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
-from mf_aggregators.accounting import (
-    amplification,
-    random_participation,
-    trade_offs,
-)
+from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.certificates import Claim
-from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     SamplingScheme,
-    SeparatedScheme,
     SingleParticipation,
 )
+from mf_aggregators.participation.random_participation import Certification
 from mf_aggregators.privacy import amplification_conditions, attackers, pattern_sensitivities
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -130,7 +126,7 @@ class Guarantee:
 
     @property
     def _disjoint_participations(self) -> int:
-        return 1 if self.sampling is None else amplification.most_participations(self.sampling)
+        return 1 if self.sampling is None else self.sampling.most_participations()
 
     def part_of_client(self) -> PartOfClient:
         """Returns what holds for a part of a client's data, at the same delta."""
@@ -154,10 +150,10 @@ class Guarantee:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
 
         ``accounting.composed_epsilon`` composes such events; ``accounting.event`` and
-        ``amplification.event`` say for which neighbouring relation they are.
+        ``SamplingScheme.event`` say for which neighbouring relation they are.
         """
         if self.sampling is not None:
-            return amplification.event(self.sampling, self.noise_multiplier)
+            return self.sampling.event(self.noise_multiplier)
         if math.isinf(self.noise_multiplier):
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)
@@ -401,19 +397,16 @@ def _amplified(
     certification: Certification | None = None,
 ) -> Guarantee:
     certification = certification or amplification_conditions.default_certification()
-    found = amplification.amplified(
-        scheme, noise_multiplier, delta, columns=columns, certification=certification
+    found = scheme.amplified(
+        validation.non_negative_number(noise_multiplier, "noise_multiplier"),
+        delta,
+        columns,
+        certification,
+        DEFAULT_NUM_COORDINATES,
     )
     participation = scheme.schema()
     most = participation.most_participations(scheme.num_rounds)
-    unamplified = amplification.unamplified_noise_multiplier(scheme, noise_multiplier)
-    log_moments: tuple[tuple[int, float], ...] = ()
-    divergences: tuple[tuple[float, float], ...] = ()
-    if isinstance(scheme, SeparatedScheme):
-        log_moments = random_participation.log_moments(scheme, noise_multiplier, columns)
-        divergences = random_participation.divergences(
-            scheme, noise_multiplier, columns, certification.seed
-        )
+    unamplified = noise_multiplier / math.sqrt(scheme.most_participations())
     return Guarantee(
         participation=participation,
         num_rounds=scheme.num_rounds,
@@ -425,8 +418,10 @@ def _amplified(
         delta=delta,
         sampling=scheme,
         certificate=found.claim,
-        log_moments=log_moments,
-        divergences=divergences,
+        log_moments=scheme.log_moments(noise_multiplier, columns, DEFAULT_NUM_COORDINATES),
+        divergences=scheme.divergences(
+            noise_multiplier, columns, certification.seed, DEFAULT_NUM_COORDINATES
+        ),
     )
 
 

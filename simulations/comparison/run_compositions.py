@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, printed_guarantees
-from mf_aggregators.participation import PoissonSampling, SamplingScheme
+from mf_aggregators.participation import SamplingScheme
 from simulations.comparison.repeated_runs import FinishedRun
 
 # Epsilons of privacy loss distributions, whose grids differ, may be so far apart.
@@ -124,10 +124,8 @@ def _check_run(
 ) -> None:
     if epsilon is None or delta is None or noise_multiplier is None:
         return
-    if isinstance(sampling, PoissonSampling):
-        sizes = {**sampling.to_dict(), "sampling": sampling.name}
-        del sizes["name"]
-        alone = accounting.amplified_epsilon(noise_multiplier, delta, **sizes)
+    if sampling is not None and sampling.composes_amplified:
+        alone = sampling.epsilon(noise_multiplier, delta)
     else:
         count = 1 if sampling is None else _most_participations(sampling)
         alone = accounting.exact_epsilon(noise_multiplier / math.sqrt(count), delta)
@@ -142,15 +140,8 @@ def _check_run(
 def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
     if scheme is None:
         return accounting.event(sigma)
-    if isinstance(scheme, PoissonSampling):
-        return accounting.amplified_event(
-            sigma,
-            num_rounds=scheme.num_rounds,
-            num_bands=scheme.num_bands,
-            population=scheme.population,
-            clients_per_round=scheme.clients_per_round,
-            sampling=scheme.name,
-        )
+    if scheme.composes_amplified:
+        return scheme.event(sigma)
     return dp_event.SelfComposedDpEvent(accounting.event(sigma), _most_participations(scheme))
 
 

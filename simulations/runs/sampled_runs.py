@@ -9,9 +9,9 @@ are never amplified.
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mf_aggregators import accounting, catalogue
+from mf_aggregators import catalogue
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -168,27 +168,11 @@ def noise_multiplier(
     if options.noise_multiplier is not None:
         return options.noise_multiplier
     assert options.target_epsilon is not None
-    return accounting.amplified_noise_multiplier(
-        options.target_epsilon,
-        options.delta,
-        num_rounds=scheme.num_rounds,
-        num_bands=scheme.num_bands,
-        population=scheme.population,
-        clients_per_round=scheme.clients_per_round,
-        sampling=scheme.name,
-        **_of_matrix(scheme, factorization),
-    )
-
-
-def _of_matrix(scheme: SamplingScheme, factorization: Factorization | None) -> dict[str, Any]:
-    """What the accounting of a scheme without parts needs."""
-    if not scheme.depends_on_matrix:
-        return {}
-    assert factorization is not None
-    return {
-        "separation": scheme.separation_in(scheme.num_rounds),
-        "strategy_matrix": factorization.strategy_matrix(),
-    }
+    matrix = None
+    if scheme.depends_on_matrix:
+        assert factorization is not None
+        matrix = factorization.strategy_matrix()
+    return scheme.noise_multiplier(options.target_epsilon, options.delta, matrix)
 
 
 def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None) -> Sampler:

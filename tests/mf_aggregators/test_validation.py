@@ -57,6 +57,7 @@ _NO_INTEGERS = [1.0, np.float64(1.0), math.nan, math.inf, fractions.Fraction(1)]
 _ONE = mfa.factorizations.identity(4)
 _SINGLE = mfa.participation.SingleParticipation()
 _SCHEME = {"num_rounds": 4, "num_bands": 2, "population": 40, "clients_per_round": 10}
+_POISSON = PoissonSampling(**_SCHEME)
 _SCHEMES: list[Any] = [
     PoissonSampling,
     FixedSizeSampling,
@@ -94,10 +95,10 @@ _REALS: list[tuple[str, Callable[[Any], Any]]] = [
     ("guarantees", lambda value: mfa.accounting.true_positive_rate_of_pairs([(1.0, value)], 0.1)),
     (
         "noise_multiplier",
-        _with(mfa.accounting.amplified_epsilon, "noise_multiplier", delta=1e-6, **_SCHEME),
+        _with(_POISSON.epsilon, "noise_multiplier", delta=1e-6),
     ),
-    ("delta", _with(mfa.accounting.amplified_epsilon, "delta", noise_multiplier=1.0, **_SCHEME)),
-    ("epsilon", _with(mfa.accounting.amplified_noise_multiplier, "epsilon", delta=0.1, **_SCHEME)),
+    ("delta", _with(_POISSON.epsilon, "delta", noise_multiplier=1.0)),
+    ("epsilon", _with(_POISSON.noise_multiplier, "epsilon", delta=0.1)),
     ("probability", lambda value: participation_laws.CoinsUnderTimers(value, 2)),
     (
         "noise_multiplier",

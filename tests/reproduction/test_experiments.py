@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, factorizations, workloads
-from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation, sampling_scheme
+from mf_aggregators.participation.random_participation import Certification
 from mf_aggregators.privacy import guarantees
 from reproduction import (
     adaptive_streams,
@@ -43,7 +43,7 @@ def test_coins_need_less_noise_than_parts(monkeypatch: pytest.MonkeyPatch) -> No
         matrix, scheme, row.ours * 6**0.5, 1e-3, certification=Certification()
     )
     assert 3.6 <= stated.epsilon <= 4.0
-    parts = accounting.amplified_noise_multiplier(4.0, 1e-3, num_bands=3, **sizes)
+    parts = sampling_scheme("poisson", num_bands=3, **sizes).noise_multiplier(4.0, 1e-3)
     assert row.ours * 6**0.5 < 0.95 * parts
 
 

@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     Shuffling,
     SingleParticipation,
+    sampling_scheme,
 )
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
@@ -379,9 +380,9 @@ def test_the_noise_of_a_sampled_run_is_calibrated_once(
     more = ["--sampling=poisson", "--num_bands=3", "--clients_per_round=2", "--target_epsilon=2"]
     options = _options(_arguments(dataset, tmp_path, *more))
     plan = _plan(options)
-    assert plan.noise_multiplier == mfa.accounting.amplified_noise_multiplier(
-        2.0, 0.01, num_rounds=6, num_bands=3, population=24, clients_per_round=2
-    )
+    assert plan.noise_multiplier == sampling_scheme(
+        "poisson", num_rounds=6, num_bands=3, population=24, clients_per_round=2
+    ).noise_multiplier(2.0, 0.01)
     assert run_statements.planned(plan, DeviceBehaviour()).plan.epsilon == pytest.approx(
         2.0, rel=1e-3
     )

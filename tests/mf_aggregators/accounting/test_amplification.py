@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import amplification
 from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,
     Shuffling,
+    amplification,
     sampling_from_dict,
     sampling_scheme,
 )
@@ -53,14 +53,13 @@ def test_amplified_noise_multipliers_of_the_papers(
     for the target, a little more is enough.
     """
     for factor, is_enough in ((1.0 - 2e-3, False), (1.0 + 2e-3, True)):
-        found = accounting.amplified_epsilon(
-            factor * math.sqrt(6.0) * printed,
-            _DELTA,
+        found = sampling_scheme(
+            "poisson",
             num_rounds=2052,
             num_bands=num_bands,
             population=342_000,
             clients_per_round=1000,
-        )
+        ).epsilon(factor * math.sqrt(6.0) * printed, _DELTA)
         assert (found <= epsilon) == is_enough
 
 
@@ -92,13 +91,13 @@ def test_the_sampled_gaussians_of_the_papers_code(num_rounds: int, num_bands: in
         "population": population,
         "clients_per_round": batch,
     }
-    assert accounting.amplified_event(1.3, **sizes) == event
-    assert accounting.amplified_epsilon(1.3, 1e-5, **sizes) == pytest.approx(
+    assert sampling_scheme("poisson", **sizes).event(1.3) == event
+    assert sampling_scheme("poisson", **sizes).epsilon(1.3, 1e-5) == pytest.approx(
         accountant.get_epsilon(1e-5), rel=1e-3
     )
     # Renyi accounting is another way to a bound, never a tighter one.
     renyi = rdp_privacy_accountant.RdpAccountant().compose(event)
-    assert accounting.amplified_epsilon(1.3, 1e-5, **sizes) <= renyi.get_epsilon(1e-5)
+    assert sampling_scheme("poisson", **sizes).epsilon(1.3, 1e-5) <= renyi.get_epsilon(1e-5)
 
 
 def test_no_sampling_is_no_amplification() -> None:
@@ -283,7 +282,7 @@ def test_many_compositions_lose_nothing_to_rounding(compositions: int, total: fl
     """Nobody is sampled out, so that the truth is one Gaussian; at the smallest delta allowed."""
     scheme = PoissonSampling(compositions, 1, 10, 10)
     delta = max(1e-12, 4.001e-15 * compositions)
-    found = amplification._composed_epsilon(
+    found = amplification.composed_epsilon(
         scheme, total * math.sqrt(compositions), amplification.safe_delta(delta, compositions)
     )
     assert found >= accounting.exact_epsilon(total, delta) * (1 - 1e-9)
@@ -377,12 +376,12 @@ def test_runs_are_composed() -> None:
         "population": 1000,
         "clients_per_round": 10,
     }
-    sampled = accounting.amplified_event(1.0, **sizes)
+    sampled = sampling_scheme("poisson", **sizes).event(1.0)
     both = accounting.composed_epsilon([accounting.event(3.0), sampled], 1e-5)
     assert both > accounting.epsilon(3.0, 1e-5)
-    assert both > accounting.amplified_epsilon(1.0, 1e-5, **sizes)
+    assert both > sampling_scheme("poisson", **sizes).epsilon(1.0, 1e-5)
     assert accounting.composed_epsilon([accounting.event(0.0)], 1e-5) == math.inf
-    replaced = accounting.amplified_event(1.0, **sizes, sampling="fixed_size")
+    replaced = sampling_scheme("fixed_size", **sizes).event(1.0)
     with pytest.raises(ValueError, match="RdpAccountant"):
         accounting.composed_epsilon([replaced], 1e-5)
 
@@ -395,7 +394,7 @@ def test_runs_are_composed() -> None:
         ({"population": 0}, "population must be at least 1"),
         ({"num_rounds": 0}, "num_rounds must be at least 1"),
         ({"clients_per_round": 2.5}, "clients_per_round must be an integer"),
-        ({"sampling": "cyclic"}, "not one of poisson, fixed_size, shuffling"),
+        ({"name": "cyclic"}, "not one of poisson, fixed_size, shuffling"),
         ({"delta": 1.0}, "delta must be above 0 and below 1"),
         ({"delta": 1e-13}, "at least 1e-12"),
         ({"noise_multiplier": -1.0}, "must not be negative"),
@@ -403,15 +402,17 @@ def test_runs_are_composed() -> None:
 )
 def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {
-        "noise_multiplier": 1.0,
-        "delta": 1e-5,
+        "name": "poisson",
         "num_rounds": 10,
         "num_bands": 4,
         "population": 100,
         "clients_per_round": 10,
     }
+    numbers: dict[str, object] = {"noise_multiplier": 1.0, "delta": 1e-5}
+    for values in (arguments, numbers):
+        values.update({name: value for name, value in changes.items() if name in values})
     with pytest.raises(ValueError, match=message):
-        accounting.amplified_epsilon(**{**arguments, **changes})  # type: ignore[arg-type]
+        sampling_scheme(**arguments).epsilon(**numbers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators import accounting
 from mf_aggregators.accounting import certificates, claim_search, confidence_bounds
 from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.participation_laws import (
@@ -19,6 +18,7 @@ from mf_aggregators.accounting.participation_laws import (
     ParticipationLaw,
 )
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
+from mf_aggregators.participation import sampling_scheme
 from tests.mf_aggregators.accounting import participation_patterns
 from tests.mf_aggregators.accounting.participation_patterns import mechanism
 
@@ -163,14 +163,13 @@ def test_a_test_that_draws_too_little_proves_nothing() -> None:
 def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: int) -> None:
     """Coins without timers: the privacy loss distribution, within the certificate."""
     delta = 1e-4
-    exact = accounting.amplified_epsilon(
-        sigma,
-        delta,
+    exact = sampling_scheme(
+        "poisson",
         num_rounds=rounds,
         num_bands=1,
         population=100,
         clients_per_round=round(100 * probability),
-    )
+    ).epsilon(sigma, delta)
     of = Mechanism(np.ones((rounds, 1)), sigma, CoinsUnderTimers(probability, 1))
     claim = claim_search.proved_claim(of, delta, max_samples=2**16)
     assert claim is not None

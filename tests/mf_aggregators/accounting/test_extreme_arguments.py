@@ -16,21 +16,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import (
-    amplification,
-    certificates,
-    confidence_bounds,
-    gaussian,
-    random_participation,
-)
-from mf_aggregators.accounting.random_participation import Certification
+from mf_aggregators.accounting import certificates, confidence_bounds, gaussian
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SamplingScheme,
+    amplification,
+    random_participation,
     sampling_scheme,
     sampling_schemes,
 )
+from mf_aggregators.participation.random_participation import Certification
 from tests.examples import examples
 
 # Of one search: losses that are composed, samples that are asked for, tails.
@@ -179,13 +175,9 @@ def test_rates_of_attackers_end(scheme: SamplingScheme, sigma: float) -> None:
 
     def bound() -> Any:
         with _few_steps():
-            return accounting.amplified_true_positive_rate(
-                sigma,
-                rates,
-                **sizes,
-                sampling=scheme.name,
-                separation=getattr(scheme, "separation", None),
-            )
+            return sampling_scheme(
+                scheme.name, **sizes, separation=getattr(scheme, "separation", None)
+            ).true_positive_rate(sigma, rates)
 
     found = _or_refused(bound)
     if found is None:

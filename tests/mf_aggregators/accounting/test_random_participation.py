@@ -12,23 +12,23 @@ import pytest
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import (
-    amplification,
     certificate_store,
     certificates,
     claim_search,
     column_bands,
     noise_failure,
     participation_laws,
-    random_participation,
 )
-from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SeparatedScheme,
+    amplification,
+    random_participation,
     sampling_scheme,
 )
+from mf_aggregators.participation.random_participation import Certification
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
@@ -101,7 +101,7 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    law = random_participation.law_of(scheme)
+    law = scheme.law()
     assert isinstance(law, participation_laws.CoinsUnderTimers)
     assert law.rate == pytest.approx(10 / 200)
     assert law.probability == pytest.approx(10 / (200 - 10 * 4))
@@ -110,7 +110,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
         law.first_free_probabilities(),
         [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
     )
-    bins = random_participation.law_of(BallsInBins(12, 3, 200, 10, 20))
+    bins = BallsInBins(12, 3, 200, 10, 20).law()
     assert bins == participation_laws.OneBin(20)
 
 
@@ -157,21 +157,17 @@ def test_public_functions(sampling: str) -> None:
         "num_bands": 3,
         "population": 200,
         "clients_per_round": 40,
-        "sampling": sampling,
     }
-    found = accounting.amplified_epsilon(2.0, _DELTA, **sizes, strategy_matrix=_MATRIX)
-    scheme = sampling_scheme(
-        sampling, **{name: size for name, size in sizes.items() if name != "sampling"}
-    )
-    assert isinstance(scheme, MinSeparationSampling | BallsInBins)
+    scheme = sampling_scheme(sampling, **sizes)
+    found = scheme.epsilon(2.0, _DELTA, strategy_matrix=_MATRIX)
     assert found == amplification.epsilon(scheme, 2.0, _DELTA, columns=_columns())
     without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found <= without
     with pytest.raises(ValueError, match=f"{sampling} needs the strategy matrix"):
-        accounting.amplified_epsilon(2.0, _DELTA, **sizes)
+        scheme.epsilon(2.0, _DELTA)
     with pytest.raises(ValueError, match="at most 3 bands"):
-        accounting.amplified_epsilon(2.0, _DELTA, **sizes, strategy_matrix=np.tri(12))
-    event = accounting.amplified_event(2.0, **sizes)
+        scheme.epsilon(2.0, _DELTA, strategy_matrix=np.tri(12))
+    event = scheme.event(2.0)
     assert accounting.composed_epsilon([event], _DELTA) == pytest.approx(without, rel=1e-2)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import column_bands, noise_failure, random_participation, trade_offs
+from mf_aggregators.accounting import column_bands, noise_failure, trade_offs
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
     BallsInBins,
@@ -22,6 +22,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     Shuffling,
+    random_participation,
     sampling_scheme,
 )
 from tests.examples import examples
@@ -244,16 +245,14 @@ def test_the_best_attack_on_coins_under_timers_is_below_the_bound(sigma: float) 
     for rate in (0.01, 0.1):
         threshold = np.quantile(without, 1.0 - rate)
         best = np.mean(with_client > threshold)
-        found = accounting.amplified_true_positive_rate(
-            sigma,
-            rate,
+        found = sampling_scheme(
+            "min_separation",
             num_rounds=2,
             num_bands=1,
             population=30,
             clients_per_round=5,
-            sampling="min_separation",
             separation=2,
-        )
+        ).true_positive_rate(sigma, rate)
         # Five standard errors of both rates, the first of which shifts the threshold.
         error = 5.0 * (math.exp(threshold) * math.sqrt(rate) + math.sqrt(best)) / 200_000**0.5
         assert best <= found + error
@@ -270,8 +269,8 @@ def test_public_names_agree_with_the_schemes() -> None:
     }
     for name in ["poisson", "fixed_size", "shuffling"]:
         scheme = sampling_scheme(name, **sizes)
-        assert accounting.amplified_true_positive_rate(
-            2.0, 0.01, sampling=name, **sizes
+        assert sampling_scheme(name, **sizes).true_positive_rate(
+            2.0, 0.01
         ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01)
     scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
     matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
@@ -279,19 +278,17 @@ def test_public_names_agree_with_the_schemes() -> None:
     moments = random_participation.log_moments(scheme, 2.0, columns)
     divergences = random_participation.divergences(scheme, 2.0, columns)
     assert [order for order, _ in moments][:2] == [2, 3]
-    assert accounting.amplified_true_positive_rate(
-        2.0, 0.01, sampling="min_separation", separation=9, strategy_matrix=matrix, **sizes
+    assert sampling_scheme("min_separation", separation=9, **sizes).true_positive_rate(
+        2.0, 0.01, strategy_matrix=matrix
     ) == trade_offs.sampled_true_positive_rate(
         scheme, 2.0, 0.01, log_moments=moments, divergences=divergences
     )
 
 
-def _rate_with_coins(sigma: float, **arguments: Any) -> float:
+def _rate_with_coins(sigma: float, separation: int, **arguments: Any) -> float:
     """At a false positive rate of 1 %."""
-    sizes: dict[str, Any] = {"num_rounds": 12, "num_bands": 1, "population": 100}
-    found = accounting.amplified_true_positive_rate(
-        sigma, 0.01, **sizes, clients_per_round=5, sampling="min_separation", **arguments
-    )
+    scheme = MinSeparationSampling(12, 1, 100, 5, separation)
+    found = scheme.true_positive_rate(sigma, 0.01, **arguments)
     assert isinstance(found, float)
     return found
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
-from mf_aggregators.accounting import amplification
 from mf_aggregators.commands import command_line, plan, report
-from mf_aggregators.participation import MinSeparation, sampling_from_dict
+from mf_aggregators.participation import MinSeparation, amplification, sampling_from_dict
 from tests import figure_checks, page_checks
 from tests.page_checks import Page
 

@@ -18,6 +18,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     Shuffling,
+    sampling_scheme,
 )
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import attackers, guarantees
@@ -254,9 +255,9 @@ def test_a_sampled_run_is_not_held_against_a_schema(
     assert fields["sampling"] == _POISSON.to_dict()
     assert fields["amplified_noise_multiplier"] == pytest.approx(multiplier)
     assert fields["amplified_epsilon"] == pytest.approx(
-        accounting.amplified_epsilon(
-            multiplier, 1e-5, num_rounds=12, num_bands=4, population=12, clients_per_round=1
-        )
+        sampling_scheme(
+            "poisson", num_rounds=12, num_bands=4, population=12, clients_per_round=1
+        ).epsilon(multiplier, 1e-5)
     )
     # Who knows who was drawn knows three participations of some clients.
     assert fields["realised_epsilon"] == pytest.approx(accounting.epsilon(0.9, 1e-5))
@@ -284,14 +285,9 @@ def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
     fields = json.loads(out)
     assert fields["keeps_plan"] is False
     assert fields["realised_separation"] == 1
-    amplified = accounting.amplified_epsilon(
-        fields["amplified_noise_multiplier"],
-        1e-5,
-        num_rounds=12,
-        num_bands=4,
-        population=12,
-        clients_per_round=1,
-    )
+    amplified = sampling_scheme(
+        "poisson", num_rounds=12, num_bands=4, population=12, clients_per_round=1
+    ).epsilon(fields["amplified_noise_multiplier"], 1e-5)
     assert fields["widened_epsilon"] >= fields["realised_epsilon"] > amplified
     assert fields["amplified_epsilon"] is None
     _, out, _ = _call(capsys, checkpoint, ledger)
@@ -366,15 +362,9 @@ def test_a_ledger_that_its_scheme_may_have_drawn_is_amplified_finished_or_not(
     assert fields["sampling_deviation"] is None
     # Of all rounds, however early the run ended.
     assert fields["amplified_epsilon"] == pytest.approx(
-        accounting.amplified_epsilon(
-            fields["amplified_noise_multiplier"],
-            1e-5,
-            num_rounds=12,
-            num_bands=4,
-            population=12,
-            clients_per_round=1,
-            sampling=scheme.name,
-        )
+        sampling_scheme(
+            scheme.name, num_rounds=12, num_bands=4, population=12, clients_per_round=1
+        ).epsilon(fields["amplified_noise_multiplier"], 1e-5)
     )
 
 

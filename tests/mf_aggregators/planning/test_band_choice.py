@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, factorizations, version, workloads
-from mf_aggregators.accounting import (
-    amplification,
-    certificate_store,
-    certificates,
-    random_participation,
-)
+from mf_aggregators.accounting import certificate_store, certificates
 from mf_aggregators.accounting.certificates import Claim, MechanismBudget, MechanismBudgetError
-from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.participation import (
     MinSeparationSampling,
     SingleParticipation,
+    amplification,
+    random_participation,
     sampling_scheme,
     sampling_schemes,
 )
+from mf_aggregators.participation.random_participation import Certification
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
 from mf_aggregators.privacy import guarantees
@@ -55,8 +52,8 @@ def test_all_bands_are_compared_as_by_brute_force(
         sigma = choice.noise_multiplier
         # The least that gives the target, which decreases in sigma.
         for factor, is_enough in ((1.001, True), (0.98, False)):
-            found = accounting.amplified_epsilon(
-                factor * sigma, 1e-6, **sizes, num_bands=choice.num_bands, sampling=sampling
+            found = sampling_scheme(sampling, **sizes, num_bands=choice.num_bands).epsilon(
+                factor * sigma, 1e-6
             )
             assert (found <= epsilon) == is_enough
         matrix = factorizations.banded(workloads.prefix_sum(4), choice.num_bands)
@@ -100,12 +97,12 @@ def test_bands_of_the_paper(epsilon: float, epochs: int, printed: int) -> None:
         matrix = factorizations.toeplitz(1024, num_bands, equal_column_norms=True)
         return matrix.rmse(workload, SingleParticipation())
 
-    sigma = accounting.amplified_noise_multiplier(epsilon, 1e-6, **sizes, num_bands=printed)
+    sigma = sampling_scheme("poisson", **sizes, num_bands=printed).noise_multiplier(epsilon, 1e-6)
     for other in (printed // 2, 2 * printed):
         if other * epochs <= 1024:
             # So little noise that its error is no larger is too little for the target.
             same_error = sigma * rmse(printed) / rmse(other)
-            found = accounting.amplified_epsilon(same_error, 1e-6, **sizes, num_bands=other)
+            found = sampling_scheme("poisson", **sizes, num_bands=other).epsilon(same_error, 1e-6)
             assert found > epsilon
 
 
@@ -150,7 +147,7 @@ def test_a_second_comparison_computes_nothing(
     def fail(*unused: Any, **also_unused: Any) -> Any:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr("mf_aggregators.accounting.amplification.noise_multiplier", fail)
+    monkeypatch.setattr("mf_aggregators.participation.amplification.noise_multiplier", fail)
     monkeypatch.setattr("mf_aggregators.factorizations.banded", fail)
     assert band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache) == first
     # Another target, scheme or population is another noise multiplier.

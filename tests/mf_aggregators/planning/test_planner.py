@@ -20,7 +20,6 @@ from mf_aggregators import (
 )
 from mf_aggregators.accounting import certificates
 from mf_aggregators.accounting.certificates import Claim
-from mf_aggregators.accounting.random_participation import Certification
 from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
 from mf_aggregators.noise import costs
@@ -30,7 +29,9 @@ from mf_aggregators.participation import (
     MinSeparation,
     MinSeparationSampling,
     SingleParticipation,
+    sampling_scheme,
 )
+from mf_aggregators.participation.random_participation import Certification
 from mf_aggregators.planning import Plan, Setting
 from mf_aggregators.privacy import guarantees
 
@@ -107,15 +108,13 @@ def test_effective_errors_from_dense_matrices_and_the_accountant(
             assert matrix.strategy_bands() == candidate.sampling.num_bands == candidate.num_bands
             norms = np.linalg.norm(matrix.strategy_matrix(), axis=0)
             assert sensitivity == pytest.approx(np.max(norms))
-            epsilon = accounting.amplified_epsilon(
-                candidate.noise_multiplier,
-                plan.setting.delta,
+            epsilon = sampling_scheme(
+                candidate.sampling.name,
                 num_rounds=rounds,
                 num_bands=candidate.sampling.num_bands,
                 population=plan.setting.population,
                 clients_per_round=batch,
-                sampling=candidate.sampling.name,
-            )
+            ).epsilon(candidate.noise_multiplier, plan.setting.delta)
         assert epsilon == pytest.approx(plan.setting.epsilon, rel=2e-3)
         scale = candidate.noise_multiplier / batch
         assert candidate.effective_rmse == pytest.approx(candidate.rmse * scale, rel=1e-12)

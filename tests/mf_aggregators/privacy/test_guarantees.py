@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting, workloads
-from mf_aggregators.accounting import amplification, certificates, random_participation
+from mf_aggregators.accounting import certificates
 from mf_aggregators.factorizations import (
     Factorization,
     banded,
@@ -31,6 +31,8 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SeparatedScheme,
     SingleParticipation,
+    amplification,
+    random_participation,
     sampling_scheme,
 )
 from mf_aggregators.privacy import amplification_conditions, guarantees

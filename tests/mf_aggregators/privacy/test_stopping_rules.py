@@ -120,9 +120,9 @@ def test_a_sampled_run_ends_after_the_most_rounds_that_are_within_the_limit() ->
     plan, factorization = _sampled_plan(12)
     # Columns have a norm of one from the second round on, and so have all their leading parts.
     epsilons = [
-        mfa.accounting.amplified_epsilon(
-            1.0, 1e-4, num_rounds=rounds, num_bands=2, population=400, clients_per_round=20
-        )
+        sampling_scheme(
+            "poisson", num_rounds=rounds, num_bands=2, population=400, clients_per_round=20
+        ).epsilon(1.0, 1e-4)
         for rounds in range(2, 13)
     ]
     limit = 0.5 * (epsilons[4] + epsilons[6])

@@ -105,7 +105,7 @@ def test_together_runs_are_never_better_than_one_of_them(
         stated = (
             accounting.epsilon(multiplier, 1e-4)
             if sampling is None
-            else accounting.amplified_epsilon(multiplier, 1e-4, **_SIZES, sampling=sampling)
+            else sampling_scheme(sampling, **_SIZES).epsilon(multiplier, 1e-4)
         )
         runs.append(_run(multiplier, stated, sampling))
     found = run_compositions.composition(runs)
@@ -128,7 +128,7 @@ def test_a_result_without_its_sampling_does_not_say_its_noise() -> None:
 def test_sampled_runs_compose_with_others() -> None:
     runs = [_run(0.9, 2.0, "poisson")] * 3 + [_run(2.0, 1.5)] * 2
     found = run_compositions.composition(runs)
-    sampled = accounting.amplified_event(0.9, **_SIZES)
+    sampled = sampling_scheme("poisson", **_SIZES).event(0.9)
     events = [sampled] * 3 + [accounting.event(2.0)] * 2
     assert found.epsilon == pytest.approx(accounting.composed_epsilon(events, 1e-4), rel=1e-3)
     unamplified = 1.0 / math.sqrt(3 * 6 / 0.9**2 + 2 / 2.0**2)

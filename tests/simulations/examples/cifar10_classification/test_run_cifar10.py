@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from absl import flags
 
-from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
+from mf_aggregators.participation import sampling_scheme
 from simulations.examples.cifar10_classification import run_cifar10
 from simulations.runs import federated_runs, run_config
 from simulations.runs.run_config import RunConfig
@@ -72,8 +72,8 @@ def test_a_whole_run_on_files_of_the_same_format(
     assert result["rounds"] == 4
     assert result["num_examples"] == 200
     assert result["num_parameters"] == 550_570
-    epsilon = accounting.amplified_epsilon(
-        1.5, 1e-3, num_rounds=4, num_bands=2, population=200, clients_per_round=5
-    )
+    epsilon = sampling_scheme(
+        "poisson", num_rounds=4, num_bands=2, population=200, clients_per_round=5
+    ).epsilon(1.5, 1e-3)
     assert result["privacy"]["planned"]["epsilon"] == pytest.approx(epsilon, rel=1e-3)
     assert result["privacy"]["status"] == "finished"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import pathlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,14 +27,11 @@ from mf_aggregators.accounting import (
 )
 from mf_aggregators.accounting.certificates import Claim, MechanismBudget
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.accounting.participation_laws import (
-    CoinsUnderTimers,
-    OneBin,
-    ParticipationLaw,
-)
 from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
 from mf_aggregators.noise.rows_of_z import STEP
-from mf_aggregators.participation import MinSeparationSampling, SeparatedScheme
+
+if TYPE_CHECKING:
+    from mf_aggregators.participation.separated import SeparatedScheme
 
 # With less noise nothing is claimed to be amplified.
 LEAST_NOISE_MULTIPLIER = 0.1
@@ -89,15 +87,8 @@ class Amplified:
     claim: Claim | None
 
 
-def law_of(scheme: SeparatedScheme) -> ParticipationLaw:
-    """Returns the law of a client's rounds by a scheme."""
-    if isinstance(scheme, MinSeparationSampling):
-        return CoinsUnderTimers(scheme.joining_probability, scheme.separation)
-    return OneBin(scheme.separation)
-
-
 def mechanism_of(
-    scheme: SeparatedScheme,
+    scheme: "SeparatedScheme",
     columns: np.ndarray | None,
     sigma: float,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
@@ -131,11 +122,11 @@ def mechanism_of(
     rows = np.arange(columns.shape[0])[:, None] + np.arange(columns.shape[1])
     normalised = column_bands.normalised(columns)
     rounded = np.where(rows < columns.shape[0], normalised + rounding, 0.0)
-    return Mechanism(rounded, sigma, law_of(scheme))
+    return Mechanism(rounded, sigma, scheme.law())
 
 
 def log_moments(
-    scheme: SeparatedScheme,
+    scheme: "SeparatedScheme",
     sigma: float,
     columns: np.ndarray | None,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
@@ -166,7 +157,7 @@ def log_moments(
 
 
 def divergences(
-    scheme: SeparatedScheme,
+    scheme: "SeparatedScheme",
     sigma: float,
     columns: np.ndarray | None,
     seed: int = 0,
@@ -200,7 +191,7 @@ def divergences(
 # Statements ask for the same bounds again and again.
 @functools.lru_cache(maxsize=8)
 def _divergences(
-    scheme: SeparatedScheme,
+    scheme: "SeparatedScheme",
     sigma: float,
     values: bytes,
     shape: tuple[int, ...] | None,
@@ -218,7 +209,7 @@ def _divergences(
 
 
 def amplified(
-    scheme: SeparatedScheme,
+    scheme: "SeparatedScheme",
     sigma: float,
     delta: float,
     columns: np.ndarray | None,
@@ -265,7 +256,7 @@ def amplified(
 
 
 def noise_multiplier(
-    scheme: SeparatedScheme,
+    scheme: "SeparatedScheme",
     target: float,
     delta: float,
     columns: np.ndarray | None,
@@ -319,7 +310,7 @@ def noise_multiplier(
 
 
 def estimated_noise_multiplier(
-    scheme: SeparatedScheme,
+    scheme: "SeparatedScheme",
     target: float,
     delta: float,
     columns: np.ndarray | None,
@@ -354,7 +345,7 @@ def estimated_noise_multiplier(
     )
 
 
-def _enough(scheme: SeparatedScheme, target: float, delta: float, num_coordinates: int) -> float:
+def _enough(scheme: "SeparatedScheme", target: float, delta: float, num_coordinates: int) -> float:
     """What suffices without amplification."""
     alone = gaussian.noise_multiplier(
         target,

@@ -37,6 +37,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.optimize
@@ -44,24 +45,14 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import (
-    fixed_size_gaussian,
-    gaussian,
-    noise_failure,
-    random_participation,
-    sampled_gaussian,
-    shuffled_gaussian,
-)
+from mf_aggregators.accounting import gaussian, noise_failure
+from mf_aggregators.accounting.composition import composition_rounding, safe_delta
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.accounting.random_participation import Amplified, Certification
-from mf_aggregators.participation import (
-    CyclicGroups,
-    FixedSizeSampling,
-    PoissonSampling,
-    SamplingScheme,
-    SeparatedScheme,
-    Shuffling,
-)
+from mf_aggregators.participation.random_participation import Amplified, Certification
+
+if TYPE_CHECKING:
+    from mf_aggregators.participation.cyclic_groups import ComposedGroups, CyclicGroups
+    from mf_aggregators.participation.schemes import SamplingScheme
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The
 # rounding errs on the side of privacy.
@@ -79,11 +70,14 @@ _COARSER = 10.0
 # The grid has no more points than this, whatever is asked for.
 _MOST_POINTS = 500_000
 
-# dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
-# masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
-# taken off delta, and a delta that is not well above it is refused.
-_ROUNDING_PER_COMPOSITION = 2e-15
-_SMALLEST_DELTA = 1e-12
+# Deltas at which a curve of pairs is computed for schemes without a fast one.
+_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
+# Epsilons at which a fast one is computed, up to where its delta is next to nothing.
+_NUM_EPSILONS = 120
+_LEAST_DELTA_OF_CURVE = 1e-11
+_MOST_DOUBLINGS = 24
+# The grid of losses, relative to the spread of the sum of all losses.
+_INTERVAL_OF_SPREAD = 5e-3
 
 # The first step from a noise multiplier whose stated epsilon is above its target.
 _RELATIVE_STEP = 1e-6
@@ -93,7 +87,7 @@ _REFUSED = 1e6
 
 
 def epsilon(
-    scheme: SamplingScheme,
+    scheme: "SamplingScheme",
     noise_multiplier: float,
     delta: float,
     *,
@@ -133,7 +127,7 @@ def epsilon(
 
 
 def amplified(
-    scheme: SamplingScheme,
+    scheme: "SamplingScheme",
     noise_multiplier: float,
     delta: float,
     *,
@@ -143,20 +137,15 @@ def amplified(
 ) -> Amplified:
     """Returns the epsilon of a run with what proves it; arguments as of :func:`epsilon`."""
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    if isinstance(scheme, SeparatedScheme):
-        return random_participation.amplified(
-            scheme,
-            sigma,
-            validation.delta(delta),
-            columns,
-            certification or Certification(),
-            num_coordinates,
-        )
-    assert isinstance(scheme, CyclicGroups)
-    return Amplified(_epsilon(scheme, sigma, delta, num_coordinates), None)
+    return scheme.amplified(
+        sigma, delta, columns, certification or Certification(), num_coordinates
+    )
 
 
-def _epsilon(scheme: CyclicGroups, sigma: float, delta: float, num_coordinates: int) -> float:
+def epsilon_of_groups(
+    scheme: "CyclicGroups", sigma: float, delta: float, num_coordinates: int
+) -> float:
+    """Returns the epsilon of a run by groups; arguments as of :func:`epsilon`."""
     safe_delta(delta, most_participations(scheme))
     unamplified, refused = math.inf, None
     try:
@@ -178,7 +167,7 @@ def _epsilon(scheme: CyclicGroups, sigma: float, delta: float, num_coordinates: 
     return found
 
 
-def _amplified(scheme: CyclicGroups, sigma: float, delta: float, num_coordinates: int) -> float:
+def _amplified(scheme: "CyclicGroups", sigma: float, delta: float, num_coordinates: int) -> float:
     """The amplified epsilon; infinity if too little of delta is left."""
     accounting = _Accounting(scheme, sigma, num_coordinates)
     try:
@@ -188,7 +177,7 @@ def _amplified(scheme: CyclicGroups, sigma: float, delta: float, num_coordinates
 
 
 def noise_multiplier(
-    scheme: SamplingScheme,
+    scheme: "SamplingScheme",
     epsilon: float,
     delta: float,
     *,
@@ -217,16 +206,15 @@ def noise_multiplier(
         target.
     """
     target = validation.positive_number(epsilon, "epsilon")
-    if isinstance(scheme, SeparatedScheme):
-        return random_participation.noise_multiplier(
-            scheme,
-            target,
-            validation.delta(delta),
-            columns,
-            certification or Certification(),
-            num_coordinates,
-        )
-    assert isinstance(scheme, CyclicGroups)
+    return scheme.calibrated(
+        target, delta, columns, certification or Certification(), num_coordinates
+    )
+
+
+def noise_multiplier_of_groups(
+    scheme: "CyclicGroups", target: float, delta: float, num_coordinates: int
+) -> float:
+    """Returns the least noise multiplier of groups; arguments as of :func:`noise_multiplier`."""
     safe_delta(delta, most_participations(scheme))
     # What suffices without amplification always suffices.
     enough = gaussian.noise_multiplier(
@@ -235,7 +223,7 @@ def noise_multiplier(
         num_coordinates=num_coordinates,
         disjoint_participations=most_participations(scheme),
     ) * math.sqrt(most_participations(scheme))
-    found = _searched(scheme, target, delta, enough, num_coordinates)
+    found = scheme.searched(target, delta, enough, num_coordinates)
     step = _RELATIVE_STEP
     while found < enough and not _is_met(scheme, found, target, delta, num_coordinates):
         found = min(found * (1.0 + step), enough)
@@ -243,7 +231,7 @@ def noise_multiplier(
     return found
 
 
-def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
+def event(scheme: "SamplingScheme", noise_multiplier: float) -> dp_event.DpEvent:
     """Returns a run as an event of dp-accounting, to be composed with others.
 
     Args:
@@ -261,42 +249,45 @@ def event(scheme: SamplingScheme, noise_multiplier: float) -> dp_event.DpEvent:
       ValueError: If the noise multiplier is negative or not finite.
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    if isinstance(scheme, PoissonSampling):
-        sampled: dp_event.DpEvent = dp_event.PoissonSampledDpEvent(
-            scheme.sampling_probability, dp_event.GaussianDpEvent(sigma)
-        )
-        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations())
-    if isinstance(scheme, FixedSizeSampling):
-        sampled = dp_event.SampledWithoutReplacementDpEvent(
-            scheme.group_size, scheme.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
-        )
-        return dp_event.SelfComposedDpEvent(sampled, scheme.most_participations())
-    return dp_event.GaussianDpEvent(unamplified_noise_multiplier(scheme, sigma))
+    return scheme.event_of(sigma)
 
 
 def _is_met(
-    scheme: CyclicGroups, sigma: float, target: float, delta: float, num_coordinates: int
+    scheme: "CyclicGroups", sigma: float, target: float, delta: float, num_coordinates: int
 ) -> bool:
     try:
-        return _epsilon(scheme, sigma, delta, num_coordinates) <= target
+        return epsilon_of_groups(scheme, sigma, delta, num_coordinates) <= target
     except TailError:
         return False
 
 
-def _searched(
-    scheme: CyclicGroups, target: float, delta: float, enough: float, num_coordinates: int
+def searched_by_losses(
+    scheme: "ComposedGroups", target: float, delta: float, enough: float, num_coordinates: int
 ) -> float:
-    """The least noise multiplier that a search finds, at most one that is known to suffice."""
-    if isinstance(scheme, PoissonSampling | FixedSizeSampling):
-        if scheme.sampling_probability >= 1.0:
-            return enough
-        # Fine intervals take time where there is little noise: they only polish.
-        interval = interval_for(target)
-        coarse = _composed_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
-        least = _least_accounted(scheme)
-        near = _smallest(coarse, enough, 1.5, least)
-        fine = _composed_excess(scheme, target, delta, interval, num_coordinates)
-        return _smallest(fine, near, 1.001, least)
+    """Returns what a search by the privacy losses of a run finds.
+
+    Args:
+      scheme: How clients come into batches.
+      target: The epsilon.
+      delta: The delta of the guarantee.
+      enough: A noise multiplier that is known to suffice, the most that is returned.
+      num_coordinates: Parameters times rounds.
+    """
+    if scheme.sampling_probability >= 1.0:
+        return enough
+    # Fine intervals take time where there is little noise: they only polish.
+    interval = interval_for(target)
+    coarse = _composed_excess(scheme, target, delta, _COARSER * interval, num_coordinates)
+    least = _least_accounted(scheme)
+    near = _smallest(coarse, enough, 1.5, least)
+    fine = _composed_excess(scheme, target, delta, interval, num_coordinates)
+    return _smallest(fine, near, 1.001, least)
+
+
+def searched_by_epsilons(
+    scheme: "CyclicGroups", target: float, delta: float, enough: float, num_coordinates: int
+) -> float:
+    """Returns what a search by epsilons finds; arguments as of :func:`searched_by_losses`."""
 
     def excess(log_sigma: float) -> float:
         accounting = _Accounting(scheme, math.exp(log_sigma), num_coordinates)
@@ -310,7 +301,7 @@ def _searched(
     return _smallest(excess, enough, 1.5, _least_accounted(scheme))
 
 
-def most_participations(scheme: SamplingScheme) -> int:
+def most_participations(scheme: "SamplingScheme") -> int:
     """Returns the most rounds that one client can be in.
 
     Args:
@@ -319,7 +310,7 @@ def most_participations(scheme: SamplingScheme) -> int:
     return scheme.most_participations()
 
 
-def unamplified_noise_multiplier(scheme: SamplingScheme, sigma: float) -> float:
+def unamplified_noise_multiplier(scheme: "SamplingScheme", sigma: float) -> float:
     """Returns the noise multiplier of all participations of a client, for who knows the batches.
 
     Args:
@@ -340,36 +331,27 @@ class _Accounting:
       num_coordinates: Parameters times rounds.
     """
 
-    scheme: CyclicGroups
+    scheme: "CyclicGroups"
     sigma: float
     num_coordinates: int
 
     def epsilon(self, delta: float) -> float:
         """The amplified epsilon of real normal numbers."""
-        if isinstance(self.scheme, PoissonSampling | FixedSizeSampling):
-            return _composed_epsilon(self.scheme, self.sigma, delta)
-        assert isinstance(self.scheme, Shuffling)
-        return shuffled_gaussian.epsilon(self.scheme, self.sigma, delta, interval_for)
+        return self.scheme.amplified_epsilon(self.sigma, delta)
 
     def delta_left(self, delta: float) -> float:
         """What of a stated delta is left for real normal numbers; TailError if it is too little."""
         left = noise_failure.delta_left(
-            delta, self.sigma / _largest_move(self.scheme), self.num_coordinates
+            delta, self.sigma / self.scheme.largest_move, self.num_coordinates
         )
         # Each part is compared with the whole: the next delta that is refused for one of them is
         # refused without amplification, too, and none loses its amplification before.
         return left - composition_rounding(most_participations(self.scheme))
 
 
-def _largest_move(scheme: CyclicGroups) -> float:
-    """How many clip norms a client may move a sum by."""
-    # Where it takes the place of another one, twice as much.
-    return 1.0 if isinstance(scheme, PoissonSampling) else 2.0
-
-
-def _least_accounted(scheme: CyclicGroups) -> float:
+def _least_accounted(scheme: "CyclicGroups") -> float:
     """The least noise multiplier of which anything amplified is stated."""
-    least = _largest_move(scheme) * noise_failure.LEAST_NOISE_MULTIPLIER
+    least = scheme.largest_move * noise_failure.LEAST_NOISE_MULTIPLIER
     return max(LEAST_NOISE_MULTIPLIER, least)
 
 
@@ -419,7 +401,7 @@ def _finest_interval(sigma: float) -> float:
 
 
 def _composed_excess(
-    scheme: PoissonSampling | FixedSizeSampling,
+    scheme: "ComposedGroups",
     target: float,
     delta: float,
     interval: float,
@@ -438,7 +420,7 @@ def _composed_excess(
 
 
 def composed_loss(
-    scheme: PoissonSampling | FixedSizeSampling, sigma: float, interval: float
+    scheme: "ComposedGroups", sigma: float, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """Returns the privacy loss of a whole run, for real normal numbers.
 
@@ -448,18 +430,11 @@ def composed_loss(
       interval: What the losses of the grid are multiples of; larger where there is little noise.
     """
     grid = max(interval, _finest_interval(sigma))
-    of_one = (
-        sampled_gaussian.loss_distribution
-        if isinstance(scheme, PoissonSampling)
-        else fixed_size_gaussian.loss_distribution
-    )
-    loss = of_one(sigma, scheme.sampling_probability, grid)
-    return loss.self_compose(scheme.most_participations())
+    return scheme.loss_of_one(sigma, grid).self_compose(scheme.most_participations())
 
 
-def _composed_epsilon(
-    scheme: PoissonSampling | FixedSizeSampling, sigma: float, delta: float
-) -> float:
+def composed_epsilon(scheme: "ComposedGroups", sigma: float, delta: float) -> float:
+    """Returns the epsilon of composed rounds, for real normal numbers."""
     interval = _LARGEST_INTERVAL
     while True:
         found = float(composed_loss(scheme, sigma, interval).get_epsilon_for_delta(delta))
@@ -469,35 +444,41 @@ def _composed_epsilon(
         interval = needed
 
 
-def safe_delta(delta: float, compositions: int) -> float:
-    """Returns delta less what composition by Fourier transforms may lose to rounding.
+def composed_curve(
+    scheme: "ComposedGroups", sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold, by the privacy losses of a run."""
+    try:
+        failure = noise_failure.failure_probability(sigma / scheme.largest_move, num_coordinates)
+    except TailError:
+        return ()
+    count = scheme.most_participations()
+    failure += composition_rounding(count)
+    spread = scheme.sampling_probability * math.sqrt(count) / sigma
+    interval = min(max(_INTERVAL_OF_SPREAD * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
+    loss = composed_loss(scheme, sigma, interval)
+    most = spread
+    for _ in range(_MOST_DOUBLINGS):
+        if loss.get_delta_for_epsilon(most) < _LEAST_DELTA_OF_CURVE:
+            break
+        most *= 2.0
+    epsilons = np.linspace(0.0, most, _NUM_EPSILONS)
+    deltas = (float(loss.get_delta_for_epsilon(float(epsilon))) for epsilon in epsilons)
+    return tuple(
+        (float(epsilon), min(delta + failure, 1.0))
+        for epsilon, delta in zip(epsilons, deltas, strict=True)
+    )
 
-    Args:
-      delta: The delta of the guarantee.
-      compositions: How many mechanisms are composed.
 
-    Returns:
-      A delta below the given one, for which epsilon is to be found.
-
-    Raises:
-      ValueError: If delta is not between 0 and 1, or so small that rounding is no small part
-        of it.
-    """
-    delta = validation.delta(delta)
-    rounding = composition_rounding(compositions)
-    smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
-    if delta < smallest:
-        raise ValueError(
-            f"delta must be at least {smallest:.3g} for a composition of {compositions} "
-            f"mechanisms, which is computed by Fourier transforms, found {delta:g}."
-        )
-    return delta - rounding
-
-
-def composition_rounding(compositions: int) -> float:
-    """Returns what of a delta composition by Fourier transforms may lose to rounding.
-
-    Args:
-      compositions: How many mechanisms are composed.
-    """
-    return _ROUNDING_PER_COMPOSITION * compositions
+def curve_of_epsilons(
+    scheme: "CyclicGroups", sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold, by the epsilons of some deltas."""
+    pairs = []
+    for delta in _DELTAS:
+        try:
+            epsilon = epsilon_of_groups(scheme, sigma, delta, num_coordinates)
+        except TailError:
+            continue
+        pairs.append((epsilon, delta))
+    return tuple(pairs)
