@@ -262,8 +262,8 @@ def test_public_names_are_let_pass(source: str) -> None:
             "mf_aggregators.accounting.gaussian is not public",
         ),
         (
-            "from mf_aggregators.tff.tensor_random_bits import chacha20",
-            "mf_aggregators.tff.tensor_random_bits is not public",
+            "from mf_aggregators.tff.tensor_rows_of_z import chacha20",
+            "mf_aggregators.tff.tensor_rows_of_z is not public",
         ),
         (
             "from mf_aggregators.factorizations.toeplitz import toeplitz",

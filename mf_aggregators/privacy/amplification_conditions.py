@@ -10,10 +10,9 @@ from mf_aggregators.accounting.sampling_schemes import (
     SamplingScheme,
 )
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import rounding
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise import integer_rows
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:
@@ -47,8 +46,8 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
     """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
 
     The noise must follow from rows of the noise as well: where it follows from earlier rows of Z,
-    roundings of a participation stay in all later rows (``noise.rounding``), and not in b, unless b
-    is all rounds. Where clients draw for themselves, no row may be rounded by more than
+    roundings of a participation stay in all later rows (``noise.integer_rows``), and not in
+    b, unless b is all rounds. Where clients draw for themselves, no row may be rounded by more than
     ``LARGEST_ROUNDING`` steps of Z.
 
     Args:
@@ -76,8 +75,8 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 def _check_rounding(factorization: Factorization) -> None:
     """Raises ValueError unless rows are rounded by no more than accounting charges."""
     rows = IntegerRows.of(factorization.noise_recursion())
-    # Rows that follow from rows of Z have all earlier roundings, times entries of C (``rounding``).
-    factor = rounding.largest_row_sum(rows.unit) if rows.unit.draws_earlier_rows_of_z else 1.0
+    # Rows that follow from rows of Z have all earlier roundings, times entries of C.
+    factor = integer_rows.largest_row_sum(rows.unit) if rows.unit.draws_earlier_rows_of_z else 1.0
     for blocks in (None, Blocks.of(rows.recursion)):
         moved = factor * (1.0 + 2.0 * Rounding.of(rows, blocks).float_error)
         # Written so that NaN does not pass.

@@ -13,8 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
@@ -23,9 +22,8 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.recursions.substitution import SubstitutionNoise
-from mf_aggregators.noise.rounding import Rounding
-from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff import tensor_discrete_gaussian
+from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource, Segment
+from mf_aggregators.tff import tensor_rows_of_z
 from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
 
 _PARALLEL_CHUNKS = 4
@@ -79,7 +77,7 @@ class RowsInState:
         """
         del stream
         width, chunks = segment.width, segment.num_chunks
-        table = tensor_discrete_gaussian.graph_table()
+        table = tensor_rows_of_z.graph_table()
         unit, dtype = self.rows.unit, _history_dtype(self.rows.unit)
 
         def step(chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,8 +13,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.noise import NoiseSource, NoiseStorage
-from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
+from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
 from simulations.devices import device_flags
 from simulations.runs import run_directory, sampled_runs
 from simulations.training.federated_task import TaskCommand

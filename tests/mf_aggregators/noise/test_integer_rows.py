@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mf_aggregators.factorizations import Factorization, tree_aggregation
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import (
     BandedNoise,
     DenseNoise,
@@ -21,6 +20,7 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
+from mf_aggregators.noise.rows_of_z import NoiseSource
 from tests.mf_aggregators import random_recursions, small_mechanisms
 
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)

@@ -19,10 +19,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import BandedNoise, IndependentNoise, NoiseRecursion
-from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import BandedNoise, Blocks, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
