@@ -1,6 +1,6 @@
 """Rows of noise as integers, so that what is released depends on no rounding of floats.
 
-With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of the *unit* recursion
+With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of the *normalised* recursion
 D^-1 N. In units of Z's own step, Z is integer (``rows_of_z``), and so are
 
     w_i = z_i + round(earlier_i),        y_i = (w_i + 2^(c - 1)) >> c,
@@ -37,7 +37,7 @@ where the client changes nothing. In L2 norm, a participation changes the sum by
 (clip norm + sqrt(d) (1 + f_x) step_i).
 
 *Rows.* From v_i being the same, d w_i = -2^c d x_i exactly, and d y_i = -d x_i. With C1 = C D the
-inverse of the unit recursion's matrix,
+inverse of the normalised recursion's matrix,
 
 * where rows follow from earlier rows y, d z_i = -2^c (C1 d x)_i - e_i, and e_i is zero wherever
   the y that row i follows from are the same in both runs: with b bands, but for the b rows from
@@ -169,8 +169,8 @@ class IntegerRows:
         cls, recursion: NoiseRecursion, shift: int, spread: float
     ) -> "IntegerRows | None":
         """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
-        unit = recursion.unit
-        row, vectors = unit.largest_row_norm(), unit.largest_vector_norms()
+        normalised = recursion.normalised
+        row, vectors = normalised.largest_row_norm(), normalised.largest_vector_norms()
         # Roundings of z, w and y drive the recursion as Z does, by a sum of absolute values.
         rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
         driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
@@ -179,14 +179,14 @@ class IntegerRows:
         return None
 
     @property
-    def unit(self) -> NoiseRecursion:
-        """The unit recursion."""
-        return self.recursion.unit
+    def normalised(self) -> NoiseRecursion:
+        """The normalised recursion."""
+        return self.recursion.normalised
 
     @property
     def row_to_z(self) -> float:
         """What the numbers that rows follow from are multiplied by, to be in steps of Z."""
-        return 1.0 if self.unit.draws_earlier_rows_of_z else 2.0**self.shift
+        return 1.0 if self.normalised.draws_earlier_rows_of_z else 2.0**self.shift
 
     @property
     def steps(self) -> np.ndarray:
@@ -195,8 +195,8 @@ class IntegerRows:
 
     def initial_state(self, size: int) -> NoiseState:
         """Returns the state before the first round, for rows of a number of entries."""
-        state = self.unit.initial_state((size,))
-        if self.unit.num_state_vectors or self.unit.draws_earlier_rows_of_z:
+        state = self.normalised.initial_state((size,))
+        if self.normalised.num_state_vectors or self.normalised.draws_earlier_rows_of_z:
             return state
         return dataclasses.replace(state, history=state.history.astype(np.int32))
 
@@ -229,9 +229,9 @@ class IntegerRows:
         for start in range(0, len(z), _COORDINATES_AT_ONCE):
             tile = slice(start, start + _COORDINATES_AT_ONCE)
             before = history[:, tile]
-            earlier = np.rint(self.unit.earlier(i, before) * self.row_to_z).astype(np.int64)
+            earlier = np.rint(self.normalised.earlier(i, before) * self.row_to_z).astype(np.int64)
             row[tile] = (z[tile] + earlier + (1 << (self.shift - 1))) >> self.shift
-            history[:, tile] = self.unit.following(i, before, z[tile], row[tile])
+            history[:, tile] = self.normalised.following(i, before, z[tile], row[tile])
         return row, NoiseState(i + 1, history)
 
 
@@ -262,15 +262,15 @@ class Rounding:
         first = None
         if rows.first is not None:
             first = cls.of(rows.first, None if blocks is None else Blocks.of(rows.first.recursion))
-        unit, weights = rows.unit, _Weights(rows)
-        errors, largest = np.zeros(unit.num_state_vectors), 0.0
+        normalised, weights = rows.normalised, _Weights(rows)
+        errors, largest = np.zeros(normalised.num_state_vectors), 0.0
         for start, matrix in (
-            _weights_by_rows(unit) if blocks is None else _weights_by_blocks(blocks)
+            _weights_by_rows(normalised) if blocks is None else _weights_by_blocks(blocks)
         ):
             found, errors = weights.errors(matrix, start, errors)
             # Unlike ``max``, it keeps NaN.
             largest = float(np.maximum(largest, found))
-        norm = _strategy_norm(unit) if unit.draws_earlier_rows_of_z else 1.0
+        norm = _strategy_norm(normalised) if normalised.draws_earlier_rows_of_z else 1.0
         return cls(rows, norm, largest, first)
 
     def enlarged(
@@ -379,7 +379,7 @@ class _Weights:
     """Bounds the errors of products with weights, in steps of Z."""
 
     def __init__(self, rows: IntegerRows) -> None:
-        self._unit = rows.unit
+        self._unit = rows.normalised
         self._row = rows.largest_row
         self._z = float(discrete_gaussian.LARGEST)
         self._vectors = rows.largest_vectors
@@ -390,7 +390,7 @@ class _Weights:
         """Returns the largest error of a block's rows, and those of the vectors at its end.
 
         Args:
-          matrix: From ``block_weights``.
+          matrix: From ``block_transition``.
           start: The block's first round.
           errors: (m,) those of the vectors at its start.
         """
@@ -414,14 +414,14 @@ class _Weights:
         return float(largest), following
 
 
-def _weights_by_rows(unit: NoiseRecursion) -> Iterator[tuple[int, np.ndarray]]:
+def _weights_by_rows(normalised: NoiseRecursion) -> Iterator[tuple[int, np.ndarray]]:
     """The first round and the weights of blocks of one row each.
 
     Where all rounds have the same weights and nothing adds up, the last has all that others have.
     """
-    rounds = range(unit.num_rounds)
-    for i in rounds[-1:] if unit.is_toeplitz and not unit.num_state_vectors else rounds:
-        yield i, unit.block_weights(i, i + 1)
+    rounds = range(normalised.num_rounds)
+    for i in rounds[-1:] if normalised.is_toeplitz and not normalised.num_state_vectors else rounds:
+        yield i, normalised.block_transition(i, i + 1)
 
 
 def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, np.ndarray]]:
@@ -433,26 +433,28 @@ def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, np.ndarray]]:
         yield int(blocks.starts[block]), weights[first]
 
 
-def largest_row_sum(unit: NoiseRecursion) -> float:
+def largest_row_sum(normalised: NoiseRecursion) -> float:
     """Returns the largest sum of |C1_ij| of a row: how many steps of e a number of d z may have.
 
     Args:
-      unit: A unit recursion, whose rows follow from earlier rows of Z.
+      normalised: A normalised recursion, whose rows follow from earlier rows of Z.
     """
     inverse = scipy.linalg.solve_triangular(
-        unit.noising_matrix(), np.eye(unit.num_rounds), lower=True, check_finite=False
+        normalised.noising_matrix(), np.eye(normalised.num_rounds), lower=True, check_finite=False
     )
     return float(np.linalg.norm(inverse, np.inf))
 
 
-def _strategy_norm(unit: NoiseRecursion) -> float:
-    """A bound on the operator norm of the inverse of a unit recursion's matrix."""
-    rounds = unit.num_rounds
-    if unit.is_toeplitz:
+def _strategy_norm(normalised: NoiseRecursion) -> float:
+    """A bound on the operator norm of the inverse of a normalised recursion's matrix."""
+    rounds = normalised.num_rounds
+    if normalised.is_toeplitz:
         impulse = np.zeros(rounds)
         impulse[0] = 1.0
-        return float(np.sum(np.abs(scipy.signal.lfilter([1.0], unit.apply(impulse), impulse))))
+        return float(
+            np.sum(np.abs(scipy.signal.lfilter([1.0], normalised.apply(impulse), impulse)))
+        )
     inverse = scipy.linalg.solve_triangular(
-        unit.noising_matrix(), np.eye(rounds), lower=True, check_finite=False
+        normalised.noising_matrix(), np.eye(rounds), lower=True, check_finite=False
     )
     return math.sqrt(float(np.linalg.norm(inverse, 1) * np.linalg.norm(inverse, np.inf)))

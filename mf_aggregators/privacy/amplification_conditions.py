@@ -76,7 +76,11 @@ def _check_rounding(factorization: Factorization) -> None:
     """Raises ValueError unless rows are rounded by no more than accounting charges."""
     rows = IntegerRows.of(factorization.noise_recursion())
     # Rows that follow from rows of Z have all earlier roundings, times entries of C.
-    factor = integer_rows.largest_row_sum(rows.unit) if rows.unit.draws_earlier_rows_of_z else 1.0
+    factor = (
+        integer_rows.largest_row_sum(rows.normalised)
+        if rows.normalised.draws_earlier_rows_of_z
+        else 1.0
+    )
     for blocks in (None, Blocks.of(rows.recursion)):
         moved = factor * (1.0 + 2.0 * Rounding.of(rows, blocks).float_error)
         # Written so that NaN does not pass.

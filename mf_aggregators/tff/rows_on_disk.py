@@ -185,7 +185,7 @@ class _StreamFiles:
     ) -> None:
         self._rows = files.rows
         self._blocks = files.blocks
-        self._recursion = files.rows.unit
+        self._recursion = files.rows.normalised
         self._source = files.source
         self._table = table
         self._segment = segment
@@ -302,7 +302,7 @@ class _StreamFiles:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
-        See ``NoiseRecursion.block_weights``: product by product, in float64.
+        See ``NoiseRecursion.block_transition``: product by product, in float64.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
         weights = self._read_weights(block, size)
@@ -506,7 +506,7 @@ class _StreamFiles:
         )
 
     def _read_weights(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """A block's weights, as ``NoiseRecursion.block_weights`` gives them."""
+        """A block's weights, as ``NoiseRecursion.block_transition`` gives them."""
         contents = noise_files.read_contents(self._weights_paths[block])
         is_right = tf.debugging.assert_equal(
             tf.equal(noise_files.checksum(contents), self._checksums[block]),

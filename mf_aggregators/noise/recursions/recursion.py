@@ -9,7 +9,7 @@ costs time and no state; everything else (rows of the noise, state vectors) has 
 between rounds.
 
 Row i of C^-1 Z is a multiple of Z[i], by the diagonal of C^-1, and what earlier rounds add. All
-arithmetic is that of a *unit* recursion, whose diagonal is one, so that
+arithmetic is that of a *normalised* recursion, whose diagonal is one, so that
 
     row i = Z[i] + earlier(i, history),
 
@@ -58,9 +58,9 @@ class NoiseState:
 
     Attributes:
       round_index: The round that the next row is for, from 0.
-      history: What the unit recursion still needs of earlier rounds, (k, ...) float64: rows of
-        the noise or of Z in a ring, and after them state vectors. A value, as the rest of the
-        state: :meth:`NoiseRecursion.next_row` leaves it as it is.
+      history: What the normalised recursion still needs of earlier rounds, (k, ...) float64:
+        rows of the noise or of Z in a ring, and after them state vectors. A value, as the rest of
+        the state: :meth:`NoiseRecursion.next_row` leaves it as it is.
     """
 
     round_index: int
@@ -71,7 +71,7 @@ class NoiseRecursion(abc.ABC):
     """How the rows of C^-1 Z follow from one another.
 
     Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one;
-    ``block_weights`` is the linear map that makes the rows of several rounds at once.
+    ``block_transition`` is the linear map that makes the rows of several rounds at once.
 
     Constructors copy their arrays and make them read-only, so that a recursion stays the one that
     was checked. They raise ValueError for a number that is not finite, also in entries that do not
@@ -206,7 +206,7 @@ class NoiseRecursion(abc.ABC):
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether the unit recursion is known to be the same in all rounds."""
+        """Whether the normalised recursion is known to be the same in all rounds."""
         return False
 
     @abc.abstractmethod
@@ -214,7 +214,7 @@ class NoiseRecursion(abc.ABC):
         """Returns the recursion of C / divisor."""
 
     @functools.cached_property
-    def unit(self) -> "NoiseRecursion":
+    def normalised(self) -> "NoiseRecursion":
         """The recursion of the rows of C^-1 Z over the diagonal of C^-1.
 
         Raises:
@@ -222,7 +222,7 @@ class NoiseRecursion(abc.ABC):
         """
         if not np.all(self.diagonal):
             raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
-        # What overflows is refused by the constructor of the unit recursion.
+        # What overflows is refused by the constructor of the normalised recursion.
         with np.errstate(all="ignore"):
             return self._with_unit_diagonal()
 
@@ -232,7 +232,7 @@ class NoiseRecursion(abc.ABC):
 
     @abc.abstractmethod
     def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
-        """Returns what row i of a unit recursion is beside Z[i], (...) float64.
+        """Returns what row i of a normalised recursion is beside Z[i], (...) float64.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -243,7 +243,7 @@ class NoiseRecursion(abc.ABC):
     def following(
         self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
     ) -> np.ndarray:
-        """Returns the next history of a unit recursion; may change the one that is given.
+        """Returns the next history of a normalised recursion; may change the one that is given.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -253,8 +253,8 @@ class NoiseRecursion(abc.ABC):
         """
 
     @abc.abstractmethod
-    def block_weights(self, start: int, end: int) -> np.ndarray:
-        """Returns the weights of rounds ``start`` to ``end - 1`` of a unit recursion.
+    def block_transition(self, start: int, end: int) -> np.ndarray:
+        """Returns the weights of rounds ``start`` to ``end - 1`` of a normalised recursion.
 
         Args:
           start: The first round.
@@ -279,10 +279,10 @@ class NoiseRecursion(abc.ABC):
 
     def row_norms(self) -> np.ndarray:
         """Returns the (n,) L2 norms of the rows of C^-1; infinite where they are beyond floats."""
-        return np.asarray(np.abs(self.diagonal) * self.unit._unit_row_norms())
+        return np.asarray(np.abs(self.diagonal) * self.normalised._normalised_row_norms())
 
-    def _unit_row_norms(self) -> np.ndarray:
-        """The (n,) norms of the rows of a unit recursion."""
+    def _normalised_row_norms(self) -> np.ndarray:
+        """The (n,) norms of the rows of a normalised recursion."""
         if self.is_toeplitz:
             # Every row has what those before it have, and one number more.
             return np.sqrt(np.cumsum(np.square(self.apply(np.eye(self.num_rounds, 1)[:, 0]))))
@@ -297,7 +297,7 @@ class NoiseRecursion(abc.ABC):
         return float(np.max(self.row_norms()))
 
     def largest_vector_norms(self) -> np.ndarray:
-        """Returns the (m,) L2 norms of what state vectors of a unit recursion are of Z, at most."""
+        """Returns (m,) bounds on the L2 norms of a normalised recursion's state vectors."""
         return np.zeros(self.num_state_vectors)
 
     def scaled_to_sensitivity_one(self, sensitivity: float) -> "NoiseRecursion":
@@ -316,7 +316,7 @@ class NoiseRecursion(abc.ABC):
                 f"a strategy matrix of sensitivity {sensitivity:g} cannot be scaled to sensitivity "
                 f"1: use one between {least:g} and {largest:g}."
             )
-        # As in ``unit``.
+        # As in ``normalised``.
         with np.errstate(all="ignore"):
             return self.divided_by(sensitivity)
 
@@ -400,8 +400,8 @@ class NoiseRecursion(abc.ABC):
         i = state.round_index
         self.check_has_round(i)
         z = np.array(row_of_z, np.float64)
-        row = z + self.unit.earlier(i, state.history)
-        history = self.unit.following(i, state.history, z, row)
+        row = z + self.normalised.earlier(i, state.history)
+        history = self.normalised.following(i, state.history, z, row)
         return np.asarray(self.diagonal[i] * row), NoiseState(i + 1, history)
 
 
@@ -482,8 +482,8 @@ class Blocks:
         return self.recursion.first_row_of_z(int(self.starts[block]))
 
     def weights(self, block: int) -> np.ndarray:
-        """Returns the weights of a block, see ``NoiseRecursion.block_weights``."""
-        return self.recursion.unit.block_weights(*self.rounds(block))
+        """Returns the weights of a block, see ``NoiseRecursion.block_transition``."""
+        return self.recursion.normalised.block_transition(*self.rounds(block))
 
     def distinct_weights(self) -> np.ndarray:
         """Returns, for each block, the first block that is known to have the same weights.
@@ -495,7 +495,7 @@ class Blocks:
         """
         first_of: dict[object, int] = {}
         signatures = (
-            self.recursion.unit.block_signature(*self.rounds(block))
+            self.recursion.normalised.block_signature(*self.rounds(block))
             for block in range(self.num_blocks)
         )
         return np.array(

@@ -144,7 +144,7 @@ def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
     # The norm of a row of a tree grows without end.
     first = tree_aggregation(2).noise_recursion()
     longer = tree_aggregation(2**14).noise_recursion()
-    assert longer.unit.largest_row_norm() > 2.0 * first.unit.largest_row_norm()
+    assert longer.normalised.largest_row_norm() > 2.0 * first.normalised.largest_row_norm()
     with pytest.raises(ValueError, match="whose step was chosen for 2 rounds"):
         IntegerRows.continuing(first, longer)
 
@@ -156,5 +156,5 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
         made.noise_recursion(), made.extended(4 * num_rounds).noise_recursion()
     )
     # Seventeen standard deviations of a row, of which five are the client's.
-    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * rows.unit.largest_row_norm()
+    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * rows.normalised.largest_row_norm()
     assert largest < 2.0 ** (31 + rows.shift)

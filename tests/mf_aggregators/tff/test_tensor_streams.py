@@ -284,7 +284,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     expected = scaled.apply(z)
     found = np.array([row[0] for row in rows]) * stream.rows.steps[:, np.newaxis]
     # What roundings of half a step add up to, passed on by the matrix.
-    apart = np.sum(np.abs(scaled.unit.noising_matrix()), axis=1) + 1.0
+    apart = np.sum(np.abs(scaled.normalised.noising_matrix()), axis=1) + 1.0
     tolerance = apart * np.abs(stream.rows.steps)
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
 
@@ -321,10 +321,10 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
     matrix = recursions.matrix_from_bands(np.tile([1.0, 0.5, 0.25], (9, 1)))
     recursion = recursions.BandedNoise(recursions.bands_of_matrix(matrix, 3))
     rows = IntegerRows.of(recursion)
-    assert isinstance(rows.unit, recursions.BandedNoise)
-    broken = rows.unit.table.copy()
+    assert isinstance(rows.normalised, recursions.BandedNoise)
+    broken = rows.normalised.table.copy()
     broken[1, 2] = value
-    object.__setattr__(rows.unit, "bands", broken)
+    object.__setattr__(rows.normalised, "bands", broken)
     np.testing.assert_allclose(recursion.apply(np.eye(9)), np.linalg.inv(matrix))
     parts = NoiseParts(TensorNoise(RowsInState(rows), _SPECS))
     with pytest.raises(ValueError, match="are not those of the strategy matrix"):
