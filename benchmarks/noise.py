@@ -46,7 +46,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import recursions
-from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.recursions import Blocks
 from simulations.workers import quiet
 
 _SEPARATION = 342
@@ -203,20 +203,20 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
 
     from mf_aggregators.noise.integer_rows import IntegerRows
     from mf_aggregators.noise.recursions import IndependentNoise
-    from mf_aggregators.tff import noise_making, tensor_noise
+    from mf_aggregators.tff import tensor_streams
     from mf_aggregators.tff.rows_in_state import RowsInState
 
     recursion = _recursion(values)
     specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)
     seed = tf.constant(np.frombuffer(os.urandom(16), np.int64))
     begin = time.perf_counter()
-    noise = noise_making.make(recursion, specs, _options(values)).noise
+    noise = tensor_streams.make(recursion, specs, _options(values)).noise
     state = noise.initial_state(seed, seed)
     step = tf.function(lambda state: noise.next_row(state), autograph=False)
     step.get_concrete_function(state)
     start_seconds = time.perf_counter() - begin
     # Row i of a stream of independent noise is one standard normal vector.
-    plain = tensor_noise.TensorNoise(
+    plain = tensor_streams.TensorNoise(
         RowsInState(IntegerRows.of(IndependentNoise(values.num_rounds)), noise.store.source),
         specs,
     )
@@ -298,7 +298,7 @@ def _recursion(values: flags.FlagValues) -> recursions.NoiseRecursion:
 
 
 def _options(values: flags.FlagValues) -> Any:
-    from mf_aggregators.tff.noise_making import NoiseOptions
+    from mf_aggregators.tff.tensor_streams import NoiseOptions
 
     storage = values.measure.rpartition("-")[2]
     return NoiseOptions.of(storage, values.noise_directory, values.source)

@@ -33,7 +33,7 @@ class CheckedFactorization(Factorization):
 
     The strategy matrix is copied. The recursion is made anew from copies of its arrays, and is run:
     its rows must be those of C^-1. (An aggregator draws rows by its graphs as well, and compares
-    them with C: ``tff.noise_making``.) Sensitivity and errors are computed by the base class from
+    them with C: ``tff.tensor_streams``.) Sensitivity and errors are computed by the base class from
     the copy. A certified gap is dropped.
     """
 

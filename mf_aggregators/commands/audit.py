@@ -27,7 +27,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import (
     Factorization,
 )
-from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
+from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.printed_guarantees import pair, rounded_up
 

@@ -2,7 +2,7 @@
 
 A recursion can keep its history in the state that TFF passes between its processes in each
 round, which is cheap for some megabytes and fails for some gigabytes, or make its rows in
-blocks and keep them in files (``blocks``). Rows of Z are kept by neither: they are
+blocks and keep them in files (``recursions.Blocks``). Rows of Z are kept by neither: they are
 drawn again from their seeds.
 """
 
@@ -13,9 +13,8 @@ import math
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.noise.row_layout import CHUNK
+from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
+from mf_aggregators.noise.rows_of_z import CHUNK
 
 # A state up to this size crosses between TFF's processes in a fraction of a second.
 CHEAP_STATE_IN_BYTES = 20_000_000

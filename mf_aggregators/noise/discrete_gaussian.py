@@ -11,17 +11,17 @@ which are compared with the other bits of the threshold. So weights have as many
 tail needs. Further words are those of a stream of their own, in the order of the ties: which draws
 tie depends on the first words alone, so that further words are uniform whatever these are.
 
-Below, Q is the law of a real normal number of variance s^2 = sigma^2 - 1/12, rounded to an
+Below, Q is the distribution of a real normal number of variance s^2 = sigma^2 - 1/12, rounded to an
 integer. **Claim:** P(Z = z) >= (1 - eta) Q(z) for all |z| <= COVERED, about 16 s.
 
-1. *Table.* Its law is within one unit u of D(s1) given that it is in the table, which is above
-   D(s1); so it is at least (1 - g) D(s1), g = u / (probability of the last column).
+1. *Table.* Its distribution is within one unit u of D(s1) given that it is in the table, which is
+   above D(s1); so it is at least (1 - g) D(s1), g = u / (probability of the last column).
 2. *Convolution.* Let A ~ D(a), B ~ D(b), Y = A + m B, v^2 = a^2 + m^2 b^2, t = a b / v. By
    completing the square, P(Y = n, B = j) is proportional to
    exp(-n^2 / (2 v^2)) exp(-(j - c n)^2 / (2 t^2)), c = m b^2 / v^2. By Poisson summation the
    sum over j is t sqrt(2 pi) (1 +- e), e = 2 sum_k exp(-2 pi^2 t^2 k^2), k = 1, 2, .... So the
-   law of Y is between (1 - e) / (1 + e) and (1 + e) / (1 - e) times D(v). It is used twice:
-   for W = X2 + 2^10 X3, and for X1 + 2^10 W.
+   distribution of Y is between (1 - e) / (1 + e) and (1 + e) / (1 - e) times D(v). It is used
+   twice: for W = X2 + 2^10 X3, and for X1 + 2^10 W.
 3. *Ends of the tables.* Given Y = n, A has its centre at n a^2 / v^2, and |A| >= 2^15 only if
    |j - c n| >= R = (2^15 - |n| a^2 / v^2) / m. As (R + i)^2 >= R^2 + 2 R i, such j have a share
    of at most 2 exp(-R^2 / (2 t^2)) / (1 - exp(-R / t^2)) / (t sqrt(2 pi) (1 - e)), which is
@@ -37,9 +37,9 @@ integer. **Claim:** P(Z = z) >= (1 - eta) Q(z) for all |z| <= COVERED, about 16 
    e = 2 sum_k exp(-2 pi^2 sigma^2 k^2).
 
 **Consequence.** Each of N coordinates of a release is an integer function of what was released
-before, plus Z. Let P' and Q' be its laws in two neighbouring worlds, whose functions differ by
-at most LARGEST_SHIFT s (given all randomness but that of one client and of Z), and P, Q the
-same with rounded normals. Then Q' >= (1 - r) Q, where r is N eta, or 1 where some coordinate
+before, plus Z. Let P' and Q' be its distributions in two neighbouring worlds, whose functions
+differ by at most LARGEST_SHIFT s (given all randomness but that of one client and of Z), and P, Q
+the same with rounded normals. Then Q' >= (1 - r) Q, where r is N eta, or 1 where some coordinate
 of the release needs |z| > COVERED. Since
 
     max(0, P - e^eps (1 - r) Q) <= max(0, P - e^eps Q) + r P,
@@ -101,7 +101,7 @@ _END = 2 ** (COLUMN_BITS - 1)
 _STEP = 2**STEP_BITS
 # The largest |Z| that can be drawn.
 LARGEST = _END * (1 + _STEP + _STEP**2)
-# The largest |z| at which the law is proved to be that of a rounded normal.
+# The largest |z| at which the distribution is proved to be that of a rounded normal.
 COVERED = _END * _STEP**2 - _END * (1 + _STEP) - 1
 _VARIANCE_W = SIGMA_OF_TABLE**2 * (1 + _STEP**2)
 VARIANCE = SIGMA_OF_TABLE**2 + _STEP**2 * _VARIANCE_W

@@ -1,6 +1,6 @@
 """Rows of noise as integers, so that what is released depends on no rounding of floats.
 
-With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of the *unit* recursion
+With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of the *normalised* recursion
 D^-1 N. In units of Z's own step, Z is integer (``rows_of_z``), and so are
 
     w_i = z_i + round(earlier_i),        y_i = (w_i + 2^(c - 1)) >> c,
@@ -25,28 +25,84 @@ charged 4e-28 for its tails.
 Rounding takes no part of the guarantee. Let v_i = w_i + 2^c x_i with x_i the sum of the updates
 in the same steps as y_i. Then y_i + x_i = (v_i + 2^(c - 1)) >> c is a function of v_i, and v_i
 is z_i plus an integer that follows from the data and from v_1, ..., v_(i - 1). How far one
-client moves these integers, with all roundings, is what ``rounding`` bounds.
+client moves these integers, with all roundings, is what :class:`Rounding` bounds.
+
+**What roundings take of the noise multiplier, and how much noise makes up.**
+Two runs on neighbouring data sets release the same integers (the v_i), round
+after round. How far apart are their rows of Z? Write d for differences between the two runs.
+
+*Sums.* x_i is the exact sum of the updates over the step of row i, rounded to an integer. So
+d x_i is that of the exact sums to within 1 + f_x in each coordinate, f_x from floats, and zero
+where the client changes nothing. In L2 norm, a participation changes the sum by at most
+(clip norm + sqrt(d) (1 + f_x) step_i).
+
+*Rows.* From v_i being the same, d w_i = -2^c d x_i exactly, and d y_i = -d x_i. With C1 = C D the
+inverse of the normalised recursion's matrix,
+
+* where rows follow from earlier rows y, d z_i = -2^c (C1 d x)_i - e_i, and e_i is zero wherever
+  the y that row i follows from are the same in both runs: with b bands, but for the b rows from
+  a participation on;
+* where they follow from earlier rows of Z, d z = -2^c C1 d x - C1 e, and e_i may be anything
+  in all rows after a participation.
+
+Here e_i is the difference of two roundings to integers of numbers that floats know to within f
+each: |e_i| <= 1 + 2 f. So with g the norm of what e passes through (1, or ||C1||), for n rounds of
+d coordinates, s the sensitivity of C, and sigma the standard deviation of Z,
+
+    ||d Z|| <= s (clip norm + sqrt(d) (1 + f_x) max step_i) / sigma + g (1 + 2 f) sqrt(d n) STEP
+
+standard deviations, whatever was released before. Then the run is a mu-Gaussian mechanism with mu
+the right-hand side (Smith and Thakurta, 2022, for shifts that depend on what was released).
+
+Both terms that are not s clip norm / sigma are known in advance, and :meth:`Rounding.enlarged`
+enlarges sigma until the sum is s clip norm / (the sigma that was asked for). The last term does
+not shrink with s. It is made up for at the least s of all, that of one participation in the
+column of C with the least diagonal entry, so that guarantees hold for what a client really did,
+too, and not only for the s of the declared schema. Where runs are amplified by sampling, each
+participation is a query of its own, of b rows that no other changes, and the norm of its column
+takes the place of s; so rows must follow from rows there.
+
+A run that is extended goes on with the sigma that it began with, which :meth:`Rounding.enlarged`
+found for fewer rounds and for another C. :meth:`Rounding.covered` says which sigma that is for the
+whole, in real arithmetic: the one that :meth:`Rounding.enlarged` would enlarge to it.
+
+That noise comes from floats takes a further 3e-8: C and the matrix that rows are made with may
+be 1e-8 apart (``catalogue.third_party``), and have errors of floats besides.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
+import scipy.linalg
+import scipy.signal
 
 from mf_aggregators.noise import discrete_gaussian
-from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
+from mf_aggregators.noise.recursions import Blocks, NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import STEP
 
 # Of the integers that rows consist of.
 ROW_BITS = 32
 # Coordinates whose temporaries stay in a processor's cache.
-_PIECE = 2**13
+_COORDINATES_AT_ONCE = 2**13
 # Standard deviations that no number of a row exceeds.
 _SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
 # More than all errors of floats in the sizes of a recursion.
-_SLACK = 1.0 + 1e-6
+_SLACK_OF_SIZES = 1.0 + 1e-6
 # No noise is as coarse as this.
 _LARGEST_SHIFT = 24
+
+# The most updates of a sum that nobody has limited.
+DEFAULT_LARGEST_COHORT = 1 << 22
+# The largest share of the noise that roundings may take.
+LARGEST_SHARE = 0.1
+# Unit roundoff of float64.
+_ROUNDOFF = 2.0**-53
+_SLACK_OF_FLOATS = 1.0 + 3e-8
+_SUM_BITS = 62
+# More than the roundings of the few operations that find what a standard deviation covers.
+_ROUNDED_DOWN = 1.0 - 1e-14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,24 +169,24 @@ class IntegerRows:
         cls, recursion: NoiseRecursion, shift: int, spread: float
     ) -> "IntegerRows | None":
         """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
-        unit = recursion.unit
-        row, vectors = unit.largest_row_norm(), unit.largest_vector_norms()
+        normalised = recursion.normalised
+        row, vectors = normalised.largest_row_norm(), normalised.largest_vector_norms()
         # Roundings of z, w and y drive the recursion as Z does, by a sum of absolute values.
         rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
-        driven = _SLACK * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
+        driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
         if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
             return cls(recursion, shift, driven * row, driven * vectors)
         return None
 
     @property
-    def unit(self) -> NoiseRecursion:
-        """The unit recursion."""
-        return self.recursion.unit
+    def normalised(self) -> NoiseRecursion:
+        """The normalised recursion."""
+        return self.recursion.normalised
 
     @property
     def row_to_z(self) -> float:
         """What the numbers that rows follow from are multiplied by, to be in steps of Z."""
-        return 1.0 if self.unit.draws_earlier_rows_of_z else 2.0**self.shift
+        return 1.0 if self.normalised.draws_earlier_rows_of_z else 2.0**self.shift
 
     @property
     def steps(self) -> np.ndarray:
@@ -139,8 +195,8 @@ class IntegerRows:
 
     def initial_state(self, size: int) -> NoiseState:
         """Returns the state before the first round, for rows of a number of entries."""
-        state = self.unit.initial_state((size,))
-        if self.unit.num_state_vectors or self.unit.draws_earlier_rows_of_z:
+        state = self.normalised.initial_state((size,))
+        if self.normalised.num_state_vectors or self.normalised.draws_earlier_rows_of_z:
             return state
         return dataclasses.replace(state, history=state.history.astype(np.int32))
 
@@ -170,10 +226,235 @@ class IntegerRows:
         i, history = state.round_index, state.history
         self.recursion.check_has_round(i)
         row = np.empty(len(z), np.int64)
-        for start in range(0, len(z), _PIECE):
-            piece = slice(start, start + _PIECE)
-            before = history[:, piece]
-            earlier = np.rint(self.unit.earlier(i, before) * self.row_to_z).astype(np.int64)
-            row[piece] = (z[piece] + earlier + (1 << (self.shift - 1))) >> self.shift
-            history[:, piece] = self.unit.following(i, before, z[piece], row[piece])
+        for start in range(0, len(z), _COORDINATES_AT_ONCE):
+            tile = slice(start, start + _COORDINATES_AT_ONCE)
+            before = history[:, tile]
+            earlier = np.rint(self.normalised.earlier(i, before) * self.row_to_z).astype(np.int64)
+            row[tile] = (z[tile] + earlier + (1 << (self.shift - 1))) >> self.shift
+            history[:, tile] = self.normalised.following(i, before, z[tile], row[tile])
         return row, NoiseState(i + 1, history)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rounding:
+    """What bounds the roundings of a recursion's rows.
+
+    Attributes:
+      rows: The integer rows.
+      operator_norm: g of the module's docstring.
+      float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
+      first: That of the plan that an extended run began with; None for others.
+    """
+
+    rows: IntegerRows
+    operator_norm: float
+    float_error: float
+    first: "Rounding | None" = None
+
+    @classmethod
+    def of(cls, rows: IntegerRows, blocks: Blocks | None = None) -> "Rounding":
+        """Returns what bounds the roundings of rows.
+
+        Args:
+          rows: The rows.
+          blocks: The blocks that they are made in; None if they are made one by one.
+        """
+        first = None
+        if rows.first is not None:
+            first = cls.of(rows.first, None if blocks is None else Blocks.of(rows.first.recursion))
+        normalised, weights = rows.normalised, _Weights(rows)
+        errors, largest = np.zeros(normalised.num_state_vectors), 0.0
+        for start, matrix in (
+            _weights_by_rows(normalised) if blocks is None else _weights_by_blocks(blocks)
+        ):
+            found, errors = weights.errors(matrix, start, errors)
+            # Unlike ``max``, it keeps NaN.
+            largest = float(np.maximum(largest, found))
+        norm = _strategy_norm(normalised) if normalised.draws_earlier_rows_of_z else 1.0
+        return cls(rows, norm, largest, first)
+
+    def enlarged(
+        self,
+        noise_stddev: float,
+        *,
+        clip_norm: float,
+        num_parameters: int,
+        largest_cohort: int,
+    ) -> float:
+        """Returns the standard deviation of Z that hides, after all roundings, what was asked for.
+
+        Args:
+          noise_stddev: What real arithmetic would need: noise multiplier x clip norm x
+            sensitivity of C.
+          clip_norm: The clip norm.
+          num_parameters: d, the entries of a row.
+          largest_cohort: The most updates in a sum.
+
+        Returns:
+          At least ``noise_stddev``. For a run that was extended, that of the plan that it began
+          with: noise does not change in the middle of a run.
+
+        Raises:
+          ValueError: If roundings would take more than a tenth of the noise, or a sum would
+            have too many steps.
+        """
+        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
+        if self.first is not None:
+            return self.first._enlarged(noise_stddev, sizes)
+        return self._enlarged(noise_stddev, sizes)
+
+    def covered(
+        self,
+        enlarged_stddev: float,
+        *,
+        clip_norm: float,
+        num_parameters: int,
+        largest_cohort: int,
+    ) -> float:
+        """Returns what was asked for where Z has a standard deviation: see :meth:`enlarged`.
+
+        Args:
+          enlarged_stddev: The standard deviation of Z.
+          clip_norm: As there.
+          num_parameters: As there.
+          largest_cohort: As there.
+
+        Returns:
+          What real arithmetic would need for the same guarantee of these rows, rounded down.
+
+        Raises:
+          ValueError: As there.
+        """
+        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
+        # The share of what is covered, x, is x k for a k that hardly depends on x.
+        k = self._share(enlarged_stddev * (1.0 - LARGEST_SHARE), sizes)
+        k /= enlarged_stddev * (1.0 - LARGEST_SHARE)
+        found = _ROUNDED_DOWN * enlarged_stddev / (_SLACK_OF_FLOATS + k * enlarged_stddev)
+        self._share(found, sizes)
+        return found
+
+    def _enlarged(self, noise_stddev: float, sizes: "_Sizes") -> float:
+        return _SLACK_OF_FLOATS * noise_stddev / (1.0 - self._share(noise_stddev, sizes))
+
+    def _share(self, noise_stddev: float, sizes: "_Sizes") -> float:
+        """What roundings take at most of noise of a standard deviation."""
+        steps = np.abs(self.rows.steps)
+        clip_norm, num_parameters = sizes.clip_norm, sizes.num_parameters
+        least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
+        # At most, since enlarging makes steps larger.
+        steps_of_sum = sizes.largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
+        # Comparisons are written so that NaN does not pass.
+        if not steps_of_sum <= 2.0**_SUM_BITS:
+            raise ValueError(
+                f"noise of standard deviation {noise_stddev:g} is so little beside sums of "
+                f"{sizes.largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
+                "not hold both: use more noise or a smaller largest_cohort."
+            )
+        # A cast, a division and their rounding to nearest.
+        float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
+        of_sums = math.sqrt(num_parameters) * (1.0 + float_error_of_sum) * float(np.max(steps))
+        of_rows = self.operator_norm * (1.0 + 2.0 * self.float_error) * STEP
+        of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
+        share = noise_stddev * (of_sums + of_rows / least_sensitivity) / clip_norm
+        if not share <= LARGEST_SHARE:
+            raise ValueError(
+                f"in integers of {ROW_BITS} bits, rounding could take {share:.2g} of the noise of "
+                f"{num_parameters} parameters, whose standard deviation is "
+                f"{noise_stddev / clip_norm:.3g} clip norms, and {LARGEST_SHARE:g} is allowed: "
+                "use less noise, fewer rounds or a smaller model."
+            )
+        return share
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """What the arguments of a rounding's methods are."""
+
+    clip_norm: float
+    num_parameters: int
+    largest_cohort: int
+
+
+class _Weights:
+    """Bounds the errors of products with weights, in steps of Z."""
+
+    def __init__(self, rows: IntegerRows) -> None:
+        self._unit = rows.normalised
+        self._row = rows.largest_row
+        self._z = float(discrete_gaussian.LARGEST)
+        self._vectors = rows.largest_vectors
+
+    def errors(
+        self, matrix: np.ndarray, start: int, errors: np.ndarray
+    ) -> tuple[float, np.ndarray]:
+        """Returns the largest error of a block's rows, and those of the vectors at its end.
+
+        Args:
+          matrix: From ``block_transition``.
+          start: The block's first round.
+          errors: (m,) those of the vectors at its start.
+        """
+        vectors = len(errors)
+        size = len(matrix) - vectors
+        weights = np.abs(matrix)
+        if self._unit.draws_earlier_rows_of_z:
+            driving, of_driving = start + size - self._unit.first_row_of_z(start), self._z
+        else:
+            driving, of_driving = size, self._row
+        earlier = matrix.shape[1] - vectors - driving
+        of_rows, of_vectors = weights[:size], weights[size:]
+        sizes = np.concatenate(
+            [np.full(earlier, self._row), self._vectors, np.full(driving, of_driving)]
+        )
+        # Of a sum of products, in any order.
+        roundoff = (matrix.shape[1] + 4) * _ROUNDOFF
+        known = slice(earlier, earlier + vectors)
+        largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
+        following = roundoff * (of_vectors @ sizes) + of_vectors[:, known] @ errors
+        return float(largest), following
+
+
+def _weights_by_rows(normalised: NoiseRecursion) -> Iterator[tuple[int, np.ndarray]]:
+    """The first round and the weights of blocks of one row each.
+
+    Where all rounds have the same weights and nothing adds up, the last has all that others have.
+    """
+    rounds = range(normalised.num_rounds)
+    for i in rounds[-1:] if normalised.is_toeplitz and not normalised.num_state_vectors else rounds:
+        yield i, normalised.block_transition(i, i + 1)
+
+
+def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, np.ndarray]]:
+    """The first round and the weights of each block."""
+    weights: dict[int, np.ndarray] = {}
+    for block, first in enumerate(blocks.distinct_weights()):
+        if first not in weights:
+            weights[first] = blocks.weights(int(first))
+        yield int(blocks.starts[block]), weights[first]
+
+
+def largest_row_sum(normalised: NoiseRecursion) -> float:
+    """Returns the largest sum of |C1_ij| of a row: how many steps of e a number of d z may have.
+
+    Args:
+      normalised: A normalised recursion, whose rows follow from earlier rows of Z.
+    """
+    inverse = scipy.linalg.solve_triangular(
+        normalised.noising_matrix(), np.eye(normalised.num_rounds), lower=True, check_finite=False
+    )
+    return float(np.linalg.norm(inverse, np.inf))
+
+
+def _strategy_norm(normalised: NoiseRecursion) -> float:
+    """A bound on the operator norm of the inverse of a normalised recursion's matrix."""
+    rounds = normalised.num_rounds
+    if normalised.is_toeplitz:
+        impulse = np.zeros(rounds)
+        impulse[0] = 1.0
+        return float(
+            np.sum(np.abs(scipy.signal.lfilter([1.0], normalised.apply(impulse), impulse)))
+        )
+    inverse = scipy.linalg.solve_triangular(
+        normalised.noising_matrix(), np.eye(rounds), lower=True, check_finite=False
+    )
+    return math.sqrt(float(np.linalg.norm(inverse, 1) * np.linalg.norm(inverse, np.inf)))

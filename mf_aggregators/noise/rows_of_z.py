@@ -1,24 +1,44 @@
 """Rows of Z from random bits: a function of (seed, row, coordinate) alone.
 
-An entry is a discrete Gaussian (``discrete_gaussian``): an integer number of steps. Its law is
-that of rounded normal numbers up to a proven failure probability, which
+An entry is a discrete Gaussian (``discrete_gaussian``): an integer number of steps. Its
+distribution is that of rounded normal numbers up to a proven failure probability, which
 ``accounting.noise_failure`` charges to delta.
 
-A row of Z is made in chunks (``row_layout.CHUNK``). Sixteen coordinates have three blocks of the
+**Random bits** are a function of (seed, row, block): nothing is drawn in sequence. Any block of any
+row can be drawn at any time, by any process, in any order, and is the same bits: a row of noise
+need not be kept where it can be drawn again. A block has 16 words of 32 bits. Two sources:
+
+- ChaCha20 (Bernstein 2008; RFC 8439 has its block function), a stream cipher: predicting a word
+  from others means breaking it. The key is the seed, of 128 bits, as the cipher defines keys of
+  this length; the counter is the block, and the nonce the row.
+- Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), as
+  TensorFlow computes it. It is several times as fast and passes tests of randomness, but it is
+  no cipher: nobody claims that it withstands an attack on its key.
+
+**Rows** are made in chunks of coordinates. Sixteen coordinates have three blocks of the
 row's random bits, one each for X1, X2 and X3: coordinate c has word c modulo 16 of the blocks
 3 floor(c / 16), and so on. Each chunk has a stream of further words for its ties, in a range of
 blocks of its own, and the j-th tie of the chunk has the j-th group of words in it.
+
+**Tensors** of one dtype form a segment of a row's coordinates, in which they follow one another
+without a gap: first the float32 tensors from coordinate 0, then the float64 tensors from the next
+chunk. Segments that start at chunks never share one, and each can be drawn and combined as one
+flat vector.
+
+``tff.tensor_rows_of_z`` draws the same rows in a graph.
 """
 
+import dataclasses
+import enum
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.noise import discrete_gaussian, random_bits, row_layout
+from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
-from mf_aggregators.noise.random_bits import WORDS_PER_BLOCK, NoiseSource
-from mf_aggregators.noise.row_layout import CHUNK
 
 # Which rows of noise a seed gives: a run must not go on with rows of another format. Version 0.5.0
 # had 1, and version 1.0.0 had 3.
@@ -34,7 +54,295 @@ FIRST_TIE_BLOCK = 2**60
 TIE_BLOCKS_PER_CHUNK = 2**17
 _COORDINATE_LIMIT = 2**56
 # Coordinates whose temporaries stay in a processor's cache.
-_TILE = 2**13
+_COORDINATES_AT_ONCE = 2**13
+
+# Coordinates of a chunk: a power of two, since a chunk's halves start at even integers.
+CHUNK = 2**16
+
+# The dtypes that noise is computed in, in the order of their segments.
+NOISE_DTYPES = ("float32", "float64")
+
+WORDS_PER_BLOCK = 16
+
+# Rows are counters of 63 bits, and blocks of 61, each of four counters of Philox.
+_ROW_LIMIT = 2**63
+_BLOCK_LIMIT = 2**61
+
+# Blocks whose temporaries stay in a processor's cache.
+_BLOCKS_AT_ONCE = 2**11
+_LOW_32_BITS = 0xFFFFFFFF
+_LOW_64_BITS = 0xFFFFFFFFFFFFFFFF
+
+# "expand 16-byte k" as four little-endian integers: what the cipher's state begins with for keys
+# of 128 bits.
+CHACHA_CONSTANTS = (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574)
+CHACHA_DOUBLE_ROUNDS = 10
+
+_PHILOX_ROUNDS = 10
+_PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_PHILOX_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+PHILOX_COUNTERS_PER_BLOCK = 4
+
+
+class NoiseSource(enum.Enum):
+    """Where random bits come from: the module's docstring compares the two."""
+
+    CHACHA20 = "chacha20"
+    PHILOX = "philox"
+
+
+# The source of a run that names none.
+DEFAULT_SOURCE = NoiseSource.CHACHA20
+
+
+def random_blocks(
+    source: NoiseSource, seed: np.ndarray, row: int, first_block: int, count: int
+) -> np.ndarray:
+    """Returns consecutive blocks of a row.
+
+    Args:
+      source: Which generator.
+      seed: (2,) int64: the stream's secret.
+      row: From 0 to 2^63 - 1.
+      first_block: From 0.
+      count: How many blocks; the last one is below 2^61.
+
+    Returns:
+      (count, 16) uint32.
+
+    Raises:
+      ValueError: If the seed is not (2,) int64, or a number is out of its range.
+    """
+    seed = checked_seed(seed)
+    row = validation.integer_at_least(row, 0, "row")
+    first_block = validation.integer_at_least(first_block, 0, "first_block")
+    count = validation.integer_at_least(count, 0, "count")
+    if row >= _ROW_LIMIT:
+        raise ValueError(f"row must be below 2^63, found {row}.")
+    if first_block + count > _BLOCK_LIMIT:
+        raise ValueError(f"blocks must be below 2^61, found {count} from block {first_block}.")
+    fill = {NoiseSource.CHACHA20: _fill_from_chacha, NoiseSource.PHILOX: _fill_from_philox}[source]
+    drawn = np.empty((count, WORDS_PER_BLOCK), np.uint32)
+    for start in range(0, count, _BLOCKS_AT_ONCE):
+        fill(seed, row, first_block + start, drawn[start : start + _BLOCKS_AT_ONCE])
+    return drawn
+
+
+def checked_seed(seed: Any) -> np.ndarray:
+    """Returns a seed, or raises ValueError unless it is a (2,) int64 array."""
+    array = np.asarray(seed)
+    if array.shape != (2,) or array.dtype != np.int64:
+        raise ValueError(
+            f"a seed must be an int64 array of shape (2,), found {array.dtype} of shape "
+            f"{array.shape}."
+        )
+    return array
+
+
+def _fill_from_chacha(seed: np.ndarray, row: int, first_block: int, drawn: np.ndarray) -> None:
+    key = seed.astype("<i8").view("<u4")
+    counters = np.arange(first_block, first_block + len(drawn), dtype=np.uint64)
+    state = np.empty((WORDS_PER_BLOCK, len(drawn)), np.uint32)
+    state[0:4] = np.array(CHACHA_CONSTANTS, np.uint32)[:, np.newaxis]
+    state[4:8] = state[8:12] = key[:, np.newaxis]
+    state[12] = counters & np.uint64(_LOW_32_BITS)
+    state[13] = counters >> np.uint64(32)
+    state[14], state[15] = row & _LOW_32_BITS, row >> 32
+    drawn[:] = _chacha20(state).T
+
+
+def _chacha20(state: np.ndarray) -> np.ndarray:
+    """The ChaCha20 block function (RFC 8439, Sec. 2.3) of (16, count) uint32 states."""
+    a, b, c, d = state.copy().reshape(4, 4, -1)
+    for _ in range(CHACHA_DOUBLE_ROUNDS):
+        # Columns, and then diagonals, which stand in columns once rows are turned.
+        for turns in ((1, 2, 3), (3, 2, 1)):
+            for into, of, mixed, distance in (
+                (a, b, d, 16),
+                (c, d, b, 12),
+                (a, b, d, 8),
+                (c, d, b, 7),
+            ):
+                into += of
+                mixed ^= into
+                high = mixed << np.uint32(distance)
+                mixed >>= np.uint32(32 - distance)
+                mixed |= high
+            b, c, d = (
+                np.roll(row, -turn, axis=0) for row, turn in zip((b, c, d), turns, strict=True)
+            )
+    return np.concatenate([a, b, c, d]) + state
+
+
+def _fill_from_philox(seed: np.ndarray, row: int, first_block: int, drawn: np.ndarray) -> None:
+    key = int(seed[0]) & _LOW_64_BITS
+    upper = (int(seed[1]) + row) & _LOW_64_BITS
+    lower = np.arange(PHILOX_COUNTERS_PER_BLOCK * len(drawn), dtype=np.uint64)
+    lower += np.uint64(PHILOX_COUNTERS_PER_BLOCK * first_block)
+    words = drawn.reshape(-1, 4)
+    for place, outputs in enumerate(_philox(key, lower, upper)):
+        words[:, place] = outputs
+
+
+def _philox(key: int, lower: np.ndarray, upper: int) -> tuple[np.ndarray, ...]:
+    """Philox 4x32-10 of the counters ``lower + 2^64 upper``: four 32-bit integers of each.
+
+    Integers of 32 bits sit in arrays of 64, in which a product of two of them is exact. What
+    all counters share stays an array of one entry for as long as it is shared.
+    """
+    mask, half = np.uint64(_LOW_32_BITS), np.uint64(32)
+    x0, x1 = lower & mask, lower >> half
+    x2 = np.array([upper & _LOW_32_BITS], np.uint64)
+    x3 = np.array([upper >> 32], np.uint64)
+    key0, key1 = key & _LOW_32_BITS, key >> 32
+    for _ in range(_PHILOX_ROUNDS):
+        product0, product1 = x0 * _PHILOX_MULTIPLIERS[0], x2 * _PHILOX_MULTIPLIERS[1]
+        x0 = (product1 >> half) ^ x1
+        x0 ^= np.uint64(key0)
+        x2 = (product0 >> half) ^ x3
+        x2 ^= np.uint64(key1)
+        product0 &= mask
+        product1 &= mask
+        x1, x3 = product1, product0
+        key0 = (key0 + _PHILOX_KEY_INCREMENTS[0]) & _LOW_32_BITS
+        key1 = (key1 + _PHILOX_KEY_INCREMENTS[1]) & _LOW_32_BITS
+    return x0, x1, x2, x3
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """The tensors of one dtype, as a range of a row's coordinates.
+
+    Attributes:
+      dtype: "float32" or "float64".
+      first_chunk: The chunk at whose first coordinate the segment starts.
+      size: How many coordinates, at least 1.
+      positions: Which tensors of the row these are, in order; tensors without entries
+        included.
+    """
+
+    dtype: str
+    first_chunk: int
+    size: int
+    positions: tuple[int, ...]
+
+    @property
+    def first_coordinate(self) -> int:
+        """The coordinate of the segment's first entry within the row."""
+        return self.first_chunk * CHUNK
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of chunks, the last of which may be shorter."""
+        return -(-self.size // CHUNK)
+
+    @property
+    def width(self) -> int:
+        """The coordinates of any chunk where all are treated alike: the last one is filled up."""
+        return min(self.size, CHUNK)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """The tensors of one row, in order.
+
+    Attributes:
+      shapes: The shape of each tensor.
+      dtypes: What noise for each tensor is computed in: "float32" or "float64".
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shapes) != len(self.dtypes):
+            raise ValueError(
+                f"a layout needs as many shapes as dtypes, found {len(self.shapes)} and "
+                f"{len(self.dtypes)}."
+            )
+        for dtype in self.dtypes:
+            if dtype not in NOISE_DTYPES:
+                raise ValueError(f"noise is computed in float32 or float64, found {dtype!r}.")
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The row's segments; those without entries are left out."""
+        return segments(self.shapes, self.dtypes)
+
+    def tensors(self, flats: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns all tensors of a row, those of segments without entries included.
+
+        Args:
+          flats: The flat vector of each of ``segments``.
+
+        Returns:
+          One array for each of ``shapes``; views of the vectors where they have entries.
+
+        Raises:
+          ValueError: If a vector has not its segment's size.
+        """
+        found: dict[int, np.ndarray] = {}
+        for segment, flat in zip(self.segments, flats, strict=True):
+            found.update(split(segment, flat, self.shapes))
+        return [
+            found[position] if position in found else np.empty(shape, dtype)
+            for position, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
+        ]
+
+
+def segments(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> tuple[Segment, ...]:
+    """Returns the segments of a row, in order; those without entries are left out.
+
+    Args:
+      shapes: The shape of each tensor.
+      dtypes: The dtype that noise for each is computed in, "float32" or "float64".
+
+    Returns:
+      At most one segment for each dtype.
+    """
+    found = []
+    first_chunk = 0
+    for dtype in NOISE_DTYPES:
+        positions = tuple(position for position, name in enumerate(dtypes) if name == dtype)
+        size = sum(math.prod(shapes[position]) for position in positions)
+        if size:
+            found.append(Segment(dtype, first_chunk, size, positions))
+            first_chunk += found[-1].num_chunks
+    return tuple(found)
+
+
+def total_size(segments: Sequence[Segment]) -> int:
+    """Returns the number of entries of a row; the gap before a segment does not count."""
+    return sum(segment.size for segment in segments)
+
+
+def split(
+    segment: Segment, flat: np.ndarray, shapes: Sequence[tuple[int, ...]]
+) -> dict[int, np.ndarray]:
+    """Returns the tensors of a segment.
+
+    Args:
+      segment: The segment.
+      flat: (size,) its entries.
+      shapes: The shape of each tensor of the row.
+
+    Returns:
+      Position -> array of the position's shape, a view of ``flat``.
+
+    Raises:
+      ValueError: If ``flat`` has not the segment's size.
+    """
+    if flat.shape != (segment.size,):
+        raise ValueError(
+            f"a segment of {segment.size} entries cannot be split from shape {flat.shape}."
+        )
+    found = {}
+    start = 0
+    for position in segment.positions:
+        stop = start + math.prod(shapes[position])
+        found[position] = flat[start:stop].reshape(shapes[position])
+        start = stop
+    return found
 
 
 def integers(
@@ -65,7 +373,7 @@ def integers(
         raise ValueError(
             f"coordinates must be below 2^56, found {count} from coordinate {first_coordinate}."
         )
-    seed, row = random_bits.checked_seed(seed), validation.integer_at_least(row, 0, "row")
+    seed, row = checked_seed(seed), validation.integer_at_least(row, 0, "row")
     chunks = range(first_coordinate // CHUNK, -(-end // CHUNK)) if count else range(0)
     entries = [
         _of_chunk(source, seed, row, chunk, min(CHUNK, end - chunk * CHUNK)) for chunk in chunks
@@ -75,9 +383,7 @@ def integers(
     return np.concatenate(entries)[first_coordinate % CHUNK :]
 
 
-def segment_of_row(
-    source: NoiseSource, seed: np.ndarray, row: int, segment: row_layout.Segment
-) -> np.ndarray:
+def segment_of_row(source: NoiseSource, seed: np.ndarray, row: int, segment: Segment) -> np.ndarray:
     """Returns the (size,) entries of a segment of a row of Z, see :func:`integers`."""
     return integers(source, seed, row, segment.first_coordinate, segment.size)
 
@@ -95,15 +401,15 @@ def _of_chunk(
         first, end = num_ties * TIE_WORDS, (num_ties + ties) * TIE_WORDS
         block, skipped = divmod(first, WORDS_PER_BLOCK)
         needed = -(-end // WORDS_PER_BLOCK) - block
-        words = random_bits.blocks(source, seed, row, first_tie_block + block, needed)
+        words = random_blocks(source, seed, row, first_tie_block + block, needed)
         num_ties += ties
         return words.ravel()[skipped : skipped + end - first].reshape(ties, TIE_WORDS)
 
-    for start in range(0, count, _TILE):
-        part = entries[start : start + _TILE]
+    for start in range(0, count, _COORDINATES_AT_ONCE):
+        part = entries[start : start + _COORDINATES_AT_ONCE]
         groups = -(-len(part) // WORDS_PER_BLOCK)
         first_block = WORDS_PER_COORDINATE * (chunk * CHUNK + start) // WORDS_PER_BLOCK
-        blocks = random_bits.blocks(source, seed, row, first_block, WORDS_PER_COORDINATE * groups)
+        blocks = random_blocks(source, seed, row, first_block, WORDS_PER_COORDINATE * groups)
         words = blocks.reshape(groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK).swapaxes(1, 2)
         words = words.reshape(-1, WORDS_PER_COORDINATE)[: len(part)]
         part[:] = discrete_gaussian.from_words(words, tie_words)

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.noise import random_bits, row_layout, rows_of_z
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
+from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 
 # The floating-point dtypes of models, and what noise for them is computed in.
 _NOISE_DTYPES = {
@@ -51,7 +51,7 @@ class NoiseStreamState:
     seed: np.ndarray = dataclasses.field(repr=False)
     source: NoiseSource
     structure: Any
-    layout: row_layout.RowLayout
+    layout: rows_of_z.RowLayout
     rows: IntegerRows
     histories: tuple[NoiseState, ...] = dataclasses.field(repr=False)
 
@@ -83,7 +83,7 @@ def initial_state(
     rows = IntegerRows.of(recursion)
     histories = tuple(rows.initial_state(segment.size) for segment in layout.segments)
     # A copy, because the caller's array may be filled with another seed.
-    seed = random_bits.checked_seed(seed).copy()
+    seed = rows_of_z.checked_seed(seed).copy()
     return NoiseStreamState(0, seed, NoiseSource(source), structure, layout, rows, histories)
 
 
@@ -142,12 +142,12 @@ def rows(
       ValueError: If the seed is not (2,) int64.
     """
     structure, layout = _described(template)
-    seed = random_bits.checked_seed(seed).copy()
+    seed = rows_of_z.checked_seed(seed).copy()
     source = NoiseSource(source)
 
     integer_rows = IntegerRows.of(recursion)
 
-    def flat_rows(segment: row_layout.Segment) -> Iterator[np.ndarray]:
+    def flat_rows(segment: rows_of_z.Segment) -> Iterator[np.ndarray]:
         # Nobody else ever sees this state, so its history can be updated in place.
         history = integer_rows.initial_state(segment.size)
         for i, step in enumerate(integer_rows.steps):
@@ -162,7 +162,7 @@ def rows(
     )
 
 
-def _described(template: Any) -> tuple[Any, row_layout.RowLayout]:
+def _described(template: Any) -> tuple[Any, rows_of_z.RowLayout]:
     """The template with positions for its arrays, and the arrays' shapes and noise dtypes."""
     shapes: list[tuple[int, ...]] = []
     dtypes: list[str] = []
@@ -182,10 +182,10 @@ def _described(template: Any) -> tuple[Any, row_layout.RowLayout]:
         return len(shapes) - 1
 
     structure = _mapped(position_of, template)
-    return structure, row_layout.RowLayout(tuple(shapes), tuple(dtypes))
+    return structure, rows_of_z.RowLayout(tuple(shapes), tuple(dtypes))
 
 
-def _nested(structure: Any, layout: row_layout.RowLayout, flats: Sequence[np.ndarray]) -> Any:
+def _nested(structure: Any, layout: rows_of_z.RowLayout, flats: Sequence[np.ndarray]) -> Any:
     """A row in the template's structure, from the flat vector of each segment."""
     arrays = layout.tensors(flats)
     return _mapped(lambda position: arrays[position], structure)

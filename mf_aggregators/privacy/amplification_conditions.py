@@ -4,10 +4,9 @@ import numpy as np
 
 from mf_aggregators.accounting import certificate_store, column_bands
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import rounding
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise import integer_rows
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.participation.random_participation import LARGEST_ROUNDING, Certification
 
@@ -43,8 +42,8 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
     """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
 
     The noise must follow from rows of the noise as well: where it follows from earlier rows of Z,
-    roundings of a participation stay in all later rows (``noise.rounding``), and not in b, unless b
-    is all rounds. Where clients draw for themselves, no row may be rounded by more than
+    roundings of a participation stay in all later rows (``noise.integer_rows``), and not in
+    b, unless b is all rounds. Where clients draw for themselves, no row may be rounded by more than
     ``LARGEST_ROUNDING`` steps of Z.
 
     Args:
@@ -72,8 +71,12 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 def _check_rounding(factorization: Factorization) -> None:
     """Raises ValueError unless rows are rounded by no more than accounting charges."""
     rows = IntegerRows.of(factorization.noise_recursion())
-    # Rows that follow from rows of Z have all earlier roundings, times entries of C (``rounding``).
-    factor = rounding.largest_row_sum(rows.unit) if rows.unit.draws_earlier_rows_of_z else 1.0
+    # Rows that follow from rows of Z have all earlier roundings, times entries of C.
+    factor = (
+        integer_rows.largest_row_sum(rows.normalised)
+        if rows.normalised.draws_earlier_rows_of_z
+        else 1.0
+    )
     for blocks in (None, Blocks.of(rows.recursion)):
         moved = factor * (1.0 + 2.0 * Rounding.of(rows, blocks).float_error)
         # Written so that NaN does not pass.

@@ -5,7 +5,7 @@ part is C. Whoever releases the rows of C^-1 Z and goes on with those of C'^-1 Z
 has run the mechanism of C' from its first round on. The standard deviation of Z stays what it was:
 sigma s with sigma the noise multiplier of the first plan and s its sensitivity. So the whole has
 the noise multiplier sigma s / s', with s' the sensitivity of C' under the participations that the
-whole allows, and less what the roundings of more rounds take (``noise.rounding``).
+whole allows, and less what the roundings of more rounds take (``noise.integer_rows``).
 
 A run may be extended more than once. Each of its horizons let clients take part by a schema of its
 own, and each has to allow what the one before it allowed (``participation.check_extended``): then
@@ -21,11 +21,9 @@ from mf_aggregators import participation as participations
 from mf_aggregators import validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.noise.rounding import DEFAULT_LARGEST_COHORT, Rounding
+from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
 from mf_aggregators.participation import Participation
 
 # That no whole is stated to have more noise than there is, but for the last bits of its number.

@@ -7,8 +7,7 @@ __all__ = [
     "declared_participation",
     "dp_query",
     "noise_directory",
-    "noise_making",
     "processes",
     "rows_in_state",
-    "tensor_noise",
+    "tensor_streams",
 ]

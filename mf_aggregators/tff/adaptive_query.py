@@ -25,7 +25,7 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.tff import compatibility, dp_query, grid
 from mf_aggregators.tff.dp_query import GlobalState, MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.grid import IntegerSums
-from mf_aggregators.tff.noise_making import NoiseParts
+from mf_aggregators.tff.tensor_streams import NoiseParts
 
 
 class ClipState(NamedTuple):

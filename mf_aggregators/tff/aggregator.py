@@ -14,8 +14,8 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise.random_bits import DEFAULT_SOURCE
 from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.privacy import extensions
 from mf_aggregators.privacy.extensions import FirstPlan
@@ -24,15 +24,13 @@ from mf_aggregators.tff import (
     compatibility,
     dp_query,
     grid,
-    integer_sum_factory,
-    noise_making,
     processes,
+    tensor_streams,
 )
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
-from mf_aggregators.tff.grid import IntegerSums
-from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory, SecureIntegerSumFactory
-from mf_aggregators.tff.noise_making import Continued, NoiseOptions, NoiseParts
+from mf_aggregators.tff.grid import IntegerSumFactory, IntegerSums, SecureIntegerSumFactory
+from mf_aggregators.tff.tensor_streams import Continued, NoiseOptions, NoiseParts
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -91,7 +89,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             would have too few bits, or the noise has more than 2^40 numbers in all rounds
             together, which is what guarantees are stated for.
         """
-        specs = integer_sum_factory.specs_of(value_type)
+        specs = grid.specs_of(value_type)
         mean = _MeanQuery(self.query(specs), self._clients_per_round, specs, self._sums.is_secure)
         process = tff.aggregators.DifferentiallyPrivateFactory(
             mean, _record_aggregation(self._sums)
@@ -158,10 +156,10 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             sensitivity = self.factorization.sensitivity(self.participation).value
             recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
             drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
-            parts = noise_making.make(drawn, specs, self._noise)
+            parts = tensor_streams.make(drawn, specs, self._noise)
             if self.noise_multiplier > 0.0 and isinstance(self.factorization, CheckedFactorization):
                 matrix = self.factorization.strategy_matrix() / sensitivity
-                noise_making.check_rows(parts, matrix)
+                tensor_streams.check_rows(parts, matrix)
             return recursion, self.noise_multiplier, parts
         found = extensions.noise_multiplier(
             self.factorization,
@@ -175,11 +173,11 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         recursion = extensions.recursion(self.factorization, first)
         drawn = dp_query.drawn_recursion(recursion, first.noise_multiplier)
         if first.noise_multiplier == 0.0:
-            return recursion, 0.0, noise_making.make(drawn, specs, self._noise)
+            return recursion, 0.0, tensor_streams.make(drawn, specs, self._noise)
         continued = Continued(
             extensions.first_recursion(self.factorization, first), self.factorization.plans
         )
-        noise = noise_making.make(drawn, specs, self._noise, continued)
+        noise = tensor_streams.make(drawn, specs, self._noise, continued)
         return recursion, first.noise_multiplier, noise
 
 

@@ -16,19 +16,18 @@ from mf_aggregators import validation
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.rows_of_z import CHUNK
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
     compatibility,
     declared_participation,
     grid,
-    noise_making,
     processes,
-    tensor_noise,
+    tensor_streams,
 )
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
 from mf_aggregators.tff.grid import IntegerSums
-from mf_aggregators.tff.noise_making import NoiseOptions, NoiseParts
-from mf_aggregators.tff.pieces import map_pieces
+from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
 
 
 class FixedSeedWarning(UserWarning):
@@ -45,7 +44,7 @@ class GlobalState(NamedTuple):
     """
 
     l2_norm_clip: Any
-    noise: tensor_noise.NoiseState
+    noise: tensor_streams.NoiseState
     participation: DeclaredParticipation
 
 
@@ -103,11 +102,11 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           l2_norm_clip: The clip norm, above zero.
           noise_stddev: The standard deviation of Z: noise multiplier x clip norm x
             sensitivity of C. Zero adds no noise. Z has a little more, by which the roundings
-            of integers take nothing of the noise multiplier (``noise.rounding``).
+            of integers take nothing of the noise multiplier (``noise.integer_rows``).
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
           noise: The rows of noise and the record of what they were added to, as
-            ``noise_making.make`` returns them for this recursion and these tensors. None keeps
+            ``tensor_streams.make`` returns them for this recursion and these tensors. None keeps
             rows in the state and draws them by Philox. The query itself starts no thread and
             writes no file.
           participation: The schema that the recursion is scaled to, for the state to tell; None
@@ -132,7 +131,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         if self._noise_stddev > 0.0:
             noise_failure.check_charged(size_of_row(self._specs), recursion.num_rounds)
         if noise is None:
-            noise = noise_making.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
+            noise = tensor_streams.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
         elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
             raise ValueError("noise must be made for the recursion and the tensors of the query.")
         self._noise, self._record = noise.noise, noise.record
@@ -329,7 +328,7 @@ def result_dtype(spec: tf.TensorSpec) -> tf.DType:
     Args:
       spec: A tensor of the records.
     """
-    return tensor_noise.noise_dtype(spec.dtype)
+    return tensor_streams.noise_dtype(spec.dtype)
 
 
 def tensors_of(record: Any, specs: tuple[tf.TensorSpec, ...]) -> Any:
@@ -408,7 +407,7 @@ def _released(
         released = tf.cast(tf.round(to_floats(sums) / step), tf.int64) + tf.cast(row, tf.int64)
         return tf.cast(tf.cast(released, tf.float64) * step, dtype)
 
-    return map_pieces(add, dtype, sums, row)
+    return _map_tiles(add, dtype, sums, row)
 
 
 def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
@@ -422,3 +421,37 @@ def _digest(seed: int) -> bytes:
     """128 bits that depend on all digits of an integer of any size."""
     seed = validation.integer_at_least(seed, 0, "seed")
     return hashlib.sha256(f"mf_aggregators seed {seed}".encode()).digest()[:16]
+
+
+def _map_tiles(
+    function: Callable[..., tf.Tensor], dtype: tf.DType, *tensors: tf.Tensor
+) -> tf.Tensor:
+    """Returns an elementwise function of tensors of one shape, without temporaries of their size.
+
+    Args:
+      function: Takes tiles of the tensors, (count,) each, and returns (count,) entries.
+      dtype: The type of what it returns.
+      *tensors: Tensors of one shape, which is known.
+
+    Returns:
+      A tensor of that shape.
+    """
+    shape = tensors[0].shape
+    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    size = shape.num_elements()
+    if size <= CHUNK:
+        return tf.reshape(function(*flat), shape)
+    count = -(-size // CHUNK)
+
+    def add_tile(number: tf.Tensor, tiles: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        start = number * CHUNK
+        tile = function(*(tensor[start : start + CHUNK] for tensor in flat))
+        return number + 1, tiles.write(number, tile)
+
+    _, tiles = tf.while_loop(
+        lambda number, _: number < count,
+        add_tile,
+        (tf.constant(0), tf.TensorArray(dtype, count, infer_shape=False, element_shape=[None])),
+        parallel_iterations=1,
+    )
+    return tf.reshape(tiles.concat(), shape)

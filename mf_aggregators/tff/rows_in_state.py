@@ -13,8 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import DEFAULT_SOURCE, NoiseSource
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
@@ -23,9 +22,8 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.recursions.substitution import SubstitutionNoise
-from mf_aggregators.noise.rounding import Rounding
-from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff import tensor_discrete_gaussian
+from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource, Segment
+from mf_aggregators.tff import tensor_rows_of_z
 from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
 
 _PARALLEL_CHUNKS = 4
@@ -55,7 +53,7 @@ class RowsInState:
         """Returns (chunks, floats_per_parameter, width) zeros; None if nothing is kept."""
         kept = self.rows.recursion.floats_per_parameter
         shape = [segment.num_chunks, kept, segment.width]
-        return tf.zeros(shape, _history_dtype(self.rows.unit)) if kept else None
+        return tf.zeros(shape, _history_dtype(self.rows.normalised)) if kept else None
 
     def next_row(
         self,
@@ -79,8 +77,8 @@ class RowsInState:
         """
         del stream
         width, chunks = segment.width, segment.num_chunks
-        table = tensor_discrete_gaussian.graph_table()
-        unit, dtype = self.rows.unit, _history_dtype(self.rows.unit)
+        table = tensor_rows_of_z.graph_table()
+        recursion, dtype = self.rows.normalised, _history_dtype(self.rows.normalised)
 
         def step(chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(row: tf.Tensor) -> tf.Tensor:
@@ -88,7 +86,7 @@ class RowsInState:
                 return chunk_rows(self.source, seed, row, 1, number, width, table)[0]
 
             of_chunk = tf.zeros([0, width], dtype) if history is None else history[chunk]
-            return _step(unit, self.rows, i, draw, of_chunk)
+            return _step(recursion, self.rows, i, draw, of_chunk)
 
         if chunks == 1:
             row, kept = step(tf.zeros([], tf.int64))
@@ -101,7 +99,7 @@ class RowsInState:
             position = tf.cast(chunk, tf.int32)
             return chunk + 1, rows.write(position, row), histories.write(position, kept)
 
-        kept_rows = unit.floats_per_parameter
+        kept_rows = recursion.floats_per_parameter
         _, rows, histories = tf.while_loop(
             lambda chunk, *_: chunk < chunks,
             add_chunk,
@@ -129,54 +127,62 @@ def integer_row(rows: IntegerRows, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tenso
     return tf.cast(tf.bitwise.right_shift(sums, tf.constant(rows.shift, tf.int64)), tf.int32)
 
 
-def _history_dtype(unit: NoiseRecursion) -> tf.DType:
+def _history_dtype(recursion: NoiseRecursion) -> tf.DType:
     """Rows are integers, and state vectors are not."""
-    return tf.float64 if unit.num_state_vectors else tf.int32
+    return tf.float64 if recursion.num_state_vectors else tf.int32
 
 
 @functools.singledispatch
 def _step(
-    unit: NoiseRecursion, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    recursion: NoiseRecursion, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """A row of C^-1 Z in one chunk, (width,) int32, and the next history.
 
     Args:
-      unit: The unit recursion.
+      recursion: The normalised recursion.
       rows: The mechanism's rows.
       i: int64 scalar: the round, from 0.
       draw: Gives rows of Z.
       history: (floats_per_parameter, width), zeros before the first round.
     """
-    raise TypeError(f"{type(unit).__name__} is no recursion of the library.")
+    raise TypeError(f"{type(recursion).__name__} is no recursion of the library.")
 
 
 @_step.register
 def _independent(
-    unit: IndependentNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    recursion: IndependentNoise,
+    rows: IntegerRows,
+    i: tf.Tensor,
+    draw: _DrawRow,
+    history: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     return integer_row(rows, draw(i), tf.zeros([], tf.float64)), history
 
 
 @_step.register
 def _dense(
-    unit: DenseNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    recursion: DenseNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    weights = _row_of(unit.inverse, i)
+    weights = _row_of(recursion.inverse, i)
     earlier = _combined_rows_of_z(draw, tf.zeros([], tf.int64), i, weights, history)
     return integer_row(rows, draw(i), earlier), history
 
 
 @_step.register
 def _substituted(
-    unit: SubstitutionNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    recursion: SubstitutionNoise,
+    rows: IntegerRows,
+    i: tf.Tensor,
+    draw: _DrawRow,
+    history: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Forward substitution over a ring of the last b - 1 rows; slot j mod (b - 1) holds row j."""
-    slots = unit.num_earlier_rows
+    slots = recursion.num_earlier_rows
     if not slots:
         return integer_row(rows, draw(i), tf.zeros([], tf.float64)), history
     # Slots that no round has filled hold zeros, so their weights do not matter.
     lags = tf.math.floormod(i - 1 - tf.range(slots, dtype=tf.int64), slots) + 1
-    weights = tf.gather(_row_of(unit.table, i), lags) * -rows.row_to_z
+    weights = tf.gather(_row_of(recursion.table, i), lags) * -rows.row_to_z
     earlier = tf.linalg.matvec(tf.cast(history, tf.float64), weights, transpose_a=True)
     row = integer_row(rows, draw(i), earlier)
     is_slot = tf.equal(tf.range(slots, dtype=tf.int64), tf.math.floormod(i, slots))
@@ -186,23 +192,23 @@ def _substituted(
 
 @_step.register
 def _windowed(
-    unit: WindowNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    recursion: WindowNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """A banded C^-1 with accumulators; the window's rows of Z are drawn anew."""
-    oldest = i - unit.window_length + 1
+    oldest = i - recursion.window_length + 1
     first = tf.maximum(oldest, 0)
     # The weights of the rows from ``first`` to i - 1.
-    weights = tf.reverse(_row_of(unit.window, i)[1 : i - first + 1], axis=[0])
+    weights = tf.reverse(_row_of(recursion.window, i)[1 : i - first + 1], axis=[0])
     earlier = _combined_rows_of_z(draw, first, i, weights, history)
     z = draw(i)
-    if unit.num_state_vectors:
-        leaving = z if unit.window_length == 1 else draw(first)
+    if recursion.num_state_vectors:
+        leaving = z if recursion.window_length == 1 else draw(first)
         # Nothing leaves the window in its first rounds.
-        gains = tf.gather(tf.constant(unit.right), first) * tf.cast(oldest >= 0, tf.float64)
+        gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
         following = history + gains[:, tf.newaxis] * tf.cast(leaving, tf.float64)
         # Z[i] itself is not of what earlier rounds add.
-        of_earlier = history if unit.window_length == 1 else following
-        left = tf.gather(tf.constant(unit.left), i)
+        of_earlier = history if recursion.window_length == 1 else following
+        left = tf.gather(tf.constant(recursion.left), i)
         earlier += tf.linalg.matvec(of_earlier, left, transpose_a=True)
         history = following
     return integer_row(rows, z, earlier), history
@@ -210,13 +216,13 @@ def _windowed(
 
 @_step.register
 def _recurred(
-    unit: StateSpaceNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
+    recursion: StateSpaceNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """One step of the linear recurrence over the state vectors."""
-    phase = tf.gather(tf.constant(unit.phases, tf.int64), i)
-    outputs = tf.gather(tf.constant(unit.outputs), phase) * rows.row_to_z
+    phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
+    outputs = tf.gather(tf.constant(recursion.outputs), phase) * rows.row_to_z
     row = integer_row(rows, draw(i), tf.linalg.matvec(history, outputs, transpose_a=True))
-    weights = tf.gather(tf.constant(unit.following_by_phase()), phase)
+    weights = tf.gather(tf.constant(recursion.following_by_phase()), phase)
     inputs = tf.concat([history, tf.cast(row, tf.float64)[tf.newaxis]], axis=0)
     return row, weights @ inputs
 

@@ -1,8 +1,8 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise.blocks``), one chunk of coordinates after another, and
-each row of each chunk is a file in a directory. A round reads its row, and makes its share
+are made a block at a time (``noise.recursions.Blocks``), one chunk of coordinates after another,
+and each row of each chunk is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 
 The files are a cache of a function of (recursion, seed, round): any of them may be missing,
@@ -25,15 +25,12 @@ import tensorflow as tf
 
 from mf_aggregators import atomic_files
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
-from mf_aggregators.noise.rounding import Rounding
-from mf_aggregators.noise.row_layout import Segment
-from mf_aggregators.tff import processes, tensor_discrete_gaussian, tensor_files
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks
+from mf_aggregators.noise.rows_of_z import NoiseSource, Segment
+from mf_aggregators.tff import noise_files, processes, tensor_rows_of_z
 from mf_aggregators.tff.rows_in_state import integer_row
-from mf_aggregators.tff.tensor_discrete_gaussian import GraphTable
-from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
+from mf_aggregators.tff.tensor_rows_of_z import GraphTable, chunk_rows
 
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
@@ -100,7 +97,7 @@ class RowsOnDisk:
           (segment.size,) int32, and None.
         """
         del history
-        table = tensor_discrete_gaussian.graph_table()
+        table = tensor_rows_of_z.graph_table()
 
         # Inside functions, operations with effects run in order and are never left out. A
         # function of its own for what is used in several places makes the graph smaller.
@@ -164,7 +161,7 @@ def prepare(
         if not path.exists() or path.read_bytes() != content:
             # Many files for many rounds; contents are compared here and checked by the graphs.
             atomic_files.write_cached_bytes(path, content)
-    checksums = {block: tensor_files.checksum_of(content) for block, content in contents.items()}
+    checksums = {block: noise_files.checksum_of(content) for block, content in contents.items()}
     return RowsOnDisk(
         rows,
         blocks,
@@ -188,7 +185,7 @@ class _StreamFiles:
     ) -> None:
         self._rows = files.rows
         self._blocks = files.blocks
-        self._recursion = files.rows.unit
+        self._recursion = files.rows.normalised
         self._source = files.source
         self._table = table
         self._segment = segment
@@ -305,7 +302,7 @@ class _StreamFiles:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
-        See ``NoiseRecursion.block_weights``: product by product, in float64.
+        See ``NoiseRecursion.block_transition``: product by product, in float64.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
         weights = self._read_weights(block, size)
@@ -428,7 +425,7 @@ class _StreamFiles:
         if not self._recursion.num_state_vectors:
             return []
         label = self._label("state", chunk, block)
-        return [tensor_files.write(self._vectors_path(chunk, block), label, vectors)]
+        return [noise_files.write(self._vectors_path(chunk, block), label, vectors)]
 
     def _write_rows(
         self, block: tf.Tensor, chunk: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
@@ -439,7 +436,7 @@ class _StreamFiles:
             position: tf.Tensor, are_written: tf.TensorArray
         ) -> tuple[tf.Tensor, tf.TensorArray]:
             i = self._starts[block] + tf.cast(position, tf.int64)
-            written = tensor_files.write(
+            written = noise_files.write(
                 self._row_path(chunk, i), self._label("row", chunk, i), rows[position]
             )
             with tf.control_dependencies([written]):
@@ -456,7 +453,7 @@ class _StreamFiles:
         return are_written.stack()
 
     def _read(self, chunk: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tensor_files.read(
+        return noise_files.read(
             self._row_path(chunk, i),
             self._label("row", chunk, i),
             [self._segment.width],
@@ -500,7 +497,7 @@ class _StreamFiles:
         return tf.cond(
             tf.equal(block, 0),
             lambda: (zeros, tf.constant(True)),
-            lambda: tensor_files.read(
+            lambda: noise_files.read(
                 self._vectors_path(chunk, block),
                 self._label("state", chunk, block),
                 shape,
@@ -509,10 +506,10 @@ class _StreamFiles:
         )
 
     def _read_weights(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """A block's weights, as ``NoiseRecursion.block_weights`` gives them."""
-        contents = tensor_files.read_contents(self._weights_paths[block])
+        """A block's weights, as ``NoiseRecursion.block_transition`` gives them."""
+        contents = noise_files.read_contents(self._weights_paths[block])
         is_right = tf.debugging.assert_equal(
-            tf.equal(tensor_files.checksum(contents), self._checksums[block]),
+            tf.equal(noise_files.checksum(contents), self._checksums[block]),
             True,
             message=processes.refusal(
                 "A file of the noise's weights is damaged or gone: create the aggregator again, "
@@ -533,7 +530,7 @@ class _StreamFiles:
     def _label(self, kind: str, chunk: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         """The number of a file's contents: nothing else has it, wherever a file is moved to."""
         chunk_name = _number(self._segment.first_chunk + chunk)
-        return tensor_files.checksum(
+        return noise_files.checksum(
             tf.strings.join([self._stream, kind, chunk_name, _number(index)])
         )
 

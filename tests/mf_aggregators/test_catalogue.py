@@ -219,9 +219,9 @@ def test_a_subclass_of_a_recursion_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_drawn_follows_from_the_fields_that_were_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A recursion may keep a unit recursion of another matrix, and change its arrays later."""
+    """A recursion may keep that of another matrix as its normalised one, and change its arrays."""
     recursion = BandedNoise(_BANDS.copy())
-    vars(recursion)["unit"] = BandedNoise(np.column_stack([np.ones(6), np.zeros(6)]))
+    vars(recursion)["normalised"] = BandedNoise(np.column_stack([np.ones(6), np.zeros(6)]))
     monkeypatch.setattr(Boastful, "recursion", recursion)
     _install(monkeypatch, _EntryPoint(OwnClass))
     made = catalogue.entry("discounted").build(_request(6))
@@ -229,7 +229,7 @@ def test_what_is_drawn_follows_from_the_fields_that_were_checked(
     recursion.bands.setflags(write=True)
     recursion.bands[...] = np.column_stack([np.full(6, 10.0), np.zeros(6)])
     found = made.noise_recursion()
-    assert found.unit.earlier(1, np.ones((1, 1)))[0] == -0.5
+    assert found.normalised.earlier(1, np.ones((1, 1)))[0] == -0.5
     np.testing.assert_allclose(
         found.apply(np.eye(6)), np.linalg.inv(made.strategy_matrix()), atol=1e-12
     )

@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import atomic_files
-from mf_aggregators.noise.row_layout import CHUNK
+from mf_aggregators.noise.rows_of_z import CHUNK
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import training_loop

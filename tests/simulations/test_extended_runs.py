@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import MinSeparation
 from simulations.runs import federated_runs, run_directory, run_extensions
 from simulations.runs.participation_ledger import ParticipationLedger

@@ -5,7 +5,7 @@ from mf_aggregators.noise.recursions.combination import (
     IndependentNoise,
     WindowNoise,
 )
-from mf_aggregators.noise.recursions.recursion import NoiseRecursion, NoiseState
+from mf_aggregators.noise.recursions.recursion import Blocks, NoiseRecursion, NoiseState
 from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
 from mf_aggregators.noise.recursions.substitution import (
     BandedNoise,
@@ -27,6 +27,7 @@ KINDS: tuple[type[NoiseRecursion], ...] = (
 __all__ = [
     "KINDS",
     "BandedNoise",
+    "Blocks",
     "DenseNoise",
     "IndependentNoise",
     "NoiseRecursion",

@@ -54,7 +54,7 @@ class IndependentNoise(NoiseRecursion):
         """Returns the history, which is empty."""
         return history
 
-    def block_weights(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> np.ndarray:
         """Returns zeros."""
         return np.zeros((end - start, end - start))
 
@@ -134,7 +134,7 @@ class DenseNoise(NoiseRecursion):
         """Returns the (n,) L2 norms of the rows of the matrix."""
         return np.linalg.norm(self.inverse, axis=1)
 
-    def block_weights(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> np.ndarray:
         """Returns rows of the matrix, without its diagonal."""
         return np.tril(self.inverse[start:end, :end], start - 1)
 
@@ -263,7 +263,7 @@ class WindowNoise(NoiseRecursion):
         """Returns the (r,) norms of the accumulators at the end."""
         return np.linalg.norm(self.right, axis=0)
 
-    def block_weights(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> np.ndarray:
         """The window's diagonals, and accumulators of what leaves the window within the block."""
         length, first_row_of_z = self.window_length, self.first_row_of_z(start)
         rows_of_z = np.arange(first_row_of_z, end)

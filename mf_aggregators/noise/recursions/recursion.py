@@ -2,14 +2,14 @@
 
 Row i of C^-1 Z is needed in round i and never before, and no mechanism needs a later row of Z
 for it. A recursion says how the rows follow from one another, and NumPy (here) and the
-TensorFlow graphs that TFF runs (``tff.tensor_noise``) ask it.
+TensorFlow graphs that TFF runs (``tff.tensor_streams``) ask it.
 
 Two kinds of memory are told apart. Earlier rows of Z can be drawn again from their seeds, which
 costs time and no state; everything else (rows of the noise, state vectors) has to be kept
 between rounds.
 
 Row i of C^-1 Z is a multiple of Z[i], by the diagonal of C^-1, and what earlier rounds add. All
-arithmetic is that of a *unit* recursion, whose diagonal is one, so that
+arithmetic is that of a *normalised* recursion, whose diagonal is one, so that
 
     row i = Z[i] + earlier(i, history),
 
@@ -23,12 +23,18 @@ with the rows of Z or, where rows follow from rows, the rows themselves as what 
 by those before it alone. The state vectors at e follow in the same way. These weights are small
 matrices that depend on the recursion alone; coordinates of the model are independent of one
 another.
+
+**Blocks.** Row by row, a recursion reads all that it keeps of earlier rounds in every round: with b
+bands, b - 1 rows of the model's size. In a block (:class:`Blocks`), whose rows are one matrix
+product, what is kept is read once for all of them. Blocks start small and double (rounds 0, 1,
+2 to 3, 4 to 7, ...) up to their largest size, so that no round has to wait for a whole large block,
+and so that each block can be made while the one before it is used.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -52,9 +58,9 @@ class NoiseState:
 
     Attributes:
       round_index: The round that the next row is for, from 0.
-      history: What the unit recursion still needs of earlier rounds, (k, ...) float64: rows of
-        the noise or of Z in a ring, and after them state vectors. A value, as the rest of the
-        state: :meth:`NoiseRecursion.next_row` leaves it as it is.
+      history: What the normalised recursion still needs of earlier rounds, (k, ...) float64:
+        rows of the noise or of Z in a ring, and after them state vectors. A value, as the rest of
+        the state: :meth:`NoiseRecursion.next_row` leaves it as it is.
     """
 
     round_index: int
@@ -65,7 +71,7 @@ class NoiseRecursion(abc.ABC):
     """How the rows of C^-1 Z follow from one another.
 
     Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one;
-    ``block_weights`` is the linear map that makes the rows of several rounds at once.
+    ``block_transition`` is the linear map that makes the rows of several rounds at once.
 
     Constructors copy their arrays and make them read-only, so that a recursion stays the one that
     was checked. They raise ValueError for a number that is not finite, also in entries that do not
@@ -200,7 +206,7 @@ class NoiseRecursion(abc.ABC):
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether the unit recursion is known to be the same in all rounds."""
+        """Whether the normalised recursion is known to be the same in all rounds."""
         return False
 
     @abc.abstractmethod
@@ -208,7 +214,7 @@ class NoiseRecursion(abc.ABC):
         """Returns the recursion of C / divisor."""
 
     @functools.cached_property
-    def unit(self) -> "NoiseRecursion":
+    def normalised(self) -> "NoiseRecursion":
         """The recursion of the rows of C^-1 Z over the diagonal of C^-1.
 
         Raises:
@@ -216,7 +222,7 @@ class NoiseRecursion(abc.ABC):
         """
         if not np.all(self.diagonal):
             raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
-        # What overflows is refused by the constructor of the unit recursion.
+        # What overflows is refused by the constructor of the normalised recursion.
         with np.errstate(all="ignore"):
             return self._with_unit_diagonal()
 
@@ -226,7 +232,7 @@ class NoiseRecursion(abc.ABC):
 
     @abc.abstractmethod
     def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
-        """Returns what row i of a unit recursion is beside Z[i], (...) float64.
+        """Returns what row i of a normalised recursion is beside Z[i], (...) float64.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -237,7 +243,7 @@ class NoiseRecursion(abc.ABC):
     def following(
         self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
     ) -> np.ndarray:
-        """Returns the next history of a unit recursion; may change the one that is given.
+        """Returns the next history of a normalised recursion; may change the one that is given.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -247,8 +253,8 @@ class NoiseRecursion(abc.ABC):
         """
 
     @abc.abstractmethod
-    def block_weights(self, start: int, end: int) -> np.ndarray:
-        """Returns the weights of rounds ``start`` to ``end - 1`` of a unit recursion.
+    def block_transition(self, start: int, end: int) -> np.ndarray:
+        """Returns the weights of rounds ``start`` to ``end - 1`` of a normalised recursion.
 
         Args:
           start: The first round.
@@ -273,10 +279,10 @@ class NoiseRecursion(abc.ABC):
 
     def row_norms(self) -> np.ndarray:
         """Returns the (n,) L2 norms of the rows of C^-1; infinite where they are beyond floats."""
-        return np.asarray(np.abs(self.diagonal) * self.unit._unit_row_norms())
+        return np.asarray(np.abs(self.diagonal) * self.normalised._normalised_row_norms())
 
-    def _unit_row_norms(self) -> np.ndarray:
-        """The (n,) norms of the rows of a unit recursion."""
+    def _normalised_row_norms(self) -> np.ndarray:
+        """The (n,) norms of the rows of a normalised recursion."""
         if self.is_toeplitz:
             # Every row has what those before it have, and one number more.
             return np.sqrt(np.cumsum(np.square(self.apply(np.eye(self.num_rounds, 1)[:, 0]))))
@@ -291,7 +297,7 @@ class NoiseRecursion(abc.ABC):
         return float(np.max(self.row_norms()))
 
     def largest_vector_norms(self) -> np.ndarray:
-        """Returns the (m,) L2 norms of what state vectors of a unit recursion are of Z, at most."""
+        """Returns (m,) bounds on the L2 norms of a normalised recursion's state vectors."""
         return np.zeros(self.num_state_vectors)
 
     def scaled_to_sensitivity_one(self, sensitivity: float) -> "NoiseRecursion":
@@ -310,7 +316,7 @@ class NoiseRecursion(abc.ABC):
                 f"a strategy matrix of sensitivity {sensitivity:g} cannot be scaled to sensitivity "
                 f"1: use one between {least:g} and {largest:g}."
             )
-        # As in ``unit``.
+        # As in ``normalised``.
         with np.errstate(all="ignore"):
             return self.divided_by(sensitivity)
 
@@ -394,8 +400,8 @@ class NoiseRecursion(abc.ABC):
         i = state.round_index
         self.check_has_round(i)
         z = np.array(row_of_z, np.float64)
-        row = z + self.unit.earlier(i, state.history)
-        history = self.unit.following(i, state.history, z, row)
+        row = z + self.normalised.earlier(i, state.history)
+        history = self.normalised.following(i, state.history, z, row)
         return np.asarray(self.diagonal[i] * row), NoiseState(i + 1, history)
 
 
@@ -408,3 +414,90 @@ def _is_read_only(given: Any, dtype: Any) -> bool:
             return False
         given = given.base
     return given is None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks in which the rows of a recursion are made.
+
+    Attributes:
+      recursion: The recursion.
+      starts: (number of blocks + 1,) int64: block k has the rounds ``starts[k]`` to
+        ``starts[k + 1] - 1``; the last entry is the number of rounds.
+    """
+
+    recursion: NoiseRecursion
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, recursion: NoiseRecursion, plans: Sequence[int] = ()) -> "Blocks":
+        """Returns the blocks in which the rows of a recursion are made.
+
+        Args:
+          recursion: The recursion.
+          plans: The rounds of the plans that were extended to this one, increasing. A block ends
+            with each of them, so that rows are products of the same shapes as before.
+
+        Returns:
+          A function of the arguments alone, so that a run that is resumed elsewhere makes the
+          same rows.
+        """
+        largest = recursion.rows_per_block
+        starts = [0]
+        for end in (*plans, recursion.num_rounds):
+            begin = starts[-1]
+            while starts[-1] < min(end, begin + largest):
+                size = min(largest, max(1, starts[-1] - begin))
+                starts.append(min(end, starts[-1] + size))
+            if starts[-1] < end:
+                # All later blocks are of one size.
+                starts += [*range(starts[-1] + largest, end, largest), end]
+        return cls(recursion, np.array(starts, dtype=np.int64))
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.starts) - 1
+
+    @property
+    def largest_block(self) -> int:
+        """The rows of the largest block."""
+        return int(np.max(np.diff(self.starts)))
+
+    @property
+    def rows_kept(self) -> int:
+        """The rows that are needed at any time: for the block in use and for the next one."""
+        return max(self.largest_block, self.recursion.num_earlier_rows) + self.largest_block
+
+    def rounds(self, block: int) -> tuple[int, int]:
+        """Returns the first round of a block and the one after its last."""
+        return int(self.starts[block]), int(self.starts[block + 1])
+
+    def num_earlier_rows(self, block: int) -> int:
+        """Returns how many rows before a block its weights are for."""
+        return min(self.recursion.num_earlier_rows, int(self.starts[block]))
+
+    def first_row_of_z(self, block: int) -> int:
+        """Returns the first row of Z that a block needs; the last one is that of its last row."""
+        return self.recursion.first_row_of_z(int(self.starts[block]))
+
+    def weights(self, block: int) -> np.ndarray:
+        """Returns the weights of a block, see ``NoiseRecursion.block_transition``."""
+        return self.recursion.normalised.block_transition(*self.rounds(block))
+
+    def distinct_weights(self) -> np.ndarray:
+        """Returns, for each block, the first block that is known to have the same weights.
+
+        Matrices that are the same in all rounds, or repeat themselves, need few weights.
+
+        Returns:
+          (number of blocks,) int64.
+        """
+        first_of: dict[object, int] = {}
+        signatures = (
+            self.recursion.normalised.block_signature(*self.rounds(block))
+            for block in range(self.num_blocks)
+        )
+        return np.array(
+            [first_of.setdefault(signature, block) for block, signature in enumerate(signatures)]
+        )

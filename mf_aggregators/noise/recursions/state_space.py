@@ -95,14 +95,14 @@ class StateSpaceNoise(NoiseRecursion):
         return np.asarray(following)
 
     def largest_vector_norms(self) -> np.ndarray:
-        """Returns the (m,) L2 norms of what state vectors of a unit recursion are of Z."""
-        return self._unit_norms()[1]
+        """Returns the (m,) L2 norms of what state vectors of a normalised recursion are of Z."""
+        return self._normalised_norms()[1]
 
-    def _unit_row_norms(self) -> np.ndarray:
-        return self._unit_norms()[0]
+    def _normalised_row_norms(self) -> np.ndarray:
+        return self._normalised_norms()[0]
 
-    def _unit_norms(self) -> tuple[np.ndarray, np.ndarray]:
-        """The (n,) norms of rows, and the (m,) largest of each state vector, of a unit recursion.
+    def _normalised_norms(self) -> tuple[np.ndarray, np.ndarray]:
+        """The (n,) norms of a normalised recursion's rows, and (m,) the largest of its vectors.
 
         From the covariance of the state vectors where Z is of independent numbers of variance one,
         which follows from round to round.
@@ -120,7 +120,7 @@ class StateSpaceNoise(NoiseRecursion):
             np.maximum(largest, np.diagonal(covariance), out=largest)
         return np.sqrt(squares), np.sqrt(largest)
 
-    def block_weights(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> np.ndarray:
         """The recurrence applied to one unit vector for each state vector and each row."""
         vectors, size = self.num_state_vectors, end - start
         rows, state = np.zeros((size, vectors + size)), np.eye(vectors, vectors + size)

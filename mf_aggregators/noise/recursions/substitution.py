@@ -72,7 +72,7 @@ class SubstitutionNoise(NoiseRecursion):
             history[i % self.num_earlier_rows] = row
         return history
 
-    def block_weights(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> np.ndarray:
         """The entries of C off its diagonal, for the rows before the block and its own."""
         size, num_earlier = end - start, min(self.num_earlier_rows, start)
         matrix = np.zeros((size, num_earlier + size))

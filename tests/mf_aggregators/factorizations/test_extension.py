@@ -28,7 +28,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

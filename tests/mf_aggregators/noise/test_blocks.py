@@ -21,9 +21,9 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import recursions
-from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.recursions import (
     BandedNoise,
+    Blocks,
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,

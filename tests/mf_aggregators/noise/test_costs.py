@@ -22,11 +22,10 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.blocks import Blocks
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import (
+    Blocks,
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
@@ -34,10 +33,10 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
-from mf_aggregators.noise.row_layout import CHUNK
-from mf_aggregators.tff import rows_on_disk, tensor_discrete_gaussian, tensor_noise
+from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource
+from mf_aggregators.tff import rows_on_disk, tensor_rows_of_z, tensor_streams
 from mf_aggregators.tff.rows_in_state import RowsInState
-from mf_aggregators.tff.tensor_noise import TensorNoise
+from mf_aggregators.tff.tensor_streams import TensorNoise
 
 # So many that all files of a ring are there.
 _NUM_ROUNDS = 300
@@ -86,14 +85,14 @@ def test_the_bytes_of_the_state_are_those_of_its_tensors(
 def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) -> int:
     """The bytes of all files that a run has at its end, weights included."""
     blocks = Blocks.of(recursion)
-    (segment,) = tensor_noise.segments_of((tf.TensorSpec((size,), tf.float32),))
+    (segment,) = tensor_streams.segments_of((tf.TensorSpec((size,), tf.float32),))
     files = rows_on_disk.prepare(
         IntegerRows.of(recursion), blocks, (segment,), NoiseSource.PHILOX, directory
     )
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
-        nothing, table = tf.zeros([2], tf.int64), tensor_discrete_gaussian.graph_table()
+        nothing, table = tf.zeros([2], tf.int64), tensor_rows_of_z.graph_table()
         return rows_on_disk._StreamFiles(files, segment, nothing, nothing, table).make(block, chunk)
 
     for block in range(blocks.num_blocks):

@@ -7,12 +7,9 @@ import pytest
 
 from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
-from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
-from mf_aggregators.noise.rounding import Rounding
-from mf_aggregators.noise.rows_of_z import STEP
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks, DenseNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.rows_of_z import STEP, NoiseSource
 from mf_aggregators.participation import MinSeparation
 from tests.mf_aggregators import small_mechanisms
 
@@ -147,7 +144,7 @@ def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
     # The norm of a row of a tree grows without end.
     first = tree_aggregation(2).noise_recursion()
     longer = tree_aggregation(2**14).noise_recursion()
-    assert longer.unit.largest_row_norm() > 2.0 * first.unit.largest_row_norm()
+    assert longer.normalised.largest_row_norm() > 2.0 * first.normalised.largest_row_norm()
     with pytest.raises(ValueError, match="whose step was chosen for 2 rounds"):
         IntegerRows.continuing(first, longer)
 
@@ -159,5 +156,5 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
         made.noise_recursion(), made.extended(4 * num_rounds).noise_recursion()
     )
     # Seventeen standard deviations of a row, of which five are the client's.
-    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * rows.unit.largest_row_norm()
+    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * rows.normalised.largest_row_norm()
     assert largest < 2.0 ** (31 + rows.shift)

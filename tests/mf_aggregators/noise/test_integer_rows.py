@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mf_aggregators.factorizations import Factorization, tree_aggregation
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
 from mf_aggregators.noise.recursions import (
     BandedNoise,
     DenseNoise,
@@ -21,6 +20,7 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
+from mf_aggregators.noise.rows_of_z import NoiseSource
 from tests.mf_aggregators import random_recursions, small_mechanisms
 
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
@@ -41,7 +41,7 @@ def _rounded(number: Fraction) -> int:
 
 def _rows_by_definition(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
     """The rows of the module's docstring, with all earlier ones at hand and no rounding else."""
-    unit, shift = rows.unit, rows.shift
+    unit, shift = rows.normalised, rows.shift
     made: list[list[int]] = []
     vectors: list[list[Fraction]] = []
     for i in range(unit.num_rounds):
@@ -147,7 +147,7 @@ def test_no_row_exceeds_its_integers_where_z_is_at_most_twenty_standard_deviatio
 ) -> None:
     """With the Z of that norm that makes each row the largest."""
     rows = IntegerRows.of(recursion)
-    matrix = rows.unit.noising_matrix()
+    matrix = rows.normalised.noising_matrix()
     norms = np.linalg.norm(matrix, axis=1)
     # Column i is the worst for row i; Z is a normal number's worth along the row.
     worst = 20.0 * discrete_gaussian.STANDARD_DEVIATION * matrix.T / norms
@@ -164,7 +164,7 @@ def test_roundings_count_among_what_32_bits_hold() -> None:
     inverse = np.eye(400)
     inverse[-1, :-1] = 1e3
     rows = IntegerRows.of(DenseNoise(inverse))
-    last = np.abs(rows.unit.noising_matrix()[-1])
+    last = np.abs(rows.normalised.noising_matrix()[-1])
     of_z = 20.0 * discrete_gaussian.STANDARD_DEVIATION * float(np.linalg.norm(last))
     # Half a step of a row and half of Z, in each round and with the sign of its weight.
     of_roundings = (2.0 ** (rows.shift - 1) + 0.5) * float(np.sum(last))

@@ -8,14 +8,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import random_bits
-from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise.rows_of_z import NoiseSource, random_blocks
 
 _WORDS = st.integers(0, 2**32 - 1)
 
 
 def _block(state: list[int]) -> bytes:
-    found = random_bits._chacha20(np.array(state, np.uint32)[:, np.newaxis])
+    found = rows_of_z._chacha20(np.array(state, np.uint32)[:, np.newaxis])
     return found[:, 0].astype("<u4").tobytes()
 
 
@@ -42,7 +42,7 @@ def test_chacha20_is_that_of_openssl(key: list[int], rest: list[int]) -> None:
 
 def test_keys_of_128_bits_give_the_published_keystream() -> None:
     """The all-zero key and nonce of the published test vectors for ChaCha20 with 128-bit keys."""
-    words = random_bits.blocks(NoiseSource.CHACHA20, np.zeros(2, np.int64), 0, 0, 1)
+    words = random_blocks(NoiseSource.CHACHA20, np.zeros(2, np.int64), 0, 0, 1)
     expected = (
         "89670952608364fd00b2f90936f031c8e756e15dba04b8493d00429259b20f46"
         "cc04f111246b6c2ce066be3bfb32d9aa0fddfbc12123d4b9e44f34dca05a103f"
@@ -63,7 +63,7 @@ def test_seed_row_and_block_are_key_nonce_and_counter(
     state = (
         b"expand 16-byte k" + key + key + block.to_bytes(8, "little") + row.to_bytes(8, "little")
     )
-    found = random_bits.blocks(NoiseSource.CHACHA20, np.array(seed, np.int64), row, block, 1)
+    found = random_blocks(NoiseSource.CHACHA20, np.array(seed, np.int64), row, block, 1)
     assert found.dtype == np.uint32
     assert found[0].astype("<u4").tobytes() == _block(np.frombuffer(state, "<u4").tolist())
 
@@ -85,7 +85,7 @@ def test_philox_gives_the_known_answers_of_random123(
 ) -> None:
     lower = np.array([counter[0] | counter[1] << 32], np.uint64)
     upper = counter[2] | counter[3] << 32
-    outputs = random_bits._philox(key[0] | key[1] << 32, lower, upper)
+    outputs = rows_of_z._philox(key[0] | key[1] << 32, lower, upper)
     assert " ".join(f"{int(integer[0]):08x}" for integer in outputs) == expected
 
 
@@ -95,26 +95,26 @@ def test_a_block_is_a_function_of_seed_row_and_number_alone(
     source: NoiseSource, first: int, count: int
 ) -> None:
     seed = np.array([-5, 2**62], np.int64)
-    every = random_bits.blocks(source, seed, 9, 0, first + count)
-    np.testing.assert_array_equal(random_bits.blocks(source, seed, 9, first, count), every[first:])
+    every = random_blocks(source, seed, 9, 0, first + count)
+    np.testing.assert_array_equal(random_blocks(source, seed, 9, first, count), every[first:])
 
 
 @pytest.mark.parametrize("source", NoiseSource)
 def test_no_block_occurs_twice_in_rows_of_one_seed(source: NoiseSource) -> None:
     """30,000 pairs of words agree by chance once in 4e10 runs."""
     seed = np.frombuffer(os.urandom(16), np.int64)
-    rows = [random_bits.blocks(source, seed, row, 0, 1250) for row in (0, 1, 2**62)]
+    rows = [random_blocks(source, seed, row, 0, 1250) for row in (0, 1, 2**62)]
     assert len(np.unique(np.array(rows).view(np.uint64))) == 30_000
 
 
 @pytest.mark.parametrize("source", NoiseSource)
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_bit_of_the_seed_counts(source: NoiseSource, half: int) -> None:
-    base = random_bits.blocks(source, np.zeros(2, np.int64), 0, 0, 1)
+    base = random_blocks(source, np.zeros(2, np.int64), 0, 0, 1)
     for bit in range(64):
         seed = np.zeros(2, np.uint64)
         seed[half] = 1 << bit
-        words = random_bits.blocks(source, seed.view(np.int64), 0, 0, 1)
+        words = random_blocks(source, seed.view(np.int64), 0, 0, 1)
         assert not np.any(words == base), bit
 
 
@@ -126,8 +126,8 @@ def test_numbers_out_of_range_are_refused(source: NoiseSource) -> None:
         *((0, 2**61, 1), (0, 2**61 - 1, 2), (0, 0.5, 1)),
     ):
         with pytest.raises(ValueError, match=r"row|block|count"):
-            random_bits.blocks(source, seed, row, first_block, count)  # type: ignore[arg-type]
-    assert random_bits.blocks(source, seed, 2**63 - 1, 2**61 - 1, 1).shape == (1, 16)
+            random_blocks(source, seed, row, first_block, count)  # type: ignore[arg-type]
+    assert random_blocks(source, seed, 2**63 - 1, 2**61 - 1, 1).shape == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_numbers_out_of_range_are_refused(source: NoiseSource) -> None:
 )
 def test_what_is_no_seed_is_refused(seed: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"int64 array of shape \(2,\)"):
-        random_bits.blocks(NoiseSource.PHILOX, seed, 0, 0, 1)
+        random_blocks(NoiseSource.PHILOX, seed, 0, 0, 1)
 
 
 def test_sources_have_the_names_that_options_use() -> None:

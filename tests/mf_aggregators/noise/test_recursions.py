@@ -379,7 +379,7 @@ def test_arrays_stay_what_was_checked(kind: type[NoiseRecursion], fields: dict[s
             value *= 0
     np.testing.assert_array_equal(kind(**fields).noising_matrix(), rows)
     again = dataclasses.replace(recursion)  # type: ignore[type-var]
-    for made in (recursion, recursion.unit, recursion.divided_by(2.0), again):
+    for made in (recursion, recursion.normalised, recursion.divided_by(2.0), again):
         np.testing.assert_array_equal(recursion.noising_matrix(), rows)
         for array in vars(made).values():
             if isinstance(array, np.ndarray):
@@ -435,6 +435,6 @@ def test_fields_that_are_no_recursion_are_refused(
 def test_what_overflows_in_the_unit_recursion_is_refused() -> None:
     small = BandedNoise(np.array([[1e-300, 0.0], [1.0, 1e10]]))
     with pytest.raises(ValueError, match="bands of BandedNoise must be finite"):
-        _ = small.unit
+        _ = small.normalised
     with pytest.raises(ValueError, match="cannot be scaled to sensitivity 1"):
         BandedNoise(np.full((2, 1), 1e300)).scaled_to_sensitivity_one(1e-300)

@@ -19,10 +19,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise.blocks import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import BandedNoise, IndependentNoise, NoiseRecursion
-from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import BandedNoise, Blocks, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
@@ -39,7 +37,7 @@ class _Run:
 
     def z_of(self, released: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """The (n, width) int64 rows of Z that give the integers v, in blocks."""
-        rows, blocks, unit = self.rows, self.blocks, self.rows.unit
+        rows, blocks, unit = self.rows, self.blocks, self.rows.normalised
         w = released - (sums << rows.shift)
         y = (w + (1 << (rows.shift - 1))) >> rows.shift
         z, draws = np.zeros_like(w), unit.draws_earlier_rows_of_z
@@ -67,7 +65,7 @@ def _single(recursion: NoiseRecursion) -> Blocks:
 
 def _encoded(rows: IntegerRows, dx: np.ndarray) -> np.ndarray:
     """2^c C1 dx."""
-    return 2.0**rows.shift * np.linalg.solve(rows.unit.noising_matrix(), dx)
+    return 2.0**rows.shift * np.linalg.solve(rows.normalised.noising_matrix(), dx)
 
 
 @st.composite
@@ -119,7 +117,7 @@ def test_the_bound_is_of_the_size_of_what_roundings_do(factorization: Factorizat
     rounding = Rounding.of(rows)
     excess = max(_excess(rows, _single(rows.recursion), seed) for seed in range(20))
     bound = rounding.operator_norm * math.sqrt(40 * _WIDTH)
-    assert excess > bound * (0.1 if rows.unit.draws_earlier_rows_of_z else 0.3)
+    assert excess > bound * (0.1 if rows.normalised.draws_earlier_rows_of_z else 0.3)
     assert rounding.float_error < 1e-2
 
 
@@ -152,8 +150,8 @@ def test_rows_that_follow_from_the_same_rows_have_the_same_z(
     """Amplification takes it that a participation changes b rows, also where blocks are larger."""
     rows, blocks, _, seed = attack
     generator = np.random.default_rng(seed)
-    n, earlier = rows.recursion.num_rounds, rows.unit.num_earlier_rows
-    if rows.unit.draws_earlier_rows_of_z or rows.unit.num_state_vectors:
+    n, earlier = rows.recursion.num_rounds, rows.normalised.num_earlier_rows
+    if rows.normalised.draws_earlier_rows_of_z or rows.normalised.num_state_vectors:
         return
     released = generator.integers(-(2**34), 2**34, (n, _WIDTH))
     dx = np.zeros((n, _WIDTH), np.int64)
@@ -262,10 +260,10 @@ def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
 def test_an_error_that_is_not_a_number_is_not_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of blocks of rows, the largest error counts, and NaN in any of them."""
     rows = IntegerRows.of(BandedNoise(np.tri(3, 2)))
-    weights = rows.unit.block_weights
+    weights = rows.normalised.block_transition
 
     def broken(_: NoiseRecursion, start: int, end: int) -> np.ndarray:
         return weights(start, end) * (math.nan if start == 1 else 1.0)
 
-    monkeypatch.setattr(BandedNoise, "block_weights", broken)
+    monkeypatch.setattr(BandedNoise, "block_transition", broken)
     assert math.isnan(Rounding.of(rows).float_error)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import row_layout
-from mf_aggregators.noise.row_layout import CHUNK, RowLayout, Segment
+from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise.rows_of_z import CHUNK, RowLayout, Segment
 
 _SHAPES = st.one_of(
     st.lists(st.integers(0, 4), max_size=3).map(tuple),
@@ -20,18 +20,18 @@ _TENSORS = st.lists(st.tuples(_SHAPES, st.sampled_from(["float32", "float64"])),
 def test_float64_tensors_start_at_the_next_chunk() -> None:
     shapes = ((3,), (CHUNK - 2,), (), (0,), (2, 2))
     dtypes = ("float32", "float32", "float64", "float64", "float32")
-    found = row_layout.segments(shapes, dtypes)
+    found = rows_of_z.segments(shapes, dtypes)
     assert found == (
         Segment("float32", 0, CHUNK + 5, (0, 1, 4)),
         Segment("float64", 2, 1, (2, 3)),
     )
     assert [segment.first_coordinate for segment in found] == [0, 2 * CHUNK]
     assert [segment.num_chunks for segment in found] == [2, 1]
-    assert row_layout.total_size(found) == CHUNK + 6
+    assert rows_of_z.total_size(found) == CHUNK + 6
 
 
 def test_full_chunks_leave_no_gap() -> None:
-    found = row_layout.segments(((2, CHUNK), (5,)), ("float32", "float64"))
+    found = rows_of_z.segments(((2, CHUNK), (5,)), ("float32", "float64"))
     assert [segment.first_chunk for segment in found] == [0, 2]
     assert found[0].num_chunks == 2
 
@@ -40,7 +40,7 @@ def test_full_chunks_leave_no_gap() -> None:
 def test_rows_without_entries_have_no_segments(shapes: tuple[tuple[int, ...], ...]) -> None:
     layout = RowLayout(shapes, ("float64",) * len(shapes))
     assert layout.segments == ()
-    assert row_layout.total_size(layout.segments) == 0
+    assert rows_of_z.total_size(layout.segments) == 0
     assert [array.shape for array in layout.tensors([])] == list(shapes)
 
 
@@ -55,7 +55,7 @@ def test_every_entry_has_a_coordinate_of_its_own(
         assert segment.first_chunk == math.ceil(end / CHUNK)
         end = segment.first_coordinate + segment.size
         flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
-        pieces = row_layout.split(segment, flats[-1], layout.shapes)
+        pieces = rows_of_z.split(segment, flats[-1], layout.shapes)
         assert tuple(pieces) == segment.positions
     found = layout.tensors(flats)
     for array, (shape, dtype) in zip(found, tensors, strict=True):
@@ -68,13 +68,13 @@ def test_every_entry_has_a_coordinate_of_its_own(
             np.concatenate([*entries, np.empty(0)]), np.concatenate([*expected, np.empty(0)])
         )
     sizes = sum(math.prod(shape) for shape, _ in tensors)
-    assert row_layout.total_size(layout.segments) == sizes
+    assert rows_of_z.total_size(layout.segments) == sizes
 
 
 def test_splitting_another_size_is_refused() -> None:
-    (segment,) = row_layout.segments(((3,),), ("float32",))
+    (segment,) = rows_of_z.segments(((3,),), ("float32",))
     with pytest.raises(ValueError, match="3 entries cannot be split"):
-        row_layout.split(segment, np.zeros(4, np.float32), ((3,),))
+        rows_of_z.split(segment, np.zeros(4, np.float32), ((3,),))
 
 
 def test_other_dtypes_and_lengths_are_refused() -> None:

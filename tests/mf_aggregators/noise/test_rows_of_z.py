@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import discrete_gaussian, random_bits, row_layout, rows_of_z
-from mf_aggregators.noise.random_bits import NoiseSource
-from mf_aggregators.noise.row_layout import CHUNK
+from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource, random_blocks
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
 _HALF = CHUNK // 2
@@ -41,9 +40,9 @@ def test_coordinates_follow_the_definition(source: NoiseSource, chunk: int) -> N
     count = CHUNK - 16
     table = discrete_gaussian.table()
     packed, further = table.packed.tolist(), table.further.tolist()
-    first_words = random_bits.blocks(source, _SEED, 7, 3 * chunk * CHUNK // 16, 3 * count // 16)
+    first_words = random_blocks(source, _SEED, 7, 3 * chunk * CHUNK // 16, 3 * count // 16)
     first_words = first_words.tolist()
-    tie_words = random_bits.blocks(source, _SEED, 7, 2**60 + chunk * 2**17, 20).ravel().tolist()
+    tie_words = random_blocks(source, _SEED, 7, 2**60 + chunk * 2**17, 20).ravel().tolist()
     num_ties, expected = 0, []
     for place in range(count):
         total = 0
@@ -71,7 +70,7 @@ def test_words_for_ties_come_from_ranges_of_their_own(
 ) -> None:
     """With first words that all tie, over several tiles: the words of ties follow one another."""
     used = []
-    original = random_bits.blocks
+    original = random_blocks
 
     def tying(source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int) -> Any:
         if block < rows_of_z.FIRST_TIE_BLOCK:
@@ -80,7 +79,7 @@ def test_words_for_ties_come_from_ranges_of_their_own(
         used.append((block - 2**60 - chunk * 2**17, count))
         return original(source, seed, row, block, count)
 
-    monkeypatch.setattr(random_bits, "blocks", tying)
+    monkeypatch.setattr(rows_of_z, "random_blocks", tying)
     count = 20_000
     rows_of_z.integers(source, _SEED, 0, chunk * CHUNK, count)
     # Nine words for each of three ties a coordinate: ranges meet, and share a block where a tie's
@@ -100,7 +99,7 @@ def test_words_for_ties_come_from_ranges_of_their_own(
 def test_no_more_blocks_are_drawn_than_needed(first: int, count: int) -> None:
     """Three for sixteen coordinates, from the chunk's first one on, and those of some ties."""
     drawn = 0
-    original = random_bits.blocks
+    original = random_blocks
 
     def counted(source: NoiseSource, seed: np.ndarray, row: int, block: int, size: int) -> Any:
         nonlocal drawn
@@ -108,7 +107,7 @@ def test_no_more_blocks_are_drawn_than_needed(first: int, count: int) -> None:
         return original(source, seed, row, block, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_bits, "blocks", counted)
+        patch.setattr(rows_of_z, "random_blocks", counted)
         rows_of_z.integers(NoiseSource.PHILOX, _SEED, 0, first, count)
     assert 3 * count / 16 <= drawn <= 3 * ((count + first % CHUNK) / 16 + 1)
 
@@ -157,7 +156,7 @@ def test_no_two_entries_of_z_occur_twice(source: NoiseSource) -> None:
 
 
 def test_segments_are_ranges_of_a_row() -> None:
-    layout = row_layout.RowLayout(((5,), (3,)), ("float64", "float32"))
+    layout = rows_of_z.RowLayout(((5,), (3,)), ("float64", "float32"))
     singles, doubles = (
         rows_of_z.segment_of_row(NoiseSource.CHACHA20, _SEED, 7, segment)
         for segment in layout.segments

@@ -17,9 +17,9 @@ from mf_aggregators.factorizations import (
     banded,
     identity,
 )
-from mf_aggregators.noise import row_layout, rows_of_z, streams
-from mf_aggregators.noise.random_bits import NoiseSource
+from mf_aggregators.noise import rows_of_z, streams
 from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.noise.streams import NoiseStreamState
 from tests.mf_aggregators import small_mechanisms
 
@@ -72,7 +72,7 @@ def _z(source: NoiseSource, seed: np.ndarray) -> list[np.ndarray]:
     rows = []
     for i in range(_NUM_ROUNDS):
         single = rows_of_z.integers(source, seed, i, 0, singles) * rows_of_z.STEP
-        double = rows_of_z.integers(source, seed, i, row_layout.CHUNK, 5) * rows_of_z.STEP
+        double = rows_of_z.integers(source, seed, i, rows_of_z.CHUNK, 5) * rows_of_z.STEP
         rows.append(
             [
                 double[0].reshape(()),

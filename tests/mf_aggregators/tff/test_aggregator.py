@@ -23,7 +23,7 @@ from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.tff import grid, processes
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
-from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory
+from mf_aggregators.tff.grid import IntegerSumFactory
 from simulations.workers import quiet, secure_sums
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal

@@ -24,14 +24,14 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import IndependentNoise
-from mf_aggregators.noise.rounding import Rounding
+from mf_aggregators.noise.rows_of_z import CHUNK
 from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.tff import grid, noise_making
+from mf_aggregators.tff import dp_query, grid, tensor_streams
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSums
-from mf_aggregators.tff.noise_making import NoiseOptions
+from mf_aggregators.tff.tensor_streams import NoiseOptions
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
 _NUM_ROUNDS = 5
@@ -289,7 +289,7 @@ def test_matrices_that_no_graph_should_hold_are_refused() -> None:
 def test_noise_of_another_query_is_refused() -> None:
     recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
     specs = tuple(tf.nest.flatten(_SPECS))
-    parts = noise_making.make(recursion, specs, NoiseOptions())
+    parts = tensor_streams.make(recursion, specs, NoiseOptions())
     for other in (identity(4), banded(workloads.prefix_sum(4), 2)):
         with pytest.raises(ValueError, match="made for the recursion"):
             _query(other, 1.0, noise=parts)
@@ -307,7 +307,7 @@ def test_a_query_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
     specs = tuple(tf.nest.flatten(_SPECS))
-    parts = noise_making.make(recursion, specs, NoiseOptions(NoiseStorage.DISK))
+    parts = tensor_streams.make(recursion, specs, NoiseOptions(NoiseStorage.DISK))
     monkeypatch.setattr("threading.Thread.start", fail)
     monkeypatch.setattr("atexit.register", fail)
     monkeypatch.setattr("tempfile.mkdtemp", fail)
@@ -325,7 +325,7 @@ def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
     specs = (tf.TensorSpec((10_000_000,), tf.float32),)
     with pytest.raises(ValueError, match="pass a noise_directory on a larger disk"):
-        noise_making.make(factorization.noise_recursion(), specs, NoiseOptions())
+        tensor_streams.make(factorization.noise_recursion(), specs, NoiseOptions())
 
 
 def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.Path) -> None:
@@ -356,3 +356,37 @@ def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.
             factory(clip_norm, 1.0).query(tf.TensorSpec([size]))
     # Nothing was begun.
     assert not (tmp_path / "noise").exists()
+
+
+# A sum and its noise are added a tile at a time.
+
+
+def _combined(steps: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+    return tf.cast(steps, tf.float64) / 3.0 + tf.cast(row, tf.float64)
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (5, 0), (7,), (CHUNK,), (CHUNK + 1,), (3, CHUNK), (5, CHUNK // 2 + 3)]
+)
+def test_tiles_together_are_the_whole(shape: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(len(shape))
+    steps = tf.constant(generator.integers(-(2**62), 2**62, shape))
+    row = tf.constant(generator.integers(-(2**31), 2**31, shape, dtype=np.int32))
+    mapped = tf.function(lambda *tensors: dp_query._map_tiles(_combined, tf.float64, *tensors))
+    result = mapped(steps, row)
+    assert result.shape == shape
+    # A machine may fuse the product and the sum of one of them.
+    np.testing.assert_allclose(result, _combined(steps, row), rtol=1e-15)
+
+
+def test_no_temporary_has_the_size_of_the_whole() -> None:
+    seen: list[int | None] = []
+
+    def function(tile: tf.Tensor) -> tf.Tensor:
+        seen.append(tile.shape[0])
+        return -tile
+
+    graph = tf.function(lambda tensor: dp_query._map_tiles(function, tf.float32, tensor))
+    large = tf.ones([40 * CHUNK])
+    np.testing.assert_array_equal(graph(large), -large)
+    assert all(count is None or count <= CHUNK for count in seen)

@@ -15,11 +15,11 @@ import mf_aggregators as mfa
 from mf_aggregators import extensions
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import NoiseStorage
-from mf_aggregators.noise.row_layout import CHUNK
+from mf_aggregators.noise.rows_of_z import CHUNK
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from mf_aggregators.tff import declared_participation, noise_making
+from mf_aggregators.tff import declared_participation, tensor_streams
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from mf_aggregators.tff.noise_making import NoiseOptions
+from mf_aggregators.tff.tensor_streams import NoiseOptions
 
 _BEFORE, _WHOLE = 7, 12
 _SIZE = 40
@@ -291,12 +291,12 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
     recursion = extensions.recursion(whole, _FIRST)
     first = extensions.first_recursion(whole, _FIRST)
     made = [
-        noise_making.make(
+        tensor_streams.make(
             each, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"), continued
         ).noise.store
         for each, continued in (
             (first, None),
-            (recursion, noise_making.Continued(first, whole.plans)),
+            (recursion, tensor_streams.Continued(first, whole.plans)),
         )
     ]
     before, after = (store.blocks for store in made)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 from mf_aggregators.tff import processes
-from mf_aggregators.tff.integer_sum_factory import IntegerSumFactory, SecureIntegerSumFactory
+from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
 from simulations.workers import secure_sums
 
 _TYPE = tff.to_type(

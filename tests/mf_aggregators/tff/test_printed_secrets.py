@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators.noise import streams
 from mf_aggregators.tff import processes
-from mf_aggregators.tff.tensor_noise import NoiseState
+from mf_aggregators.tff.tensor_streams import NoiseState
 
 _PARTICIPATION = mfa.participation.MinSeparation(3)
 _TYPE = tff.TensorType(np.float32, [3])

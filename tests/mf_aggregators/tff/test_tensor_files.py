@@ -11,7 +11,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.tff import noise_directory, tensor_files
+from mf_aggregators.tff import noise_directory, noise_files
 
 _NUMBER = 12345
 _TENSOR = np.array([1.5, -2.25, np.pi], np.float32)
@@ -20,14 +20,14 @@ _TENSOR = np.array([1.5, -2.25, np.pi], np.float32)
 @functools.cache
 def _reader(shape: tuple[int, ...], dtype: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     return tf.function(
-        lambda path, number: tensor_files.read(path, number, list(shape), tf.as_dtype(dtype))
+        lambda path, number: noise_files.read(path, number, list(shape), tf.as_dtype(dtype))
     )
 
 
 @functools.cache
 def _writer() -> Callable[..., None]:
     def write(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> None:
-        tensor_files.write(path, number, tensor)
+        noise_files.write(path, number, tensor)
 
     return tf.function(write)
 
@@ -169,9 +169,9 @@ def test_a_part_of_a_file_that_another_one_overwrote_is_not_there(tmp_path: path
 )
 def test_other_paths_can_be_used(name: str, tmp_path: pathlib.Path) -> None:
     path = noise_directory.open_directory(tmp_path / name) / "tensor"
-    assert not tensor_files.exists(tf.constant(os.fspath(path))).numpy()
+    assert not noise_files.exists(tf.constant(os.fspath(path))).numpy()
     assert _read(path) is None
     _written(path, _TENSOR)
     assert path.is_file()
-    assert tensor_files.exists(tf.constant(os.fspath(path))).numpy()
+    assert noise_files.exists(tf.constant(os.fspath(path))).numpy()
     assert _is_written_tensor(_read(path))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.noise import random_bits
-from mf_aggregators.noise.random_bits import NoiseSource
-from mf_aggregators.tff import tensor_random_bits
+from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise.rows_of_z import NoiseSource
+from mf_aggregators.tff import tensor_rows_of_z
 
 _INT64 = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)])
@@ -44,11 +44,11 @@ def test_blocks_are_those_of_numpy(
         (tf.constant(first, tf.int64), tf.constant(count) if is_dynamic else count)
         for first, count in ranges
     ]
-    found = tensor_random_bits.of_source(source)(
+    found = tensor_rows_of_z.of_source(source)(
         tf.constant(seed, tf.int64), tf.constant(row, tf.int64), *numbers
     )
     for words, (first, count) in zip(found, ranges, strict=True):
-        expected = random_bits.blocks(source, np.array(seed, np.int64), row, first, count)
+        expected = rows_of_z.random_blocks(source, np.array(seed, np.int64), row, first, count)
         assert words.dtype == tf.uint32
         np.testing.assert_array_equal(words, expected)
 
@@ -60,9 +60,9 @@ def test_many_blocks_are_those_of_numpy(source: NoiseSource) -> None:
 
     @tf.function
     def draw(seed: tf.Tensor, row: tf.Tensor, first: tf.Tensor) -> list[tf.Tensor]:
-        return tensor_random_bits.of_source(source)(seed, row, (first, 3000), (first + 2**60, 8))
+        return tensor_rows_of_z.of_source(source)(seed, row, (first, 3000), (first + 2**60, 8))
 
     first_block = tf.constant(2**32 - 1500, tf.int64)
     many, few = draw(tf.constant(seed), tf.constant(9, tf.int64), first_block)
     for words, first, count in ((many, 2**32 - 1500, 3000), (few, 2**60 + 2**32 - 1500, 8)):
-        np.testing.assert_array_equal(words, random_bits.blocks(source, seed, 9, first, count))
+        np.testing.assert_array_equal(words, rows_of_z.random_blocks(source, seed, 9, first, count))

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.noise import discrete_gaussian, random_bits, rows_of_z
-from mf_aggregators.noise.random_bits import NoiseSource
-from mf_aggregators.noise.row_layout import CHUNK
-from mf_aggregators.tff import tensor_discrete_gaussian, tensor_random_bits, tensor_rows_of_z
+from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource
+from mf_aggregators.tff import tensor_rows_of_z
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
 _HALF = CHUNK // 2
@@ -40,7 +39,7 @@ def _drawer(
             rows if num_rows is None else num_rows,
             chunk,
             width,
-            tensor_discrete_gaussian.graph_table(),
+            tensor_rows_of_z.graph_table(),
         )
 
     return tf.function(draw)
@@ -116,7 +115,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where everything ties: 15 ties, more than are prepared for, and 600."""
-    packed, original = discrete_gaussian.table().packed, random_bits.blocks
+    packed, original = discrete_gaussian.table().packed, rows_of_z.random_blocks
     # A column that is not its own alias, so that the words of ties matter.
     column = next(i for i in range(2**15, 2**16) if int(packed[i]) & 0xFFFF != i)
     tying = (int(packed[column]) & 0xFFFF0000) | column
@@ -128,15 +127,15 @@ def test_ties_have_the_words_that_numpy_gives_them(
             return np.full((count, 16), tying, np.uint32)
         return original(source, seed, row, block, count)
 
-    graph_blocks = tensor_random_bits.chacha20
+    graph_blocks = tensor_rows_of_z.chacha20
 
     def tying_graph(seed: tf.Tensor, row: tf.Tensor, *ranges: Any) -> list[tf.Tensor]:
         drawn = graph_blocks(seed, row, *ranges)
         first = [tf.fill(tf.shape(drawn[0]), tf.constant(tying, tf.uint32))]
         return [*first, *drawn[1:]] if len(drawn) > 1 else drawn
 
-    monkeypatch.setattr(random_bits, "blocks", tying_blocks)
-    monkeypatch.setattr(tensor_random_bits, "of_source", lambda source: tying_graph)
+    monkeypatch.setattr(rows_of_z, "random_blocks", tying_blocks)
+    monkeypatch.setattr(tensor_rows_of_z, "of_source", lambda source: tying_graph)
     _drawer.cache_clear()
     rows = _drawn(_SEED, 4, 2, 3, width)
     _drawer.cache_clear()

@@ -30,22 +30,19 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import recursions, row_layout, rows_of_z
-from mf_aggregators.noise.blocks import Blocks
+from mf_aggregators.noise import recursions, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.random_bits import NoiseSource
-from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
+from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import (
-    noise_making,
     rows_on_disk,
-    tensor_discrete_gaussian,
-    tensor_noise,
+    tensor_rows_of_z,
+    tensor_streams,
 )
-from mf_aggregators.tff.noise_making import NoiseParts
 from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_noise import NoiseState, TensorNoise
 from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
+from mf_aggregators.tff.tensor_streams import NoiseParts, NoiseState, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 
@@ -89,7 +86,7 @@ class _Stream:
         self.files: RowsOnDisk | None = None
         self.rows = IntegerRows.of(recursion)
         if blocks is not None:
-            segments = tensor_noise.segments_of(specs)
+            segments = tensor_streams.segments_of(specs)
             self.files = rows_on_disk.prepare(
                 self.rows, blocks, segments, NoiseSource.CHACHA20, _directories.new()
             )
@@ -287,7 +284,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     expected = scaled.apply(z)
     found = np.array([row[0] for row in rows]) * stream.rows.steps[:, np.newaxis]
     # What roundings of half a step add up to, passed on by the matrix.
-    apart = np.sum(np.abs(scaled.unit.noising_matrix()), axis=1) + 1.0
+    apart = np.sum(np.abs(scaled.normalised.noising_matrix()), axis=1) + 1.0
     tolerance = apart * np.abs(stream.rows.steps)
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
 
@@ -306,14 +303,14 @@ def test_rows_that_are_drawn_are_compared_with_the_matrix(
     stream = _stream(index, storage)
     parts = NoiseParts(stream.noise)
     matrix = np.linalg.inv(_inverse(_FACTORIZATIONS[index]))
-    drawn = noise_making._drawn_rows(stream.noise.store)
-    monkeypatch.setattr(noise_making, "_drawn_rows", lambda _: drawn)
-    noise_making.check_rows(parts, matrix)
+    drawn = tensor_streams._drawn_rows(stream.noise.store)
+    monkeypatch.setattr(tensor_streams, "_drawn_rows", lambda _: drawn)
+    tensor_streams.check_rows(parts, matrix)
     other = matrix.copy()
     other[-1, -2] += 1e-5 * other[-1, -1]
     for wrong in (matrix * (1.0 - 1e-6), other):
         with pytest.raises(ValueError, match="are not those of the strategy matrix"):
-            noise_making.check_rows(parts, wrong)
+            tensor_streams.check_rows(parts, wrong)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -324,14 +321,14 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
     matrix = recursions.matrix_from_bands(np.tile([1.0, 0.5, 0.25], (9, 1)))
     recursion = recursions.BandedNoise(recursions.bands_of_matrix(matrix, 3))
     rows = IntegerRows.of(recursion)
-    assert isinstance(rows.unit, recursions.BandedNoise)
-    broken = rows.unit.table.copy()
+    assert isinstance(rows.normalised, recursions.BandedNoise)
+    broken = rows.normalised.table.copy()
     broken[1, 2] = value
-    object.__setattr__(rows.unit, "bands", broken)
+    object.__setattr__(rows.normalised, "bands", broken)
     np.testing.assert_allclose(recursion.apply(np.eye(9)), np.linalg.inv(matrix))
     parts = NoiseParts(TensorNoise(RowsInState(rows), _SPECS))
     with pytest.raises(ValueError, match="are not those of the strategy matrix"):
-        noise_making.check_rows(parts, matrix)
+        tensor_streams.check_rows(parts, matrix)
 
 
 @_EVERY_MECHANISM
@@ -518,13 +515,13 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     toeplitz_noise = _FACTORIZATIONS[9].noise_recursion()
     assert isinstance(toeplitz_noise, recursions.ToeplitzNoise)
     other = recursions.ToeplitzNoise(_NUM_ROUNDS, toeplitz_noise.coefficients * [1.0, 1.0, 1.1])
-    of_specs = tensor_noise.segments_of(_SPECS)
+    of_specs = tensor_streams.segments_of(_SPECS)
     cases = [
         (Blocks.of(recursion), of_specs, NoiseSource.CHACHA20),
         (_small_blocks(recursion), of_specs, NoiseSource.CHACHA20),
         (Blocks.of(recursion), of_specs, NoiseSource.PHILOX),
-        (Blocks.of(recursion), tensor_noise.segments_of(_MIXED_SPECS), NoiseSource.CHACHA20),
-        (Blocks.of(recursion), tensor_noise.segments_of(_SPECS[:2]), NoiseSource.CHACHA20),
+        (Blocks.of(recursion), tensor_streams.segments_of(_MIXED_SPECS), NoiseSource.CHACHA20),
+        (Blocks.of(recursion), tensor_streams.segments_of(_SPECS[:2]), NoiseSource.CHACHA20),
         (Blocks.of(toeplitz_noise), of_specs, NoiseSource.CHACHA20),
         (Blocks.of(other), of_specs, NoiseSource.CHACHA20),
     ]
@@ -589,7 +586,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 def test_every_round_makes_its_share_of_the_next_block() -> None:
     """The row has five chunks, and no round has to wait for a whole block of a large model."""
     recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
-    specs = (tf.TensorSpec((4 * row_layout.CHUNK + 1,), tf.float32),)
+    specs = (tf.TensorSpec((4 * rows_of_z.CHUNK + 1,), tf.float32),)
     blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
     assert blocks.rows_kept == 16
@@ -704,7 +701,7 @@ def _drift_z(num_rounds: int) -> np.ndarray:
             tf.constant(num_rounds),
             tf.zeros([], tf.int64),
             _DRIFT_WIDTH,
-            tensor_discrete_gaussian.graph_table(),
+            tensor_rows_of_z.graph_table(),
         )
     )(tf.constant(_SEED))
     return np.asarray(rows.numpy())
@@ -747,7 +744,7 @@ def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
             segment,
             tf.constant(_SEED),
             tf.zeros([2], tf.int64),
-            tensor_discrete_gaussian.graph_table(),
+            tensor_rows_of_z.graph_table(),
         )
         return made.make(block, tf.zeros([], tf.int64))
 

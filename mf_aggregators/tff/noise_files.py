@@ -1,7 +1,16 @@
-"""A record of what each round's noise was added to, which refuses to add it to anything else.
+"""Files that TFF's worker reads and writes with TensorFlow's own operations.
 
-Two sums under one row of noise reveal their difference. A process that goes on from an
-older state, after a crash or because somebody restored it, asks for the noise of a round
+A graph cannot rename files, so a file is made whole or not at all by what it says of
+itself: it begins with a checksum of its contents and with the number that it is for. A
+file that was cut off in the middle, is damaged, is for another number or is missing reads
+as "not there", and the caller makes its contents again.
+
+Paths must not have characters with a meaning in patterns (``noise_directory`` refuses them):
+TensorFlow's only test of a file's existence would take them as such.
+
+:class:`ReleaseRecord` is kept in such files: what each round's noise was added to, so that it is
+added to nothing else. Two sums under one row of noise reveal their difference. A process that goes
+on from an older state, after a crash or because somebody restored it, asks for the noise of a round
 again: the same clients with the same data give the same sum, and any other sum must not be
 released. The record keeps a few numbers of each round's sum, and a round whose numbers
 differ fails.
@@ -20,9 +29,13 @@ import pathlib
 
 import tensorflow as tf
 
-from mf_aggregators.tff import processes, tensor_files
-from mf_aggregators.tff.pieces import PIECE
+from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.tff import processes
 
+# Decimal digits of a checksum or number.
+_DIGITS = 20
+_CHECKSUMS = 2**62
+# Of a round's sum, what the record keeps.
 _NUMBERS = 64
 # Sums of the same updates in another order differ by far less than this share of the largest
 # number, and other clients' sums by more.
@@ -31,6 +44,79 @@ _TOLERANCE = 1e-4
 _SMALLEST_DIFFERENCE = 1e-6
 # Weights of coordinates within [0.5, 1.5): multiples of it modulo 1 never repeat.
 _GOLDEN_RATIO = (5.0**0.5 - 1.0) / 2.0
+
+
+def exists(path: tf.Tensor) -> tf.Tensor:
+    """Returns whether a file of this path exists, as a scalar bool tensor."""
+    return tf.size(tf.io.matching_files(path)) > 0
+
+
+def read_contents(path: tf.Tensor) -> tf.Tensor:
+    """Returns a file's contents; an empty string if there is no file."""
+    return tf.cond(exists(path), lambda: tf.io.read_file(path), lambda: tf.constant(""))
+
+
+def write(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> tf.Operation:
+    """Writes a tensor to a file.
+
+    Args:
+      path: Scalar string.
+      number: int64 scalar that :func:`read` has to be called with.
+      tensor: What to write.
+
+    Returns:
+      The operation.
+    """
+    body = tf.io.serialize_tensor(tensor)
+    return tf.io.write_file(path, tf.strings.join([_header(number, body), body]))
+
+
+def read(
+    path: tf.Tensor, number: tf.Tensor, shape: list[int], dtype: tf.DType
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Reads a tensor that :func:`write` wrote for the same path and number.
+
+    Args:
+      path: Scalar string.
+      number: int64 scalar.
+      shape: The shape of the tensor.
+      dtype: The type of its entries.
+
+    Returns:
+      The tensor, and whether it is there; zeros if it is not.
+    """
+    contents = read_contents(path)
+    # As operations clip at a string's end, anything shorter just has another header.
+    is_long_enough = tf.strings.length(contents) > 2 * _DIGITS
+    contents = tf.where(is_long_enough, contents, " " * 2 * _DIGITS)
+    body = tf.strings.substr(contents, 2 * _DIGITS, tf.strings.length(contents) - 2 * _DIGITS)
+    is_there = is_long_enough & tf.equal(
+        tf.strings.substr(contents, 0, 2 * _DIGITS), _header(number, body)
+    )
+    tensor = tf.cond(
+        is_there,
+        lambda: tf.ensure_shape(tf.io.parse_tensor(body, dtype), shape),
+        lambda: tf.zeros(shape, dtype),
+    )
+    return tensor, is_there
+
+
+def checksum(contents: tf.Tensor) -> tf.Tensor:
+    """Returns a number, int64, that changes with the contents, a scalar string."""
+    return tf.strings.to_hash_bucket_fast(contents, _CHECKSUMS)
+
+
+def checksum_of(contents: bytes) -> int:
+    """Returns :func:`checksum` of bytes in Python."""
+    # Where a graph is built, this must not become a part of it.
+    with tf.init_scope():
+        return int(checksum(tf.constant(contents)).numpy())
+
+
+def _header(number: tf.Tensor, body: tf.Tensor) -> tf.Tensor:
+    return tf.strings.join(
+        [tf.strings.as_string(value, width=_DIGITS, fill="0") for value in (checksum(body), number)]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +168,7 @@ class ReleaseRecord:
                 [self.directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
             )
             numbers = _numbers(sums) * unit
-            before, is_there = tensor_files.read(path, i, [_NUMBERS], tf.float64)
+            before, is_there = read(path, i, [_NUMBERS], tf.float64)
             difference = tf.reduce_max(tf.abs(numbers - before))
             most = _TOLERANCE * tf.reduce_max(tf.abs(before)) + _SMALLEST_DIFFERENCE * clip_norm
             is_same = tf.debugging.assert_equal(
@@ -99,7 +185,7 @@ class ReleaseRecord:
                 is_recorded = tf.identity(is_there)
 
             def record() -> tf.Tensor:
-                with tf.control_dependencies([tensor_files.write(path, i, numbers)]):
+                with tf.control_dependencies([write(path, i, numbers)]):
                     return tf.constant(True)
 
             recorded = tf.cond(is_recorded, lambda: tf.constant(True), record)
@@ -120,7 +206,7 @@ def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:
         flat = tf.reshape(tensor, [-1])
         size = int(flat.shape[0])
         length = -(-size // _NUMBERS)
-        if size <= PIECE:
+        if size <= CHUNK:
             padded = tf.pad(_weighted(flat, 0), [[0, _NUMBERS * length - size]])
             total += tf.reduce_sum(tf.reshape(padded, [_NUMBERS, length]), axis=1)
         else:

@@ -1,0 +1,187 @@
+"""How many files a maintainer opens to follow one thing through the code.
+
+``docs/architecture.md`` lists the files of each journey. Where a small run can show them, they are
+the files whose functions ran; elsewhere they are those that imports lead to from the first file,
+within the named packages. Other files are closed doors: the journey needs to know what they return,
+and not how.
+"""
+
+import ast
+import os
+import pathlib
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+import mf_aggregators as mfa
+from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.tff import tensor_streams
+from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from mf_aggregators.tff.tensor_streams import NoiseOptions
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+_LIBRARY = ROOT / "mf_aggregators"
+_SPECS = (tf.TensorSpec([5], tf.float32),)
+
+# Checks of arguments, and what processes tell one another of a refusal.
+_TOOLS = ("validation.py", "memory.py", "tff/processes.py", "__init__.py")
+_ROW_DOORS = (
+    *_TOOLS,
+    # Which storage is cheaper, the schema in the state, and the sum that the row is added to.
+    *("noise/costs.py", "tff/declared_participation.py", "tff/grid.py"),
+    # How large rows may be, how many of them are charged for, and what else a checkpoint names.
+    *("linear_algebra/", "accounting/", "participation", "sensitivity.py"),
+    "factorizations/factorization.py",
+)
+_CLIP_DOORS = (
+    *_TOOLS,
+    *("accounting/", "factorizations/", "linear_algebra/", "noise/", "participation"),
+    *("sensitivity.py", "tff/tensor_streams.py", "tff/rows_in_state.py"),
+    "tff/declared_participation.py",
+)
+
+
+def _files_of(function: Callable[[], object], doors: tuple[str, ...]) -> set[str]:
+    """The library's files whose functions run, but for doors and what runs behind them."""
+    found: set[str] = set()
+    behind = 0
+
+    def profile(frame: types.FrameType, event: str, _: object) -> None:
+        nonlocal behind
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(f"{_LIBRARY}/"):
+            return
+        file = code.co_filename.removeprefix(f"{_LIBRARY}/")
+        if file.startswith(doors):
+            behind += 1 if event == "call" else -1
+        elif event == "call" and not behind and code.co_name != "<module>":
+            found.add(file)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    assert behind == 0
+    return found
+
+
+def _release(query: MatrixFactorizationSumQuery) -> np.ndarray:
+    """What a round of one client releases."""
+    state = query.initial_global_state()
+    record = query.preprocess_record(query.derive_sample_params(state), [tf.ones([5])])
+    (released,), _, _ = query.get_noised_result(record, state)
+    return np.asarray(released)
+
+
+def _listed(heading: str) -> set[str]:
+    """The files that the page lists for a journey, below ``mf_aggregators/``."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    row = rf"^\| {re.escape(heading)} \| (\d+) \| (.*) \|$"
+    ((number, path),) = re.findall(row, page, re.MULTILINE)
+    files = set(re.findall(r"`([^`]*\.py)`", path))
+    assert len(files) == int(number)
+    return files
+
+
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_a_row_of_noise_from_checkpoint_to_model(storage: str, tmp_path: pathlib.Path) -> None:
+    mfa.checkpoints.save(mfa.factorizations.banded(8, num_bands=3), tmp_path / "banded")
+    # Kept from another test, it would not be opened again.
+    discrete_gaussian.table.cache_clear()
+    released = []
+
+    def journey() -> None:
+        recursion = mfa.checkpoints.load(tmp_path / "banded").noise_recursion()
+        options = NoiseOptions.of(storage, None, "chacha20")
+        noise = tensor_streams.make(recursion, _SPECS, options)
+        query = MatrixFactorizationSumQuery(
+            recursion, list(_SPECS), l2_norm_clip=1.0, noise_stddev=2.0, seed=1, noise=noise
+        )
+        released.append(_release(query))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        found = _files_of(journey, _ROW_DOORS)
+    assert np.std(released) > 0.1
+    listed = _listed("a row of noise, from checkpoint to model")
+    assert len(listed) <= 12
+    on_disk = {"tff/rows_on_disk.py", "tff/noise_directory.py", "tff/noise_files.py"}
+    if storage == "state":
+        assert found == listed
+    else:
+        assert found - {"atomic_files.py"} == listed | on_disk
+
+
+def test_a_clip_norm_that_adapts() -> None:
+    def journey() -> None:
+        aggregator = mfa.mf_dp_aggregator(
+            mfa.factorizations.identity(8),
+            participation=mfa.participation.MinSeparation(4),
+            noise_multiplier=0.5,
+            clip_norm=mfa.AdaptiveClip(1.0),
+            clients_per_round=2,
+            seed=1,
+        )
+        _release(aggregator.query(list(_SPECS)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        found = _files_of(journey, _CLIP_DOORS)
+    assert found == _listed("`clip_norm=AdaptiveClip(...)`")
+    assert len(found) <= 5
+
+
+@pytest.mark.parametrize(
+    ("start", "packages", "most"),
+    [
+        pytest.param(
+            "stackoverflow_nwp/run_stackoverflow.py",
+            ("stackoverflow_nwp", "simulations"),
+            43,
+            id="run-stackoverflow",
+        ),
+        pytest.param(
+            "mf_aggregators/planning/planner.py",
+            ("mf_aggregators/planning", "mf_aggregators/catalogue"),
+            8,
+            id="mf-plan",
+        ),
+        pytest.param(
+            "mf_aggregators/accounting/random_participation.py",
+            ("mf_aggregators/accounting", "mf_aggregators/sampling"),
+            11,
+            id="random check-ins",
+        ),
+    ],
+)
+def test_no_journey_gets_longer(start: str, packages: tuple[str, ...], most: int) -> None:
+    found: set[pathlib.Path] = set()
+    left = [ROOT / start]
+    while left:
+        file = left.pop()
+        if file not in found and file.relative_to(ROOT).as_posix().startswith(packages):
+            found.add(file)
+            left += _imported(file)
+    assert 1 < len(found) <= most
+
+
+def _imported(file: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The modules of the repository that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = ROOT / node.module.replace(".", "/")
+            for name in node.names:
+                for path in (module / f"{name.name}.py", module / name.name / "__init__.py"):
+                    if path.exists():
+                        yield path
+            if module.with_suffix(".py").exists():
+                yield module.with_suffix(".py")
