@@ -156,9 +156,13 @@ def test_a_clip_norm_that_adapts() -> None:
             id="mf-plan",
         ),
         pytest.param(
-            "mf_aggregators/accounting/random_participation.py",
-            ("mf_aggregators/accounting", "mf_aggregators/sampling"),
-            11,
+            "mf_aggregators/participation/min_separation_sampling.py",
+            (
+                "mf_aggregators/accounting",
+                "mf_aggregators/participation",
+                "mf_aggregators/sampling",
+            ),
+            17,
             id="random check-ins",
         ),
     ],
