@@ -73,7 +73,7 @@ class Mechanism:
       ...     mfa.factorizations.banded(16, num_bands=4), timers, epsilon=8.0, delta=1e-6
       ... )
       >>> print(mechanism)
-      banded factorization for 16 rounds, noise multiplier 0.681
+      banded factorization for 16 rounds, noise multiplier 0.6529
       participations at least 4 rounds apart
       >>> round(mechanism.guarantee(delta=1e-6).epsilon, 3)
       8.0

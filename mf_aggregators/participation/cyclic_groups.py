@@ -84,10 +84,22 @@ class CyclicGroups(SamplingScheme):
 
     @abc.abstractmethod
     def amplified_epsilon(self, sigma: float, delta: float) -> float:
-        """Returns the amplified epsilon of noise of real normal numbers."""
+        """Returns the amplified epsilon of noise of real normal numbers.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          delta: The delta of the guarantee.
+        """
 
     def searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
-        """Returns the noise multiplier that a search finds, at most one that suffices."""
+        """Returns the noise multiplier that a search finds, at most one that suffices.
+
+        Args:
+          target: The epsilon that is to hold.
+          delta: The delta of the guarantee.
+          enough: A noise multiplier that suffices without amplification.
+          num_coordinates: Parameters times rounds.
+        """
         return amplification.searched_by_epsilons(self, target, delta, enough, num_coordinates)
 
     def amplified(

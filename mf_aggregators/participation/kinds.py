@@ -84,7 +84,11 @@ class Participation(abc.ABC):
         return fitting if self.limit is None else min(fitting, self.limit)
 
     def returns_within(self, num_rounds: int) -> bool:
-        """Returns whether a client can take part more than once in ``num_rounds`` rounds."""
+        """Returns whether a client can take part more than once in ``num_rounds`` rounds.
+
+        Args:
+          num_rounds: The rounds n.
+        """
         return self.most_participations(num_rounds) > 1
 
     def maximal_patterns(self, num_rounds: int) -> Iterator[tuple[int, ...]]:

@@ -84,7 +84,15 @@ class SamplingScheme(Participation):
         clients_per_round: int,
         separation: int | None = None,
     ) -> "SamplingScheme":
-        """Returns the scheme of some sizes, with its default separation where that is None."""
+        """Returns the scheme of some sizes, with its default separation where that is None.
+
+        Args:
+          num_rounds: The rounds n.
+          num_bands: The bands b of C.
+          population: The clients m.
+          clients_per_round: The clients B of a round, expected or exact.
+          separation: The least distance of two participations of a client; None for the default.
+        """
 
     # Rounds.
 
@@ -167,7 +175,15 @@ class SamplingScheme(Participation):
         certification: Certification,
         num_coordinates: int,
     ) -> float:
-        """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`."""
+        """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
+
+        Args:
+          target: The epsilon that is to hold.
+          delta: The delta of the guarantee.
+          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          certification: How an epsilon is proved, where only simulations bound it.
+          num_coordinates: Parameters times rounds.
+        """
 
     def estimated(
         self,
@@ -176,29 +192,58 @@ class SamplingScheme(Participation):
         columns: np.ndarray | None,
         certification: Certification,
     ) -> float:
-        """Returns about what :meth:`calibrated` does, fast; no guarantee is stated of it."""
+        """Returns about what :meth:`calibrated` does, fast; no guarantee is stated of it.
+
+        Args:
+          target: The epsilon that is to hold.
+          delta: The delta of the guarantee.
+          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          certification: How an epsilon is proved, where only simulations bound it.
+        """
         return self.calibrated(target, delta, columns, certification, DEFAULT_NUM_COORDINATES)
 
     def event_of(self, sigma: float) -> dp_event.DpEvent:
-        """Returns the run as an event of dp-accounting: without amplification, by default."""
+        """Returns the run as an event of dp-accounting: without amplification, by default.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+        """
         return dp_event.GaussianDpEvent(sigma / math.sqrt(self.most_participations()))
 
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-        """Returns pairs (epsilon, delta) that hold, where they are fast to compute."""
+        """Returns pairs (epsilon, delta) that hold, where they are fast to compute.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          num_coordinates: Parameters times rounds.
+        """
         del sigma, num_coordinates
         return ()
 
     def log_moments(
         self, sigma: float, columns: np.ndarray | None, num_coordinates: int
     ) -> tuple[tuple[int, float], ...]:
-        """Returns Renyi orders a and log E_Q (P/Q)^a of the dominating pair, if it is known."""
+        """Returns Renyi orders a and log E_Q (P/Q)^a of the dominating pair, if it is known.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          num_coordinates: Parameters times rounds.
+        """
         del sigma, columns, num_coordinates
         return ()
 
     def divergences(
         self, sigma: float, columns: np.ndarray | None, seed: int, num_coordinates: int
     ) -> tuple[tuple[float, float], ...]:
-        """Returns epsilons and bounds on the hockey-stick divergence, if they are known."""
+        """Returns epsilons and bounds on the hockey-stick divergence, if they are known.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          seed: The seed of the simulations.
+          num_coordinates: Parameters times rounds.
+        """
         del sigma, columns, seed, num_coordinates
         return ()
 
@@ -338,6 +383,9 @@ class SamplingScheme(Participation):
         Args:
           seed: Any non-negative integer, the same for all rounds of one run and for no other
             run; ``sampling_seeds.secret_seed`` makes one.
+
+        Returns:
+          The sampler.
 
         Raises:
           ValueError: If the seed is negative.
