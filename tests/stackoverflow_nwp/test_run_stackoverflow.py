@@ -360,11 +360,10 @@ def test_only_what_the_sampler_drew_is_amplified(
     broken = run_statements.realised(plan, statement, tampered, sampler)
     assert broken.keeps_plan is False
     assert broken.stated.sampling is None
-    # In all rounds of its part, which are as far apart as there are parts.
-    assert broken.stated.participation == FixedEpochOrder(
-        plan.sampling.most_participations(), plan.sampling.num_bands
-    )
-    multiplier = 0.7 / math.sqrt(plan.sampling.most_participations())
+    # In all rounds of its group, which are as far apart as there are groups.
+    most = math.ceil(6 / plan.sampling.num_bands)
+    assert broken.stated.participation == FixedEpochOrder(most, plan.sampling.num_bands)
+    multiplier = 0.7 / math.sqrt(most)
     assert broken.stated.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
     assert broken.stated.epsilon > kept.stated.epsilon or sampling != "poisson"
     assert "the run has no amplified guarantee" in caplog.text

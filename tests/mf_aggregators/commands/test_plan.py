@@ -223,7 +223,7 @@ def test_plans_of_clients_that_draw_for_themselves(
     assert stated.epsilon <= 7.123456789
     (note,) = (note for note in fields["steps"][-1]["notes"] if "only if" in note)
     assert re.search(condition, note)
-    assert repr(scheme.name) in fields["steps"][-1]["sampler"]
+    assert f"mfa.participation.{scheme!r}" in fields["steps"][-1]["sampler"]
     status, out, err = _call(capsys, *_SETTING, *arguments, cache)
     assert status == 0, err
     marked = [line for line in out.splitlines() if "~" in line]
