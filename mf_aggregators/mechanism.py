@@ -17,6 +17,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, validation, version
 from mf_aggregators import participation as participations
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise.costs import NoiseStorage
@@ -24,7 +25,6 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
-    amplification,
 )
 from mf_aggregators.participation.random_participation import Certification
 from mf_aggregators.privacy import (
@@ -197,7 +197,8 @@ class Mechanism:
 
         Raises:
           LedgerError: If the file cannot be read.
-          ValueError: If more rounds were released than there are, or the ledger is broken.
+          ValueError: If more rounds were released than there are, the ledger is broken, or a seed
+            is given for one that does not record a sampling scheme.
         """
         if not isinstance(ledger, Ledger):
             ledger = ledgers.load(ledger, self.num_rounds)
@@ -284,10 +285,10 @@ class Mechanism:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
 
         ``accounting.composed_epsilon`` composes such events; ``accounting.event`` and
-        ``amplification.event`` say for which neighbouring relation they are.
+        ``SamplingScheme.event`` say for which neighbouring relation they are.
         """
         if self.sampling is not None:
-            return amplification.event(self.sampling, self.noise_multiplier)
+            return self.sampling.event(self.noise_multiplier)
         return accounting.event(self.noise_multiplier)
 
     def to_dict(self) -> dict[str, Any]:
@@ -539,19 +540,19 @@ def calibrate(
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
-            multiplier *= math.sqrt(amplification.most_participations(scheme))
+            multiplier *= math.sqrt(scheme.most_participations())
     else:
         assert epsilon is not None
         assert delta is not None
         if scheme is None:
             multiplier = accounting.noise_multiplier(epsilon, delta)
         else:
-            multiplier = amplification.noise_multiplier(
-                scheme,
-                epsilon,
+            multiplier = scheme.calibrated(
+                validation.positive_number(epsilon, "epsilon"),
                 delta,
-                columns=amplification_conditions.columns_of(factorization, scheme),
-                certification=certification or amplification_conditions.default_certification(),
+                amplification_conditions.columns_of(factorization, scheme),
+                certification or amplification_conditions.default_certification(),
+                DEFAULT_NUM_COORDINATES,
             )
     return dataclasses.replace(unknown, noise_multiplier=multiplier)
 
@@ -635,6 +636,14 @@ def _observed_draws(
     seed: int | None,
 ) -> Observed:
     num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
+    if ledger.sampling is None:
+        if seed is not None:
+            raise ValueError(
+                "the ledger does not record how its clients were drawn, and so not whom each draw "
+                "of the sampler means: give the participation.npz of the run, or no sampling_seed."
+            )
+        # Clients that were never drawn are not in it.
+        num_clients = max(num_clients, scheme.population)
     if ledger.sampling is not None and ledger.sampling != scheme:
         deviation: str | None = "the ledger records another way of drawing clients"
     elif seed is None:

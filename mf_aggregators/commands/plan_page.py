@@ -14,7 +14,6 @@ from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Picture
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.noise.recursions import IndependentNoise
-from mf_aggregators.participation import amplification
 from mf_aggregators.planning import Candidate, Plan, band_choice
 from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import attackers
@@ -173,7 +172,7 @@ def _epsilons(
             multipliers, found = panels.epsilons_of(unamplified, each.noise_multiplier * factors)
         elif _has_parts(each):
             multipliers, found = panels.epsilons_of(
-                functools.partial(amplification.epsilon, scheme, delta=setting.delta),
+                functools.partial(scheme.epsilon, delta=setting.delta),
                 each.noise_multiplier * factors,
             )
         else:

@@ -1,9 +1,9 @@
 r"""Privacy amplification by sampling for banded mechanisms (BandMF Thm 4, Cor. F.1 and F.2).
 
 Where batches were drawn by one of the schemes of ``mf_aggregators.participation``, a
-client is in rounds of one part alone, b or more rounds apart, and each of its
+client is in rounds of one group alone, b or more rounds apart, and each of its
 participations changes other rows of C x: rows j to j + b - 1, for a lower-triangular C of
-b bands. So a run is no more revealing than k = ceil(n / b) adaptive queries to one part,
+b bands. So a run is no more revealing than k = ceil(n / b) adaptive queries to one group,
 each a Gaussian mechanism whose sensitivity is the largest column norm of C, run on the
 batches that the scheme draws. The noise multiplier is relative to that norm everywhere
 here, and adjacency is zero-out: neighbouring populations differ in one client, who takes
@@ -18,12 +18,12 @@ What the k queries reveal is computed for each scheme:
   composed in the same way. It is not that of Poisson sampling: where the client is drawn,
   another one is not.
 * Shuffling: Feldman, McMillan and Talwar (2021), Thm 3.1 and 3.8, for each pass over a
-  part, and the composition of passes. In each batch one place is singled out, the same
+  group, and the composition of passes. In each batch one place is singled out, the same
   for the whole pass and the one where the client is; given everybody else, the clients at
   these places are in uniformly random order, and each batch is a mechanism on one of
   them.
 
-* Secret coins under timers and balls in bins have no parts: ``random_participation``.
+* Min-separation sampling and balls in bins have no groups: ``random_participation``.
 
 None is ever more than the guarantee without amplification: that of a Gaussian mechanism
 with as many participations as the scheme allows. The batches must stay secret: who knows
@@ -41,18 +41,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.optimize
-from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 
-from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, noise_failure
 from mf_aggregators.accounting.composition import composition_rounding, safe_delta
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.participation.random_participation import Amplified, Certification
+from mf_aggregators.accounting.noise_failure import TailError
 
 if TYPE_CHECKING:
     from mf_aggregators.participation.cyclic_groups import ComposedGroups, CyclicGroups
-    from mf_aggregators.participation.schemes import SamplingScheme
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The
 # rounding errs on the side of privacy.
@@ -86,74 +82,29 @@ _RELATIVE_STEP = 1e-6
 _REFUSED = 1e6
 
 
-def epsilon(
-    scheme: "SamplingScheme",
-    noise_multiplier: float,
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    columns: np.ndarray | None = None,
-    certification: Certification | None = None,
-) -> float:
-    """Returns the epsilon of a run of a banded mechanism whose clients take part by a scheme.
-
-    Args:
-      scheme: How clients come into batches.
-      noise_multiplier: Standard deviation of Z over (clip norm times the largest column
-        norm of C); zero means no noise.
-      delta: Below 1. For schemes with parts it is at least 1e-12 and 4e-15 times the
-        compositions.
-      num_coordinates: Parameters times rounds, as in ``gaussian.epsilon``.
-      columns: (n, b), those of C (``column_bands``), for schemes without parts; None for a
-        diagonal C of equal entries. Schemes with parts do not need them.
-      certification: How epsilons of schemes without parts are proved.
-
-    Returns:
-      An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
-
-    Raises:
-      TailError: As in ``gaussian.epsilon``.
-      ValueError: If an argument is out of its range, or columns are missing.
-    """
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    return amplified(
-        scheme,
-        sigma,
-        delta,
-        num_coordinates=num_coordinates,
-        columns=columns,
-        certification=certification,
-    ).epsilon
-
-
-def amplified(
-    scheme: "SamplingScheme",
-    noise_multiplier: float,
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    columns: np.ndarray | None = None,
-    certification: Certification | None = None,
-) -> Amplified:
-    """Returns the epsilon of a run with what proves it; arguments as of :func:`epsilon`."""
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    return scheme.amplified(
-        sigma, delta, columns, certification or Certification(), num_coordinates
-    )
-
-
 def epsilon_of_groups(
     scheme: "CyclicGroups", sigma: float, delta: float, num_coordinates: int
 ) -> float:
-    """Returns the epsilon of a run by groups; arguments as of :func:`epsilon`."""
-    safe_delta(delta, most_participations(scheme))
+    """Returns the epsilon of a run by groups: that of ``SamplingScheme.epsilon``.
+
+    Args:
+      scheme: How clients come into batches.
+      sigma: The noise multiplier, relative to the largest column norm of C; at least 0.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: Parameters times rounds.
+
+    Raises:
+      TailError: As in ``gaussian.epsilon``.
+      ValueError: If delta is out of its range.
+    """
+    safe_delta(delta, scheme.most_participations())
     unamplified, refused = math.inf, None
     try:
         unamplified = gaussian.epsilon(
-            unamplified_noise_multiplier(scheme, sigma),
+            sigma / math.sqrt(scheme.most_participations()),
             delta,
             num_coordinates=num_coordinates,
-            disjoint_participations=most_participations(scheme),
+            disjoint_participations=scheme.most_participations(),
         )
     except TailError as error:
         # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
@@ -176,80 +127,28 @@ def _amplified(scheme: "CyclicGroups", sigma: float, delta: float, num_coordinat
         return math.inf
 
 
-def noise_multiplier(
-    scheme: "SamplingScheme",
-    epsilon: float,
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    columns: np.ndarray | None = None,
-    certification: Certification | None = None,
-) -> float:
-    """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
-
-    The epsilon that is stated of it, with a grid or random numbers of its own, is never above the
-    target.
-
-    Args:
-      scheme: How clients come into batches.
-      epsilon: Above 0.
-      delta: As in :func:`epsilon`.
-      num_coordinates: As there.
-      columns: As there.
-      certification: As there.
-
-    Returns:
-      The noise multiplier, relative to the largest column norm of C.
-
-    Raises:
-      ValueError: If an argument is out of its range, or no noise multiplier gives the
-        target.
-    """
-    target = validation.positive_number(epsilon, "epsilon")
-    return scheme.calibrated(
-        target, delta, columns, certification or Certification(), num_coordinates
-    )
-
-
 def noise_multiplier_of_groups(
     scheme: "CyclicGroups", target: float, delta: float, num_coordinates: int
 ) -> float:
-    """Returns the least noise multiplier of groups; arguments as of :func:`noise_multiplier`."""
-    safe_delta(delta, most_participations(scheme))
+    """Returns the least noise multiplier of groups.
+
+    The epsilon that is stated of it, with a grid of its own, is never above the target. Arguments
+    are those of :func:`epsilon_of_groups`, and the target epsilon.
+    """
+    safe_delta(delta, scheme.most_participations())
     # What suffices without amplification always suffices.
     enough = gaussian.noise_multiplier(
         target,
         delta,
         num_coordinates=num_coordinates,
-        disjoint_participations=most_participations(scheme),
-    ) * math.sqrt(most_participations(scheme))
+        disjoint_participations=scheme.most_participations(),
+    ) * math.sqrt(scheme.most_participations())
     found = scheme.searched(target, delta, enough, num_coordinates)
     step = _RELATIVE_STEP
     while found < enough and not _is_met(scheme, found, target, delta, num_coordinates):
         found = min(found * (1.0 + step), enough)
         step *= 2.0
     return found
-
-
-def event(scheme: "SamplingScheme", noise_multiplier: float) -> dp_event.DpEvent:
-    """Returns a run as an event of dp-accounting, to be composed with others.
-
-    Args:
-      scheme: How the batches were drawn.
-      noise_multiplier: Relative to the largest column norm of C.
-
-    Returns:
-      For Poisson sampling the composed sampled Gaussian of BandMF App. F.3, for an
-      accountant of ``ADD_OR_REMOVE_ONE``. For fixed-size subsets sampling without
-      replacement with half the noise multiplier, for an accountant of ``REPLACE_ONE``.
-      For the other schemes, which dp-accounting has no event for, the Gaussian mechanism
-      without amplification.
-
-    Raises:
-      ValueError: If the noise multiplier is negative or not finite.
-    """
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    return scheme.event_of(sigma)
 
 
 def _is_met(
@@ -301,26 +200,6 @@ def searched_by_epsilons(
     return _smallest(excess, enough, 1.5, _least_accounted(scheme))
 
 
-def most_participations(scheme: "SamplingScheme") -> int:
-    """Returns the most rounds that one client can be in.
-
-    Args:
-      scheme: How batches are drawn.
-    """
-    return scheme.most_participations()
-
-
-def unamplified_noise_multiplier(scheme: "SamplingScheme", sigma: float) -> float:
-    """Returns the noise multiplier of all participations of a client, for who knows the batches.
-
-    Args:
-      scheme: How the batches were drawn.
-      sigma: Relative to the largest column norm of C.
-    """
-    # The rows that participations change are disjoint: their squared norms add up.
-    return sigma / math.sqrt(most_participations(scheme))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Accounting:
     """The accounting of one scheme for one noise multiplier.
@@ -346,7 +225,7 @@ class _Accounting:
         )
         # Each part is compared with the whole: the next delta that is refused for one of them is
         # refused without amplification, too, and none loses its amplification before.
-        return left - composition_rounding(most_participations(self.scheme))
+        return left - composition_rounding(self.scheme.most_participations())
 
 
 def _least_accounted(scheme: "CyclicGroups") -> float:

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators import factorizations as mechanisms
-from mf_aggregators import workloads
+from mf_aggregators import validation, workloads
 from mf_aggregators.accounting import certificate_store
 from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
-    amplification,
     sampling_scheme,
 )
 from mf_aggregators.participation.random_participation import Certification
@@ -219,32 +219,24 @@ def noise_multiplier(
         "delta": delta,
         "accounting": certificate_store.ACCOUNTING_VERSION,
     }
+    columns, certification = None, Certification()
     if scheme.depends_on_matrix:
-        columns = None if matrix is None else amplification_conditions.columns_of(matrix, scheme)
+        if matrix is not None:
+            columns = amplification_conditions.columns_of(matrix, scheme)
         if columns is not None:
             description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
         description["is_estimate"] = is_estimate
         certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
         if budget is not None:
             description["mechanisms"] = budget.left
-        if is_estimate:
-            return factorization_cache.fetch_number(
-                cache_directory,
-                description,
-                lambda: scheme.estimated(epsilon, delta, columns, certification),
-            )
-        return factorization_cache.fetch_number(
-            cache_directory,
-            description,
-            lambda: amplification.noise_multiplier(
-                scheme, epsilon, delta, columns=columns, certification=certification
-            ),
-        )
-    return factorization_cache.fetch_number(
-        cache_directory,
-        description,
-        lambda: amplification.noise_multiplier(scheme, epsilon, delta),
-    )
+
+    def compute() -> float:
+        if scheme.depends_on_matrix and is_estimate:
+            return scheme.estimated(epsilon, delta, columns, certification)
+        target = validation.positive_number(epsilon, "epsilon")
+        return scheme.calibrated(target, delta, columns, certification, DEFAULT_NUM_COORDINATES)
+
+    return factorization_cache.fetch_number(cache_directory, description, compute)
 
 
 def certification_in(cache_directory: pathlib.Path | None) -> Certification:

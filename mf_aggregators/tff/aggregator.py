@@ -319,8 +319,10 @@ def mf_dp_aggregator(
 
     Args:
       mechanism: What the run's guarantee is about (``mf_aggregators.calibrate``), with all of its
-        horizons where the run was extended. Or, in the long spelling, a factorization or the
-        directory of its checkpoint, with the two arguments that follow.
+        horizons where the run was extended. Nothing here draws clients: where it has a sampling
+        scheme, every round has to take those whom ``scheme.sampler(seed)`` draws, in secret. Or,
+        in the long spelling, a factorization or the directory of its checkpoint, with the two
+        arguments that follow.
       participation: With a factorization: the schema that the run enforces; the noise is scaled to
         the sensitivity of C under it.
       noise_multiplier: With a factorization: standard deviation of Z over (clip norm times
@@ -347,9 +349,10 @@ def mf_dp_aggregator(
         adds them up in the open, in 64 bits.
       largest_cohort: The most clients that a round may have; a round with more releases
         nothing. None stands for ``clients_per_round`` in a secure sum, and for 2^22 else. Where
-        the number of clients is drawn at random, as by Poisson sampling, give a number that no
-        round can reach, such as all clients that there are: a refused round tells that its batch
-        was larger than this, and amplification rests on nobody knowing who was drawn.
+        the number of clients is drawn at random, as by Poisson sampling, no round may reach it:
+        a refused round tells that its batch was larger than this, and amplification rests on
+        nobody knowing who was drawn. A mechanism with such a scheme has all clients in the place
+        of ``clients_per_round``; with a factorization, give such a number.
       continues: With a factorization, for a run that goes on after its last round: what it began
         with (``mf_aggregators.FirstPlan``), with the schemas of all horizons since, which
         ``Mechanism.extended`` knows. The factorization is then an extension
@@ -375,6 +378,10 @@ def mf_dp_aggregator(
                 "participation=, noise_multiplier= and continues=."
             )
         factorization, continues = mechanism.factorization, mechanism.first_plan
+        scheme = mechanism.sampling
+        if scheme is not None and scheme.has_random_sizes and secure_aggregation_bits is not None:
+            # A refused round would tell that its batch was larger than this.
+            largest_cohort = scheme.population if largest_cohort is None else largest_cohort
         participation, noise_multiplier = mechanism.schema, mechanism.noise_multiplier
     elif isinstance(mechanism, Factorization):
         factorization = mechanism

@@ -267,17 +267,32 @@ def test_draws_are_compared_with_the_seed() -> None:
     mechanism = mfa.Mechanism(mfa.factorizations.identity(_ROUNDS), scheme, 2.0)
     sampler = scheme.sampler(7)
     cohorts = [set(sampler.draw(i).tolist()) for i in range(_ROUNDS)]
-    drawn = mechanism.observed(_ledger(cohorts), sampling_seed=7)
+    ledger = dataclasses.replace(_ledger(cohorts), sampling=scheme)
+    drawn = mechanism.observed(ledger, sampling_seed=7)
     assert drawn.keeps_participation is True
     assert drawn.num_absent == 0
-    assert mechanism.observed(_ledger(cohorts)).keeps_participation is None
-    other = mechanism.observed(_ledger(cohorts), sampling_seed=8)
+    assert mechanism.observed(ledger).keeps_participation is None
+    other = mechanism.observed(ledger, sampling_seed=8)
     assert other.keeps_participation is False
     assert other.deviation is not None
     # Nothing is amplified where the draws are not shown to be the scheme's.
     assert other.guarantee(1e-5) == other.unamplified_guarantee(1e-5)
     assert drawn.guarantee(1e-5).sampling == scheme
     assert drawn.guarantee(1e-5).epsilon <= drawn.unamplified_guarantee(1e-5).epsilon
+    # Another scheme, and names without the order of the population.
+    elsewhere = dataclasses.replace(ledger, sampling=dataclasses.replace(scheme, num_bands=3))
+    assert mechanism.observed(elsewhere, sampling_seed=7).keeps_participation is False
+    with pytest.raises(ValueError, match="sampling_seed"):
+        mechanism.observed(_ledger(cohorts), sampling_seed=7)
+
+
+def test_a_ledger_of_names_lacks_who_was_never_drawn() -> None:
+    scheme = BallsInBins(_ROUNDS, 1, 6, 2, 3)
+    mechanism = mfa.Mechanism(mfa.factorizations.identity(_ROUNDS), scheme, 2.0)
+    seen = Ledger(("a", "b"), (np.array([0, 3]), np.array([1])), 4)
+    assert mechanism.observed(seen).keeps_participation is None
+    sooner = Ledger(("a", "b"), (np.array([0, 2]), np.array([1])), 4)
+    assert mechanism.observed(sooner).keeps_participation is False
 
 
 @given(st.sampled_from(factorizations(_ROUNDS)), _schemas(), st.floats(0.0, 1e6))

@@ -47,7 +47,7 @@ def _deltas(loss_distribution: Callable[..., Any]) -> tuple[float, ...]:
 
 def _amplified(sampling: str) -> float:
     scheme = sampling_scheme(sampling, **_SIZES)
-    return amplification.epsilon(scheme, 1.5, 1e-5)
+    return scheme.epsilon(1.5, 1e-5)
 
 
 def _values() -> dict[str, Callable[[], Any]]:

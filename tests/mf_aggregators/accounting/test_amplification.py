@@ -73,7 +73,7 @@ def test_one_sampled_query_is_the_mixture_of_two_gaussians() -> None:
         float(scipy.integrate.trapezoid(np.maximum(0.0, upper - math.exp(epsilon) * lower), grid))
         for upper, lower in itertools.permutations([mixed, without])
     )
-    found = amplification.epsilon(PoissonSampling(4, 4, 400, 25), sigma, delta)
+    found = PoissonSampling(4, 4, 400, 25).epsilon(sigma, delta)
     assert found == pytest.approx(epsilon, rel=1e-3)
 
 
@@ -106,10 +106,10 @@ def test_no_sampling_is_no_amplification() -> None:
         scheme = sampling_scheme(
             name, num_rounds=12, num_bands=4, population=40, clients_per_round=10
         )
-        assert amplification.epsilon(scheme, 2.0, 1e-5) == pytest.approx(
+        assert scheme.epsilon(2.0, 1e-5) == pytest.approx(
             accounting.epsilon(2.0 / math.sqrt(3), 1e-5), rel=1e-5
         )
-        assert amplification.noise_multiplier(scheme, 1.0, 1e-5) == pytest.approx(
+        assert scheme.noise_multiplier(1.0, 1e-5) == pytest.approx(
             accounting.noise_multiplier(1.0, 1e-5) * math.sqrt(3), rel=1e-6
         )
 
@@ -131,10 +131,10 @@ _sizes = st.tuples(
 def test_amplification_never_harms(sizes: dict[str, int], sigma: float, name: str) -> None:
     scheme = sampling_scheme(name, **sizes)
     most = scheme.most_participations()
-    found = amplification.epsilon(scheme, sigma, 1e-5)
+    found = scheme.epsilon(sigma, 1e-5)
     without = accounting.epsilon(sigma / math.sqrt(most), 1e-5, disjoint_participations=most)
     assert 0.0 <= found <= without * (1 + 1e-9)
-    more = amplification.epsilon(scheme, 1.2 * sigma, 1e-5)
+    more = scheme.epsilon(1.2 * sigma, 1e-5)
     assert more <= found * (1 + 1e-3)
 
 
@@ -142,10 +142,10 @@ def test_amplification_never_harms(sizes: dict[str, int], sigma: float, name: st
 @settings(max_examples=examples(10), deadline=None)
 def test_calibration_meets_its_target(sizes: dict[str, int], target: float, name: str) -> None:
     scheme = sampling_scheme(name, **sizes)
-    sigma = amplification.noise_multiplier(scheme, target, 1e-5)
-    found = amplification.epsilon(scheme, sigma, 1e-5)
+    sigma = scheme.noise_multiplier(target, 1e-5)
+    found = scheme.epsilon(sigma, 1e-5)
     assert found <= target * (1 + 1e-3)
-    assert amplification.epsilon(scheme, 0.97 * sigma, 1e-5) > target * (1 - 1e-3)
+    assert scheme.epsilon(0.97 * sigma, 1e-5) > target * (1 - 1e-3)
 
 
 def test_fixed_size_subsets_cost_what_their_worst_case_does() -> None:
@@ -162,7 +162,7 @@ def test_fixed_size_subsets_cost_what_their_worst_case_does() -> None:
 
     ours = 0.5 * density(-1.0) + 0.5 * density(1.0)
     zeroed = 0.5 * density(-1.0) + 0.5 * density(0.0)
-    found = amplification.epsilon(FixedSizeSampling(1, 1, 2, 1), sigma, delta)
+    found = FixedSizeSampling(1, 1, 2, 1).epsilon(sigma, delta)
     deltas = []
     for upper, lower in itertools.permutations([ours, zeroed]):
         excess = np.maximum(0.0, upper - math.exp(found) * lower)
@@ -179,9 +179,9 @@ def test_fixed_size_subsets_cost_less_than_replacing_a_client(sigma: float) -> N
     accountant = rdp_privacy_accountant.RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
-    renyi = accountant.compose(amplification.event(scheme, sigma)).get_epsilon(_DELTA)
-    found = amplification.epsilon(scheme, sigma, _DELTA)
-    poisson = amplification.epsilon(PoissonSampling(2052, 64, 342_000, 1000), sigma, _DELTA)
+    renyi = accountant.compose(scheme.event(sigma)).get_epsilon(_DELTA)
+    found = scheme.epsilon(sigma, _DELTA)
+    poisson = PoissonSampling(2052, 64, 342_000, 1000).epsilon(sigma, _DELTA)
     assert poisson <= found <= 0.6 * renyi
 
 
@@ -201,12 +201,12 @@ def test_shuffling_amplifies_many_small_batches() -> None:
     )
     failure = 5e-7 + (math.exp(amplified) + 1) * (1 + 0.5 / grown) * 1e6 * local_delta
     assert failure < _DELTA
-    found = amplification.epsilon(scheme, sigma, _DELTA)
+    found = scheme.epsilon(sigma, _DELTA)
     assert found <= amplified
     assert found == pytest.approx(amplified, rel=0.2)
     assert found < 0.3 * accounting.epsilon(sigma, _DELTA)
     # Three passes cost more than one and less than three.
-    three = amplification.epsilon(dataclasses.replace(scheme, num_rounds=3 * 10**6), sigma, _DELTA)
+    three = dataclasses.replace(scheme, num_rounds=3 * 10**6).epsilon(sigma, _DELTA)
     assert found < three < 3.5 * found
 
 
@@ -232,12 +232,12 @@ def test_the_failure_of_shuffling_is_within_delta() -> None:
         failure = 0.5 * _DELTA + (math.exp(amplified) + 1) * (1 + 0.5 / grown) * 1e6 * local_delta
         (bounds if failure <= _DELTA else failing).append(amplified)
     assert min(failing) < min(bounds) * (1 - 1e-3)
-    assert amplification.epsilon(scheme, sigma, _DELTA) == pytest.approx(min(bounds), rel=1e-7)
+    assert scheme.epsilon(sigma, _DELTA) == pytest.approx(min(bounds), rel=1e-7)
 
 
 def test_the_event_of_fixed_size_subsets_has_half_the_noise() -> None:
     """Replacing a client moves a sum by twice what zeroing it does."""
-    event = amplification.event(FixedSizeSampling(10, 3, 100, 7), 1.7)
+    event = FixedSizeSampling(10, 3, 100, 7).event(1.7)
     # Parts of 33 clients, of which four rounds draw 7 each.
     assert event == dp_accounting.SelfComposedDpEvent(
         dp_accounting.SampledWithoutReplacementDpEvent(33, 7, dp_accounting.GaussianDpEvent(0.85)),
@@ -249,7 +249,7 @@ def test_the_event_of_fixed_size_subsets_has_half_the_noise() -> None:
 def test_little_noise_is_little_privacy(sigma: float) -> None:
     """A client that is drawn shows itself: one query has a delta of about q, whatever epsilon."""
     scheme = PoissonSampling(16, 2, 1280, 10)
-    found = amplification.epsilon(scheme, sigma, 1e-3)
+    found = scheme.epsilon(sigma, 1e-3)
     without = accounting.epsilon(sigma / math.sqrt(8), 1e-3, disjoint_participations=8)
     assert 0.5 / sigma**2 < found <= without
 
@@ -259,7 +259,7 @@ def test_little_noise_is_little_privacy(sigma: float) -> None:
 def test_noise_that_a_client_could_leave_is_refused(sigma: float, name: str) -> None:
     scheme = sampling_scheme(name, num_rounds=16, num_bands=2, population=160, clients_per_round=10)
     with pytest.raises(ValueError, match="Use more noise"):
-        amplification.epsilon(scheme, sigma, 1e-6)
+        scheme.epsilon(sigma, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_large_targets_need_little_noise_and_little_time(target: float, name: st
     scheme = sampling_scheme(
         name, num_rounds=12, num_bands=12, population=12_000, clients_per_round=10
     )
-    sigma = amplification.noise_multiplier(scheme, target, 1e-6)
+    sigma = scheme.noise_multiplier(target, 1e-6)
     assert 0.0 < sigma <= accounting.noise_multiplier(target, 1e-6) * (1 + 1e-9)
-    assert amplification.epsilon(scheme, sigma, 1e-6) <= target * (1 + 1e-3)
+    assert scheme.epsilon(sigma, 1e-6) <= target * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("compositions", [1, 100, 10_000, 100_000])
@@ -297,20 +297,19 @@ def test_no_delta_loses_its_amplification_without_a_word(name: str) -> None:
     # Shuffling amplifies where noise is large beside the logarithm of delta.
     sigma = 30.0 if name == "shuffling" else 2.0
     found = [
-        amplification.epsilon(scheme, sigma, delta)
-        for delta in (1.2e-12, 1.1e-12, 1.09e-12, 1.04e-12, 1e-12)
+        scheme.epsilon(sigma, delta) for delta in (1.2e-12, 1.1e-12, 1.09e-12, 1.04e-12, 1e-12)
     ]
     assert all(before <= after <= 1.05 * before for before, after in itertools.pairwise(found)), (
         found
     )
-    for function in (amplification.epsilon, amplification.noise_multiplier):
+    for function in (scheme.epsilon, scheme.noise_multiplier):
         with pytest.raises(ValueError, match=r"at least 1e-12"):
-            function(scheme, sigma, 0.99e-12)
+            function(sigma, 0.99e-12)
 
 
 def test_deltas_that_rounding_may_hide_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at least 4e-11 for a composition of 10000"):
-        amplification.epsilon(PoissonSampling(10_000, 1, 100_000, 300), 0.75, 1e-12)
+        PoissonSampling(10_000, 1, 100_000, 300).epsilon(0.75, 1e-12)
     event = dp_accounting.SelfComposedDpEvent(accounting.event(100.0), 20_000)
     with pytest.raises(ValueError, match="composition of 20001"):
         accounting.composed_epsilon([event, accounting.event(3.0)], 1e-11)
@@ -328,9 +327,7 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
             return accounting.exact_epsilon(total, asked + lost)
 
     monkeypatch.setattr(amplification, "composed_loss", lambda *unused: Lossy())
-    found = amplification.epsilon(
-        PoissonSampling(compositions, 1, 10, 10), total * math.sqrt(compositions), delta
-    )
+    found = PoissonSampling(compositions, 1, 10, 10).epsilon(total * math.sqrt(compositions), delta)
     exact = accounting.exact_epsilon(total, delta)
     # What drawing the noise costs is a millionth of delta.
     assert exact <= found <= exact * (1.0 + 1e-5)
@@ -360,8 +357,8 @@ def test_rounding_is_taken_off_delta(delta: float, compositions: int) -> None:
 
 def test_grids_stay_small() -> None:
     """One query with hardly any chance of being in it: epsilon is almost nothing."""
-    assert amplification.epsilon(PoissonSampling(1, 1, 2000, 1), 1.0, 1e-6) < 0.2
-    assert amplification.epsilon(PoissonSampling(1, 1, 1000, 1), 0.2, 1e-3) < 1.0
+    assert PoissonSampling(1, 1, 2000, 1).epsilon(1.0, 1e-6) < 0.2
+    assert PoissonSampling(1, 1, 1000, 1).epsilon(0.2, 1e-3) < 1.0
 
 
 def test_runs_are_composed() -> None:
@@ -418,11 +415,11 @@ def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
 def test_bad_targets_are_refused(epsilon: float) -> None:
     with pytest.raises(ValueError, match="epsilon"):
-        amplification.noise_multiplier(PoissonSampling(4, 2, 100, 5), epsilon, 1e-5)
+        PoissonSampling(4, 2, 100, 5).noise_multiplier(epsilon, 1e-5)
 
 
 def test_no_noise_is_no_privacy() -> None:
-    assert amplification.epsilon(PoissonSampling(4, 2, 100, 5), 0.0, 1e-5) == math.inf
+    assert PoissonSampling(4, 2, 100, 5).epsilon(0.0, 1e-5) == math.inf
 
 
 def test_schemes_describe_themselves() -> None:

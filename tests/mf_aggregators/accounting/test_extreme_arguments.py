@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import certificates, confidence_bounds, gaussian
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -100,8 +101,8 @@ def test_the_amplified_epsilon_may_be_zero(name: str) -> None:
     """Each device is in a run of 8 rounds with a probability below one in a million."""
     scheme = _scheme(name, (8, 1, 100, 10**7))
     with _few_steps():
-        found = amplification.amplified(
-            scheme, 3.0, 1e-3, certification=Certification(max_samples=2**13)
+        found = scheme.amplified(
+            3.0, 1e-3, None, Certification(max_samples=2**13), DEFAULT_NUM_COORDINATES
         )
     assert found.epsilon == 0.0
     if isinstance(scheme, MinSeparationSampling):
@@ -134,11 +135,13 @@ _targets = st.sampled_from([1e-6, 1e-3, 1.0, 30.0, 1e4])
 def test_epsilons_end(scheme: SamplingScheme, sigma: float, delta: float) -> None:
     with _few_steps():
         found = _or_refused(
-            lambda: amplification.epsilon(scheme, sigma, delta, certification=_FEW_SAMPLES)
+            lambda: (
+                scheme.amplified(sigma, delta, None, _FEW_SAMPLES, DEFAULT_NUM_COORDINATES).epsilon
+            )
         )
     if found is None:
         return
-    most = amplification.most_participations(scheme)
+    most = scheme.most_participations()
     unamplified = _or_refused(
         lambda: accounting.epsilon(sigma / math.sqrt(most), delta, disjoint_participations=most)
     )
@@ -152,13 +155,13 @@ def test_searches_for_noise_multipliers_end(
 ) -> None:
     def search() -> float:
         with _few_steps():
-            return amplification.noise_multiplier(scheme, target, delta, certification=_FEW_SAMPLES)
+            return scheme.calibrated(target, delta, None, _FEW_SAMPLES, DEFAULT_NUM_COORDINATES)
 
     found = _or_refused(search)
     if found is None:
         return
     stated = _or_refused(
-        lambda: amplification.epsilon(scheme, found, delta, certification=_FEW_SAMPLES)
+        lambda: scheme.amplified(found, delta, None, _FEW_SAMPLES, DEFAULT_NUM_COORDINATES).epsilon
     )
     assert stated is not None
     assert stated <= target

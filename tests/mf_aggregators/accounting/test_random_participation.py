@@ -19,12 +19,12 @@ from mf_aggregators.accounting import (
     noise_failure,
     participation_laws,
 )
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SeparatedScheme,
-    amplification,
     random_participation,
     sampling_scheme,
 )
@@ -64,10 +64,8 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
 
 @pytest.mark.parametrize("scheme", _SCHEMES[:1])
 def test_calibration_meets_its_target(scheme: SeparatedScheme) -> None:
-    sigma = amplification.noise_multiplier(
-        scheme, 2.0, _DELTA, columns=_columns(), certification=_QUICK
-    )
-    stated = amplification.epsilon(scheme, sigma, _DELTA, columns=_columns(), certification=_QUICK)
+    sigma = scheme.calibrated(2.0, _DELTA, _columns(), _QUICK, DEFAULT_NUM_COORDINATES)
+    stated = scheme.amplified(sigma, _DELTA, _columns(), _QUICK, DEFAULT_NUM_COORDINATES).epsilon
     assert 1.85 <= stated <= 2.0
     rough = random_participation.estimated_noise_multiplier(
         scheme, 2.0, _DELTA, _columns(), _QUICK, is_rough=True
@@ -90,9 +88,7 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
         random_participation, "estimated_noise_multiplier", lambda *unused, **also_unused: 0.2
     )
     monkeypatch.setattr(random_participation, "_RELATIVE_STEP", 1e-12)
-    amplification.noise_multiplier(
-        _SCHEMES[0], 2.0, _DELTA, columns=_columns(), certification=_QUICK
-    )
+    _SCHEMES[0].calibrated(2.0, _DELTA, _columns(), _QUICK, DEFAULT_NUM_COORDINATES)
     assert len(tried) == len(set(tried)) > 1
     attempts = len(tried) * certificates.ATTEMPTS
     assert attempts * certificates.failure_probability(_DELTA) <= 0.01 * _DELTA * (1.0 + 1e-12)
@@ -160,7 +156,12 @@ def test_public_functions(sampling: str) -> None:
     }
     scheme = sampling_scheme(sampling, **sizes)
     found = scheme.epsilon(2.0, _DELTA, strategy_matrix=_MATRIX)
-    assert found == amplification.epsilon(scheme, 2.0, _DELTA, columns=_columns())
+    assert (
+        found
+        == scheme.amplified(
+            2.0, _DELTA, _columns(), Certification(), DEFAULT_NUM_COORDINATES
+        ).epsilon
+    )
     without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found <= without
     with pytest.raises(ValueError, match=f"{sampling} needs the strategy matrix"):
@@ -176,8 +177,13 @@ def test_what_is_hardly_noise_or_hardly_private(monkeypatch: pytest.MonkeyPatch)
     for sigma in (0.0, 0.05):
         with pytest.raises(accounting.TailError):
             random_participation.amplified(scheme, max(sigma, 0.05), _DELTA, _columns(), _QUICK)
-    assert math.isinf(amplification.epsilon(scheme, 0.0, _DELTA, columns=_columns()))
-    assert amplification.epsilon(scheme, 1e5, 0.01, columns=_columns()) == 0.0
+    assert math.isinf(
+        scheme.amplified(0.0, _DELTA, _columns(), Certification(), DEFAULT_NUM_COORDINATES).epsilon
+    )
+    assert (
+        scheme.amplified(1e5, 0.01, _columns(), Certification(), DEFAULT_NUM_COORDINATES).epsilon
+        == 0.0
+    )
     # Where nothing is gained, or nothing can be proved, the guarantee without amplification holds.
     always = MinSeparationSampling(4, 2, 20, 10, 2)
     assert always.joining_probability == 1.0

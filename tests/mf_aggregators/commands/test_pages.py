@@ -13,7 +13,7 @@ import pytest
 
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
 from mf_aggregators.commands import command_line, plan, report
-from mf_aggregators.participation import MinSeparation, amplification, sampling_from_dict
+from mf_aggregators.participation import MinSeparation, sampling_from_dict
 from tests import figure_checks, page_checks
 from tests.page_checks import Page
 
@@ -198,7 +198,7 @@ def test_epsilons_of_amplified_candidates_are_those_of_their_scheme(
     assert len(noise) > 2
     scheme = sampling_from_dict(identity["sampling"])
     multiplier = noise[1] * 10 / identity["rmse"]
-    assert found[1] == pytest.approx(amplification.epsilon(scheme, multiplier, 1.5e-3), rel=1e-9)
+    assert found[1] == pytest.approx(scheme.epsilon(multiplier, 1.5e-3), rel=1e-9)
 
 
 def test_epsilons_of_clients_that_draw_for_themselves_are_estimates_but_for_the_target(

@@ -12,6 +12,7 @@ import pytest
 from mf_aggregators import accounting, factorizations, version, workloads
 from mf_aggregators.accounting import certificate_store, certificates
 from mf_aggregators.accounting.certificates import Claim, MechanismBudget, MechanismBudgetError
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.participation import (
     MinSeparationSampling,
@@ -147,7 +148,7 @@ def test_a_second_comparison_computes_nothing(
     def fail(*unused: Any, **also_unused: Any) -> Any:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr("mf_aggregators.participation.amplification.noise_multiplier", fail)
+    monkeypatch.setattr("mf_aggregators.participation.CyclicGroups.calibrated", fail)
     monkeypatch.setattr("mf_aggregators.factorizations.banded", fail)
     assert band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache) == first
     # Another target, scheme or population is another noise multiplier.
@@ -299,9 +300,9 @@ def test_a_budget_is_what_delta_pays_for() -> None:
     scheme = MinSeparationSampling(4, 1, 40, 4, 1)
     spent = Certification(budget=part)
     with pytest.raises(MechanismBudgetError, match="compare fewer"):
-        amplification.epsilon(scheme, 1.0, 1e-3, certification=spent)
+        scheme.amplified(1.0, 1e-3, None, spent, DEFAULT_NUM_COORDINATES)
     # A search that may test nothing ends with what is enough without amplification.
-    assert amplification.noise_multiplier(scheme, 1.0, 1e-3, certification=spent) == pytest.approx(
+    assert scheme.calibrated(1.0, 1e-3, None, spent, DEFAULT_NUM_COORDINATES) == pytest.approx(
         2.0 * accounting.noise_multiplier(1.0, 1e-3, disjoint_participations=4)
     )
 
@@ -310,10 +311,14 @@ def test_few_tests_of_a_candidate_are_of_more_noise() -> None:
     """One test is enough for a number that is a few per cent above that of many."""
     scheme = MinSeparationSampling(12, 1, 200, 10, 2)
     many, one = (
-        amplification.noise_multiplier(
-            scheme, 2.0, 1e-3, certification=Certification(max_samples=2**14, budget=budget)
+        scheme.calibrated(
+            2.0,
+            1e-3,
+            None,
+            Certification(max_samples=2**14, budget=budget),
+            DEFAULT_NUM_COORDINATES,
         )
         for budget in (None, MechanismBudget(1))
     )
     assert many < one < 1.05 * many
-    assert amplification.epsilon(scheme, one, 1e-3) <= 2.0
+    assert scheme.epsilon(one, 1e-3) <= 2.0

@@ -31,7 +31,6 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SeparatedScheme,
     SingleParticipation,
-    amplification,
     random_participation,
     sampling_scheme,
 )
@@ -213,11 +212,11 @@ def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     scheme = PoissonSampling(12, 3, 300, 10)
     plan = guarantees.sampled(factorization, scheme, 1.2, _DELTA)
-    assert plan.epsilon == amplification.epsilon(scheme, 1.2, _DELTA)
+    assert plan.epsilon == scheme.epsilon(1.2, _DELTA)
     assert plan.sensitivity == pytest.approx(factorization.sensitivity(SingleParticipation()))
     assert plan.participation == FixedEpochOrder(4, 3)
     assert plan.zcdp_rho == pytest.approx(4 * 0.5 / 1.2**2)
-    assert plan.event() == amplification.event(scheme, 1.2)
+    assert plan.event() == scheme.event(1.2)
     assert plan.to_dict()["sampling"] == scheme.to_dict()
     kept = RealisedParticipation(12, 40, 3, 4, keeps_sampling=True)
     assert guarantees.keeps_plan(scheme, kept)

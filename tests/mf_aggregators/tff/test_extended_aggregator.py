@@ -355,3 +355,17 @@ def test_a_mechanism_is_not_contradicted() -> None:
     whole = mechanism.extended(_WHOLE)
     with pytest.raises(ValueError, match="noise multiplier"):
         mfa.mf_dp_aggregator(whole, clip_norm=1.0, clients_per_round=4).query(_SPECS)
+
+
+def test_no_secure_round_tells_the_size_of_a_random_batch() -> None:
+    """A round of more clients than expected is none that is refused."""
+    sizes = (_BEFORE, 1, 40, 4)
+    for scheme, most in (
+        (mfa.participation.PoissonSampling(*sizes), 40),
+        (mfa.participation.FixedSizeSampling(*sizes), 4),
+    ):
+        mechanism = mfa.Mechanism(mfa.factorizations.identity(_BEFORE), scheme, 1.0)
+        aggregator = mfa.mf_dp_aggregator(
+            mechanism, clip_norm=1.0, clients_per_round=4, secure_aggregation_bits=40
+        )
+        assert aggregator._sums.largest_cohort == most
