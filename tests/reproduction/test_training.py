@@ -7,7 +7,6 @@ import dataclasses
 import json
 import pathlib
 import statistics
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -422,9 +421,11 @@ def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
     monkeypatch.setattr(
         arms, "matrix_of", lambda *_: mfa.factorizations.identity(setting.num_rounds)
     )
-    # The package's attribute of this name is the function.
-    module = sys.modules["mf_aggregators.factorizations.optimal"]
-    monkeypatch.setattr(module, "optimal", lambda *_, **__: mfa.factorizations.identity(2048))
+    monkeypatch.setattr(
+        mfa.catalogue.built_in.OptimalEntry,
+        "build",
+        lambda *_: mfa.factorizations.identity(setting.num_rounds),
+    )
     for arm in definition("stackoverflow"):
         place = TrainingPlace(tmp_path, "stackoverflow", 1, "10.0.0.5:8000")
         variant = arms.variant_of(arm, setting, place, Workspace())
