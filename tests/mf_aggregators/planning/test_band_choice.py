@@ -16,9 +16,8 @@ from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.participation import (
     MinSeparationSampling,
+    PoissonSampling,
     SingleParticipation,
-    amplification,
-    random_participation,
     sampling_scheme,
     sampling_schemes,
 )
@@ -165,11 +164,9 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
 ) -> None:
     """Estimates are not taken for certified numbers, nor another matrix's for this one's."""
     made = itertools.count(1.0)
-    for module, name in (
-        (amplification, "noise_multiplier"),
-        (random_participation, "estimated_noise_multiplier"),
-    ):
-        monkeypatch.setattr(module, name, lambda *unused, **also_unused: next(made))
+    for schemes in (MinSeparationSampling, PoissonSampling):
+        for name in ("calibrated", "estimated"):
+            monkeypatch.setattr(schemes, name, lambda *unused: next(made))
     scheme = sampling_scheme("min_separation", **_SIZES, num_bands=2)
     poisson = sampling_scheme("poisson", **_SIZES, num_bands=2)
     bands = np.column_stack([np.ones(6), np.full(6, 0.5)])
