@@ -28,8 +28,8 @@ _RAISES_REFUSALS = "_raises_refusals_of_mf_aggregators"
 _REFUSAL = re.compile(r"assertion failed: \[(.*?)\](?= \[|[\"\n]|$)")
 # How TensorFlow prints quotes and backslashes in it.
 _ESCAPED = re.compile(r"\\([\"'\\])")
-# What the checks of this library say. A context also runs checks of others, which are theirs.
-_MESSAGES: set[str] = set()
+# Begins what the checks of this library say. A context also runs checks of others.
+_OURS = "mf_aggregators: "
 _SECONDS_TO_END = 5.0
 
 
@@ -53,13 +53,12 @@ def prepare_environment() -> None:
 
 
 def refusal(message: str) -> str:
-    """Returns a message for a check in a graph, which :func:`raise_refusals` then knows.
+    """Returns a message for a check in a graph, by which :func:`raise_refusals` knows it.
 
     Args:
       message: One line that says what is refused and what to do.
     """
-    _MESSAGES.add(message)
-    return message
+    return _OURS + message
 
 
 def refusal_of(error: BaseException) -> str | None:
@@ -77,8 +76,8 @@ def refusal_of(error: BaseException) -> str | None:
     """
     if isinstance(error, RefusalError):
         return str(error)
-    found = _REFUSAL.search(str(error))
-    return None if found is None else _ESCAPED.sub(r"\1", found[1])
+    said = _said(error)
+    return None if said is None else said.removeprefix(_OURS)
 
 
 def raise_refusals(context: Any) -> None:
@@ -121,12 +120,18 @@ def raise_refusals(context: Any) -> None:
         context.invoke = clear
 
 
+def _said(error: BaseException) -> str | None:
+    """The message of a check that failed, whose ever it is."""
+    found = _REFUSAL.search(str(error))
+    return None if found is None else _ESCAPED.sub(r"\1", found[1])
+
+
 def _raise_clearly(error: Exception) -> None:
-    """Raises RefusalError in the place of a check that failed, and nothing for other errors."""
-    refused = refusal_of(error)
-    if refused in _MESSAGES:
+    """Raises RefusalError in the place of a check of ours that failed, else nothing."""
+    said = _said(error)
+    if said is not None and said.startswith(_OURS):
         # TFF's own error of some 60 lines stays its context, which is not printed.
-        raise RefusalError(refused) from None
+        raise RefusalError(said.removeprefix(_OURS)) from None
 
 
 def end_workers() -> None:

@@ -11,7 +11,7 @@ import mf_aggregators
 from mf_aggregators.tff import processes
 
 _LIBRARY = pathlib.Path(mf_aggregators.__file__).parent
-_MESSAGE = processes.refusal('It\'s "refused" (the record is in C:\\a [1] b/[2]).')
+_MESSAGE = 'It\'s "refused" (the record is in C:\\a [1] b/[2]).'
 
 
 class _WorkerError(Exception):
@@ -57,7 +57,7 @@ def test_a_context_raises_what_is_refused_in_one_line_and_all_else_as_it_is(kind
     context = kind(None)
     processes.raise_refusals(context)
     assert _invoked(context) == ("next", 1)
-    context = kind(_WorkerError(_MESSAGE))
+    context = kind(_WorkerError(processes.refusal(_MESSAGE)))
     for _ in range(3):
         processes.raise_refusals(context)
         with pytest.raises(processes.RefusalError) as refused:
@@ -73,7 +73,7 @@ def test_a_context_whose_methods_are_fixed_is_left_as_it_is() -> None:
         __slots__ = ()
 
         def invoke(self, computation: Any, argument: Any) -> Any:
-            raise _WorkerError(_MESSAGE)
+            raise _WorkerError(processes.refusal(_MESSAGE))
 
     context = _Fixed()
     processes.raise_refusals(context)
