@@ -7,17 +7,15 @@ a run goes on where it was.
 
 import dataclasses
 import datetime
-import importlib.metadata
 import math
 import pathlib
-import platform
 import secrets
 import sys
 from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import __version__, checkpoints, printed_guarantees
+from mf_aggregators import checkpoints, printed_guarantees
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT
@@ -31,13 +29,14 @@ from simulations.devices import available_clients, device_flags, device_populati
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
+    round_records,
     run_config,
     run_designs,
     run_directory,
     run_extensions,
     sampled_runs,
 )
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import RunConfig
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
@@ -46,14 +45,6 @@ from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import quiet, worker_addresses
-
-_PACKAGES = (
-    "tensorflow-federated",
-    "tensorflow",
-    "tensorflow-privacy",
-    "dp-accounting",
-    "numpy",
-)
 
 
 def run(command: TaskCommand) -> NoReturn:
@@ -117,7 +108,7 @@ def _prepared(
         directory.settle_factorization(old)
         options = _with_noise_of(old.get("flags", {}), options)
         _check_same_run(old, options, directory, command)
-        run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
+        round_records.check_metrics(directory.path / run_directory.METRICS_FILE)
     data = command.open_data(options)
     if isinstance(behaviour.availability, Trace):
         device_populations.check_trace(behaviour.availability, data.num_clients)
@@ -172,13 +163,13 @@ def _train(
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
-    from simulations.workers import remote_workers, secure_sums
+    from simulations.workers import remote_workers
 
     quiet.end_workers_at_exit()
     if workers is not None:
         remote_workers.use(workers)
     elif design.options.secure_aggregation:
-        secure_sums.simulate()
+        federated_training.simulate_secure_sums()
     statements = RunStatements(design, setting.behaviour, directory, setting.sampler)
     with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
@@ -301,7 +292,7 @@ def _check_same_run(
             f"{directory.path} holds a run of {old['command']}: resume it with that command, or "
             "choose another --output_dir."
         )
-    if old.get("versions") != versions():
+    if old.get("versions") != run_directory.versions():
         raise CommandError(
             f"{directory.path} holds a run of other versions of its packages (see "
             f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
@@ -389,19 +380,8 @@ def _config(command: TaskCommand, design: RunDesign, cohort_seed: int) -> dict[s
         **config,
         "seeds_policy": noise_seed + clients,
         "noise_format": NOISE_FORMAT,
-        "versions": versions(),
+        "versions": run_directory.versions(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of what a run depends on, by package: part of its configuration."""
-    found = {"mf-aggregators": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def _print_outcome(

@@ -20,16 +20,16 @@ from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.dp_query import FixedSeedWarning
+from simulations.devices.device_populations import TooFewEligibleClientsError
 from simulations.runs import run_designs, run_directory, run_figures, training_loop
-from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
+from simulations.runs.round_records import MetricsLog, ParticipationLedger
 from simulations.runs.run_designs import RunDesign
-from simulations.runs.run_directory import MetricsLog, RunDirectory
+from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun, Round, StoppedByRuleError
-from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.training import learning_rate_schedules, private_aggregation
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
@@ -125,6 +125,14 @@ class _MetricsOutputs:
         """Closes the bar and TensorBoard's file."""
         self._bar.close()
         self._writer.close()
+
+
+def simulate_secure_sums() -> None:
+    """Lets TFF run secure sums on this machine, from now on, whose usual context refuses them.
+
+    What runs here is no protection: it shows what a server with a secure protocol would compute.
+    """
+    tff.backends.test.set_sync_test_cpp_execution_context()
 
 
 def train(

@@ -18,7 +18,7 @@ from mf_aggregators.privacy.statement import (
 from simulations.devices import device_populations
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_directory, sampled_runs
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_designs import RunDesign
 from simulations.runs.run_directory import RunDirectory
 

@@ -1,7 +1,7 @@
 """Checks of a ledger against the sampling scheme that is said to have made it."""
 
 from mf_aggregators.participation import Sampler, SamplingScheme
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 
 _OTHER_SCHEME = "the ledger records another way of drawing clients"
 

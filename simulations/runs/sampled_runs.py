@@ -25,7 +25,7 @@ from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.sampling import sampling_seeds
 from mf_aggregators.sampling.sampling_seeds import SeedError
 from simulations.runs import sampled_participation
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import MinSeparation
 from simulations.runs import federated_runs, run_directory, run_extensions
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_extensions import EarlierPlan
 from tests import console_commands

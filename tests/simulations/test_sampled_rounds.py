@@ -18,7 +18,7 @@ from mf_aggregators.participation import (
 from simulations.devices import available_clients
 from simulations.devices.availability import Independent
 from simulations.runs import sampled_participation, training_loop
-from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.round_records import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
 from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest

@@ -36,7 +36,7 @@ from simulations.runs import (
     sampled_participation,
     sampled_runs,
 )
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import RunDirectory
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow

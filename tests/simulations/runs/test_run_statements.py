@@ -17,8 +17,8 @@ from simulations.devices.device_populations import DeviceBehaviour
 from simulations.devices.participation_timers import WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import run_config, run_designs, run_statements
-from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.privacy_budget import PrivacyBudget
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mf_aggregators.participation import Sampler, sampling_scheme, sampling_schemes
 from mf_aggregators.participation.cyclic_groups import GroupSampler
 from simulations.runs import sampled_participation
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 
 _NAMES = tuple(sampling_schemes())
 _WITH_PARTS = ["poisson", "fixed_size", "shuffling"]

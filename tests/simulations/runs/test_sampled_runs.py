@@ -23,7 +23,7 @@ from simulations.runs import (
     run_statements,
     sampled_runs,
 )
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 
 _ROUNDS = 12

@@ -15,7 +15,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification import data, run_digits
-from simulations.runs import federated_runs, run_config, run_designs, run_statements
+from simulations.runs import federated_runs, run_config, run_designs, run_directory, run_statements
 from simulations.runs.run_config import RunConfig
 from simulations.training.labelled_images import concatenated
 from tests.simulations.command_processes import CommandProcess, CommandServer
@@ -237,7 +237,7 @@ def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 def test_a_directory_of_another_command_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    config = {"command": "run-stackoverflow", "flags": {}, "versions": federated_runs.versions()}
+    config = {"command": "run-stackoverflow", "flags": {}, "versions": run_directory.versions()}
     (tmp_path / "config.json").write_text(json.dumps(config))
     status, _, err = _call(capsys, f"--output_dir={tmp_path}")
     assert status == 2
