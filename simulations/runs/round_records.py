@@ -17,7 +17,7 @@ import numpy as np
 from mf_aggregators import atomic_files
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.privacy import client_names, ledgers
-from mf_aggregators.privacy.ledgers import LedgerError
+from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from simulations.runs.run_directory import METRICS_FILE, RunDirectory, RunDirectoryError
 
 # What a file of metrics begins with.
@@ -81,6 +81,11 @@ class ParticipationLedger:
         """Returns for each client the increasing rounds, from 0, that it took part in."""
         offsets, rounds = self._by_client()
         return [rounds[offsets[i] : offsets[i + 1]] for i in range(len(self.client_ids))]
+
+    def record(self) -> Ledger:
+        """Returns the ledger as guarantees take it."""
+        clients = tuple(self.rounds_of_clients())
+        return Ledger(self.client_ids, clients, self.num_rounds, self.sampling)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the ledger as an ``.npz`` file, whole or not at all.

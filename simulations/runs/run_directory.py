@@ -33,6 +33,8 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
 DATA_FILE = "dataset.json"
 LOCK_FILE = "run.lock"
+# The entry of config.json that has the horizons before, of a run that was extended.
+EXTENDS = "extends"
 
 # A directory that others make and remove again and again is there in one of these.
 _ATTEMPTS_TO_LOCK = 100
