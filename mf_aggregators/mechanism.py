@@ -23,6 +23,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import (
     Participation,
+    Sampler,
     SamplingScheme,
     SingleParticipation,
 )
@@ -184,6 +185,7 @@ class Mechanism:
         ledger: Ledger | str | os.PathLike[str],
         *,
         sampling_seed: int | None = None,
+        sampler: Sampler | None = None,
     ) -> "Observed":
         """Returns what a ledger shows of a run: whether it kept to the participation, and else.
 
@@ -191,6 +193,8 @@ class Mechanism:
           ledger: Who took part in which round; or its file, which ``ledgers.load`` reads.
           sampling_seed: With a sampling scheme, the secret seed of the data sampler: then every
             draw is compared with the ledger. None if it is not known.
+          sampler: In the place of the seed: the sampler that drew, for one that knows more than its
+            scheme, such as whom it could not ask.
 
         Returns:
           What took place, of which a guarantee can be asked.
@@ -210,7 +214,7 @@ class Mechanism:
         found = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
         if self.sampling is None:
             return Observed(self, ledger, found, guarantees.keeps_plan(self.schema, found))
-        return _observed_draws(self, self.sampling, ledger, found, sampling_seed)
+        return _observed_draws(self, self.sampling, ledger, found, sampling_seed, sampler)
 
     def extended(
         self,
@@ -221,6 +225,7 @@ class Mechanism:
         num_parameters: int | None = None,
         largest_cohort: int | None = None,
         storage: str = NoiseStorage.AUTO.value,
+        factorization: Factorization | None = None,
     ) -> "Mechanism":
         """Returns the mechanism of a run that goes on: the same noise, for more rounds.
 
@@ -237,14 +242,17 @@ class Mechanism:
           largest_cohort: The most clients in a round, as ``mf_dp_aggregator`` is told; None for
             what it takes without a secure sum.
           storage: Where the noise is kept, as ``mf_dp_aggregator`` is told.
+          factorization: That of the whole run, where it is known, as from a checkpoint; None has
+            it follow from this one's.
 
         Returns:
           The mechanism, with the noise multiplier that is left relative to the larger sensitivity.
 
         Raises:
           ExtensionError: If the factorization cannot have more rounds.
-          ValueError: If the whole forbids what a horizon before allowed, or clients are drawn by a
-            sampling scheme, which is for all of its rounds.
+          ValueError: If the whole forbids what a horizon before allowed, clients are drawn by a
+            sampling scheme, which is for all of its rounds, or the factorization that is given is
+            for other rounds.
         """
         if self.sampling is not None:
             raise ValueError(
@@ -252,9 +260,14 @@ class Mechanism:
                 "guarantee rests on: a run with it cannot be extended."
             )
         schema = self.schema if participation is None else participations.check(participation)
-        factorization = self.factorization.extended(
-            num_rounds, participation=schema, workload=workload
-        )
+        if factorization is None:
+            factorization = self.factorization.extended(
+                num_rounds, participation=schema, workload=workload
+            )
+        elif factorization.num_rounds != num_rounds:
+            raise ValueError(
+                f"the factorization is for {factorization.num_rounds} rounds, not {num_rounds}."
+            )
         multiplier = extensions.noise_multiplier(
             factorization,
             schema,
@@ -265,19 +278,22 @@ class Mechanism:
         )
         return Mechanism(factorization, schema, multiplier, self)
 
-    def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
+    def statement(
+        self, facts: RunFacts, delta: float, *, certification: Certification | None = None
+    ) -> PrivacyStatement:
         """Returns the privacy statement of a run that is under way.
 
         Args:
           facts: What is to be said of the run besides.
           delta: Above 0 and below 1.
+          certification: As :meth:`guarantee` takes it.
 
         Returns:
           The statement, in words (``to_markdown``) and as JSON (``to_dict``).
         """
         return PrivacyStatement(
             facts=facts,
-            plan=self.guarantee(delta),
+            plan=self.guarantee(delta, certification=certification),
             earlier_plans=tuple(each.guarantee(delta) for each in self.horizons[:-1]),
         )
 
@@ -482,15 +498,32 @@ class Observed:
           The statement. Where the plan was broken, it says so first and has the worst case. Of a
           run that samples it names no client: who was drawn is a secret.
         """
+        return self.completed(self.mechanism.statement(facts, delta))
+
+    def completed(self, statement: PrivacyStatement) -> PrivacyStatement:
+        """Returns the statement of a run that was under way, with what took place.
+
+        Args:
+          statement: What :meth:`Mechanism.statement` returned.
+
+        Returns:
+          The statement, as :meth:`statement` returns it, without proving the plan again.
+        """
+        plan, factorization = statement.plan, self.mechanism.factorization
         is_drawn, is_broken = self.mechanism.sampling is not None, self.keeps_participation is False
+        took_place = dataclasses.replace(
+            self.participation, keeps_sampling=self.keeps_participation if is_drawn else None
+        )
         return dataclasses.replace(
-            self.mechanism.statement(facts, delta),
-            took_place=dataclasses.replace(
-                self.participation, keeps_sampling=self.keeps_participation if is_drawn else None
+            statement,
+            took_place=took_place,
+            realised=guarantees.realised(plan, factorization, took_place),
+            worst_case=(
+                guarantees.worst_case(plan, factorization, took_place) if is_broken else None
             ),
-            realised=self.guarantee(delta),
-            worst_case=self.worst_case(delta) if is_broken else None,
-            worst_client=None if is_drawn else self.worst_client(delta),
+            worst_client=(
+                None if is_drawn else guarantees.worst_client(plan, factorization, self.ledger)
+            ),
         )
 
     def _unamplified(self, delta: float) -> Guarantee:
@@ -634,6 +667,7 @@ def _observed_draws(
     ledger: Ledger,
     found: RealisedParticipation,
     seed: int | None,
+    sampler: Sampler | None,
 ) -> Observed:
     num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
     if ledger.sampling is None:
@@ -644,8 +678,11 @@ def _observed_draws(
             )
         # Clients that were never drawn are not in it.
         num_clients = max(num_clients, scheme.population)
-    if ledger.sampling is not None and ledger.sampling != scheme:
+    if (ledger.sampling is not None or sampler is not None) and ledger.sampling != scheme:
         deviation: str | None = "the ledger records another way of drawing clients"
+    elif sampler is not None:
+        deviation = sampler.deviation(num_clients, cohorts)
+        return Observed(mechanism, ledger, found, deviation is None, deviation)
     elif seed is None:
         deviation = scheme.deviation(num_clients, cohorts)
     else:

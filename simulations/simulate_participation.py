@@ -31,9 +31,12 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.devices import device_flags
-from simulations.devices.device_populations import DevicePopulation, DeviceRound
-from simulations.runs.participation_ledger import ParticipationLedger
-from simulations.sampling.cohorts import TooFewEligibleClientsError
+from simulations.devices.device_populations import (
+    DevicePopulation,
+    DeviceRound,
+    TooFewEligibleClientsError,
+)
+from simulations.runs.round_records import ParticipationLedger
 
 _HOUR = 3600.0
 _DAY = 24 * _HOUR

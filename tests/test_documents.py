@@ -115,7 +115,7 @@ def _forget_remote_workers() -> None:
     if "simulations.workers.remote_workers" in sys.modules:
         import tensorflow_federated as tff
 
-        from simulations.workers.divided_rounds import DividedContext
+        from simulations.workers.remote_workers import DividedContext
 
         current = tff.framework.get_context_stack().current
         if isinstance(current, DividedContext):

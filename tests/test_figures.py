@@ -21,7 +21,7 @@ from mf_aggregators.participation import MinSeparation, PoissonSampling
 from reproduction import drawings, matrix_levels
 from reproduction.experiment import Drawing
 from simulations.runs import run_figures
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"

@@ -146,7 +146,7 @@ def test_a_clip_norm_that_adapts() -> None:
         pytest.param(
             "stackoverflow_nwp/run_stackoverflow.py",
             ("stackoverflow_nwp", "simulations"),
-            43,
+            33,
             id="run-stackoverflow",
         ),
         pytest.param(

@@ -29,7 +29,7 @@ from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.comparison import run_processes
 from simulations.comparison.run_processes import Ended, RunProcesses
-from simulations.runs import run_conditions, run_config, run_directory
+from simulations.runs import run_config, run_directory
 from simulations.workers import quiet
 
 # Commands by module, which are started and never imported: they import this package.
@@ -212,9 +212,9 @@ def run_all(
     ):
         finished = {run: _read_result(run) for run in runs if run.result.exists()}
         directories = [run.directory for run in runs]
-        run_conditions.check_alike(directories)
+        run_directory.check_alike(directories)
         if len(finished) < len(runs):
-            run_conditions.check_versions(directories)
+            run_directory.check_versions(directories)
         begun = {run.variant for run in runs if run in finished or run.directory.exists()}
         for run in {run.variant: run for run in runs if run.variant not in begun}.values():
             print(f"{program}: checking the flags of {run.variant.name}", file=sys.stderr)
@@ -229,7 +229,7 @@ def run_all(
                 finished[run] = found
                 progress.update()
                 # After one run more, not after all: data may have changed in between.
-                run_conditions.check_alike(directories)
+                run_directory.check_alike(directories)
 
             left = [run for run in runs if run not in finished]
             with RunProcesses(lock) as processes:

@@ -13,7 +13,7 @@ import scipy.stats
 
 from mf_aggregators.printed_guarantees import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun
-from simulations.runs import run_directory
+from simulations.runs import round_records, run_directory
 
 if TYPE_CHECKING:
     # matplotlib is imported when something is drawn.
@@ -293,7 +293,7 @@ def mean_accuracy(directories: Sequence[pathlib.Path]) -> "run_figures.MeanCurve
 
 def _metrics(directory: pathlib.Path) -> list[dict[str, str]]:
     path = directory / run_directory.METRICS_FILE
-    run_directory.check_metrics(path)
+    round_records.check_metrics(path)
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:

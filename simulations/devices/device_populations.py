@@ -25,8 +25,6 @@ from mf_aggregators.sampling.random_streams import Stream
 from simulations.devices import participation_timers
 from simulations.devices.availability import Always, Availability, Trace
 from simulations.devices.participation_timers import DeviceTimers, WallClockTimer
-from simulations.sampling import cohorts
-from simulations.sampling.cohorts import TooFewEligibleClientsError
 
 WAIT = "wait"
 REJOIN = "rejoin"
@@ -35,11 +33,17 @@ REJOIN = "rejoin"
 _SELECTION = 0
 _HISTORY = 1
 
+# Clients that are counted at once: a part of a smaller cache.
+_COHORT_BLOCK = 2**14
 # Devices that are asked at once: what a processor's cache holds.
 _BLOCK = 2**16
 # Above this share of the population, draws cost as much as asking every device.
 _MOST_DRAWN = 0.25
 _MOST_GROWTH = 8
+
+
+class TooFewEligibleClientsError(ValueError):
+    """Fewer clients may join a round than its cohort needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +317,7 @@ class DevicePopulation:
         index = self._round_index
         self._timers.advance(index)
         num_eligible = self._timers.num_eligible
-        cohort = cohorts.draw(self._timers.eligible(), self._clients_per_round, self._seed, index)
+        cohort = draw_cohort(self._timers.eligible(), self._clients_per_round, self._seed, index)
         self._timers.record(cohort, index)
         start = self._seconds
         self._finish_round(start)
@@ -485,3 +489,46 @@ def _first_occurrences(devices: np.ndarray) -> np.ndarray:
     """Returns the devices without repeats, in the order in which they first occur."""
     _, first = np.unique(devices, return_index=True)
     return devices[np.sort(first)]
+
+
+def draw_cohort(
+    eligible: np.ndarray, clients_per_round: int, seed: int, round_index: int
+) -> np.ndarray:
+    """Draws a cohort uniformly among the eligible clients, without replacement.
+
+    It is a function of (seed, round, who is eligible) alone, so that a run that is resumed draws
+    what the uninterrupted run would have drawn: the same participations and uses of noise rows.
+
+    Args:
+      eligible: (num_clients,) bool.
+      clients_per_round: How many clients take part.
+      seed: Any non-negative integer; the same for all rounds of a run.
+      round_index: The round, from 0.
+
+    Returns:
+      (clients_per_round,) int64: increasing indices of clients.
+
+    Raises:
+      TooFewEligibleClientsError: If fewer clients are eligible. The timers are never
+        bent to fill a cohort: the sensitivity, and with it the guarantee, rests on them.
+    """
+    # By blocks that fit a processor's cache: of millions of clients, a list of those that are
+    # eligible would take longer to write than to draw from.
+    blocks = [eligible[i : i + _COHORT_BLOCK] for i in range(0, len(eligible), _COHORT_BLOCK)]
+    ends = np.cumsum([np.count_nonzero(block) for block in blocks], dtype=np.int64)
+    num_eligible = int(ends[-1]) if blocks else 0
+    if num_eligible < clients_per_round:
+        raise TooFewEligibleClientsError(
+            f"round {round_index + 1} needs {clients_per_round} clients, and the participation "
+            f"timers allow {num_eligible} of {len(eligible)}: use fewer clients per round, a "
+            "smaller separation, more participations per client, or fewer rounds."
+        )
+    generator = random_streams.generator_of(seed, round_index)
+    ranks = np.sort(generator.choice(num_eligible, size=clients_per_round, replace=False))
+    chosen = np.empty(clients_per_round, dtype=np.int64)
+    block_of = np.searchsorted(ends, ranks, side="right")
+    for number in np.unique(block_of):
+        here = block_of == number
+        before = int(ends[number - 1]) if number else 0
+        chosen[here] = number * _COHORT_BLOCK + np.flatnonzero(blocks[number])[ranks[here] - before]
+    return chosen

@@ -1,1 +1,1 @@
-"""A training run: its directory, flags, plan, loop, ledger, statement and figures."""
+"""A training run: its configuration, directory, loop, records, statement and figures."""

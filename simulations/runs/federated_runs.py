@@ -1,23 +1,28 @@
 """A federated run of any task, from its flags to its privacy statement.
 
-What is checked before anything is written: flags, data, mechanism and directory. What a run
-leaves behind is a directory that says everything about it; started again with the same flags,
-a run goes on where it was.
+A run is new (:func:`begin`), goes on (:func:`resume`), or goes on for more rounds than it was
+planned for (:func:`extend`). What is checked before anything is written: flags, data, mechanism and
+directory. What a run leaves behind is a directory that says everything about it; started again with
+the same flags, a run goes on where it was.
+
+A run is extended by the same command with more ``--num_rounds``. ``config.json`` then has the flags
+of the whole, and below ``extends`` the horizons before, each with the rounds that were released
+when the run was extended. It is replaced in one step, which is when the larger horizon begins to
+count: whoever is killed before it has extended nothing, and after it nothing but the larger one
+goes on.
 """
 
 import dataclasses
 import datetime
-import importlib.metadata
 import math
-import pathlib
-import platform
 import secrets
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import __version__, checkpoints, printed_guarantees
+from mf_aggregators import checkpoints, printed_guarantees
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT
@@ -27,33 +32,20 @@ from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import noise_directory
-from simulations.devices import available_clients, device_flags, device_populations
+from simulations.devices import availability, device_flags, device_populations
 from simulations.devices.availability import Trace
 from simulations.devices.device_populations import DeviceBehaviour
-from simulations.runs import (
-    run_config,
-    run_designs,
-    run_directory,
-    run_extensions,
-    sampled_runs,
-)
-from simulations.runs.participation_ledger import ParticipationLedger
-from simulations.runs.run_config import RunConfig
-from simulations.runs.run_designs import RunDesign
+from simulations.runs import planned_runs, round_records, run_config, run_directory
+from simulations.runs.planned_runs import Horizon, Run
+from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_extensions import Begun, EarlierPlan
-from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import quiet, worker_addresses
 
-_PACKAGES = (
-    "tensorflow-federated",
-    "tensorflow",
-    "tensorflow-privacy",
-    "dp-accounting",
-    "numpy",
-)
+# What may change when a run is extended: nothing that was drawn, clipped or noised before does.
+_MAY_CHANGE = ("num_rounds", "max_participations", "target_epsilon")
 
 
 def run(command: TaskCommand) -> NoReturn:
@@ -87,10 +79,10 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     """
     # Building a data set may load TensorFlow already.
     quiet.prepare_environment()
-    options = run_config.of_flags(values, command)
+    config = run_config.of_flags(values, command)
     behaviour = device_flags.behaviour(values)
-    _check_behaviour(options, behaviour)
-    workers = None if options.workers is None else worker_addresses.parse(options.workers)
+    _check_behaviour(config, behaviour)
+    workers = None if config.workers is None else worker_addresses.parse(config.workers)
     command_line.check_extra("a training run")
     if values.noise_directory:
         output_paths.check_name(values.noise_directory, "noise_directory")
@@ -99,100 +91,186 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
     output_paths.check_name(directory.path, "output_dir")
+    max_bands = command.defaults(values)["max_bands"]
     with directory.locked():
-        setting = _prepared(values, command, options, behaviour, directory)
-        return _train(values, command, setting, workers)
+        begun = directory.read_config()
+        if begun is None:
+            planned = begin(config, command, directory, behaviour, max_bands)
+        else:
+            planned = resume(begun, config, command, directory, behaviour, max_bands)
+        return _train(values, command, planned, workers)
 
 
-def _prepared(
-    values: flags.FlagValues,
+def begin(
+    config: RunConfig,
     command: TaskCommand,
-    options: RunConfig,
-    behaviour: DeviceBehaviour,
     directory: RunDirectory,
-) -> RunSetting:
-    """Plans a run and fills its directory, or checks that the directory is of the same run."""
-    old = directory.read_config()
-    if old is not None:
-        directory.settle_factorization(old)
-        options = _with_noise_of(old.get("flags", {}), options)
-        _check_same_run(old, options, directory, command)
-        run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
-    data = command.open_data(options)
-    if isinstance(behaviour.availability, Trace):
-        device_populations.check_trace(behaviour.availability, data.num_clients)
-    # One factorization for all rounds of a run, whatever becomes of where it came from.
-    own = directory.factorization if directory.factorization.exists() else None
-    design = run_designs.make(
-        options,
-        data,
-        command.defaults(values)["max_bands"],
-        own,
-        None if old is None else old.get("noise_multiplier"),
-        None if old is None else _begun(old, options, data, directory),
-    )
-    noise_path = pathlib.Path(values.noise_directory or directory.noise)
-    if values.noise_directory or noise_path.exists():
-        # If it is unfit, this is said before anything is written or TensorFlow is loaded. The
-        # default one of a new run cannot be, and is made by the aggregator.
-        noise_directory.open_directory(noise_path)
-    if old is None:
-        seed = secrets.randbits(64) if options.seed is None else options.seed
-        directory.create(_config(command, design, seed), only_for_owner=design.sampling is not None)
-    else:
-        seed = old["cohort_seed"]
-        _say(command, f"resuming the run in {directory.path}")
-        if run_extensions.is_asked_for(old["flags"], options):
-            _check_ledger(directory)
-            directory.fix_data(data.fingerprint())
-            _extend(command, design, directory, old)
-            old = directory.read_config()
-    _fix_factorization(design, directory, old, own)
-    if old is not None:
-        _check_ledger(directory)
+    behaviour: DeviceBehaviour,
+    max_bands: int,
+) -> Run:
+    """Plans a new run and fills its directory.
+
+    Args:
+      config: What was asked.
+      command: Whose run it is.
+      directory: The directory, which holds nothing yet.
+      behaviour: What the clients' devices do.
+      max_bands: The most bands that a mechanism gets without ``--num_bands``.
+
+    Returns:
+      The run.
+
+    Raises:
+      ValueError: If flags, data and devices do not fit one another.
+      OSError: If the directory cannot be written.
+    """
+    data = _opened(config, command, behaviour)
+    seed = secrets.randbits(64) if config.seed is None else config.seed
+    run = planned_runs.plan(config, data, directory, max_bands, seed=seed, behaviour=behaviour)
+    _check_noise_directory(run)
+    directory.create(_description(run, command), only_for_owner=run.mechanism.sampling is not None)
+    _keep_matrix(run, None)
     directory.fix_data(data.fingerprint())
-    sampler = None
-    if design.sampling is not None:
-        sampler = sampled_runs.sampler_of(design.sampling, directory, design.options.seed)
-        if behaviour != DeviceBehaviour():
-            sampler = available_clients.among(
-                sampler, behaviour.availability, seed, behaviour.round_seconds
-            )
-            behaviour = DeviceBehaviour()
-    return RunSetting(design, seed, directory, noise_path, behaviour, sampler)
+    return _with_sampler(run)
+
+
+def resume(
+    begun: Mapping[str, Any],
+    config: RunConfig,
+    command: TaskCommand,
+    directory: RunDirectory,
+    behaviour: DeviceBehaviour,
+    max_bands: int,
+) -> Run:
+    """Plans a run that goes on, once its directory was found to be of the same run.
+
+    Args:
+      begun: The ``config.json`` of its directory.
+      config: As :func:`begin` takes it, and so all others.
+      command: Whose run it is.
+      directory: The directory.
+      behaviour: What the clients' devices do.
+      max_bands: The most bands.
+
+    Returns:
+      The run; with more rounds than before, it is extended.
+
+    Raises:
+      ValueError: If the run cannot go on so.
+      OSError: If the directory cannot be written.
+    """
+    directory.settle_factorization(begun)
+    old_flags = begun.get("flags", {})
+    config = _with_noise_of(old_flags, config)
+    _check_same_run(begun, config, directory, command)
+    round_records.check_metrics(directory.path / run_directory.METRICS_FILE)
+    if directory.states.exists() and not directory.factorization.exists():
+        raise CommandError(
+            f"{directory.factorization} is missing: without its matrix no round can follow "
+            "those of this run. Restore it, or start a new run."
+        )
+    data = _opened(config, command, behaviour)
+    is_longer = _is_longer(old_flags, config)
+    horizons = planned_runs.horizons_of(begun, directory)
+    if is_longer:
+        _check_ledger(directory)
+        horizons = (*horizons, _horizon_before(old_flags, config, data, directory))
+    run = planned_runs.plan(
+        config,
+        data,
+        directory,
+        max_bands,
+        seed=begun["cohort_seed"],
+        behaviour=behaviour,
+        begun=begun,
+        horizons=horizons,
+    )
+    _check_noise_directory(run)
+    _say(command, f"resuming the run in {directory.path}")
+    if is_longer:
+        begun = extend(run, command, begun)
+    _keep_matrix(run, begun)
+    _check_ledger(directory)
+    directory.fix_data(data.fingerprint())
+    return _with_sampler(run)
+
+
+def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the larger horizon of a run the one that counts: by one write of the configuration.
+
+    The statement on disk stays that of the horizon before until the run begins to go on, and holds
+    as long: nothing that the smaller horizon does not cover is released before that.
+
+    Args:
+      run: The whole run.
+      command: Whose run it is.
+      begun: The ``config.json`` of the horizon before.
+
+    Returns:
+      The ``config.json`` of the whole.
+
+    Raises:
+      ValueError: If the data are not those that the run began with.
+      OSError: If the directory cannot be written.
+    """
+    directory, mechanism = run.directory, run.mechanism
+    assert mechanism.extends is not None
+    directory.fix_data(run.data.fingerprint())
+    checkpoints.save(
+        mechanism.factorization,
+        directory.extended_factorization,
+        participation=mechanism.schema,
+    )
+    config = {
+        **begun,
+        "flags": run.config.of_the_run(),
+        run_directory.EXTENDS: [horizon.to_dict() for horizon in run.horizons],
+        "factorization_sha256": directory.extended_factorization_sha256(),
+    }
+    directory.write_json(run_directory.CONFIG_FILE, config)
+    directory.settle_factorization(config)
+    # Rows of the whole have files of their own, and are made again.
+    directory.delete_noise_rows()
+    before = mechanism.extends.guarantee(run.config.delta)
+    _say(
+        command,
+        f"extended from {mechanism.extends.num_rounds} to {mechanism.num_rounds} rounds: "
+        f"{stated_privacy(before)} becomes {stated_privacy(run.guarantee)}",
+    )
+    return config
 
 
 def _train(
     values: flags.FlagValues,
     command: TaskCommand,
-    setting: RunSetting,
+    run: Run,
     workers: tuple[str, ...] | None,
 ) -> int | None:
-    design, directory = setting.design, setting.directory
+    directory = run.directory
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
-    from simulations.workers import remote_workers, secure_sums
+    from simulations.workers import remote_workers
 
     quiet.end_workers_at_exit()
     if workers is not None:
         remote_workers.use(workers)
-    elif design.options.secure_aggregation:
-        secure_sums.simulate()
-    statements = RunStatements(design, setting.behaviour, directory, setting.sampler)
+    elif run.config.secure_aggregation:
+        federated_training.simulate_secure_sums()
+    statements = RunStatements(run)
     with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
-            task = design.data.load(setting.seed)
-            outcome = federated_training.train(setting, task, statements, stop)
+            task = run.data.load(run.seed)
+            outcome = federated_training.train(run, task, statements, stop)
         except BaseException:
             statements.after_failure()
             raise
-    if outcome.stopped_by_rule or outcome.num_rounds == design.options.num_rounds:
+    if outcome.stopped_by_rule or outcome.num_rounds == run.config.num_rounds:
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger, outcome.stopped_by_rule)
-    federated_training.draw_figure(design, directory, statement.plan.epsilon)
-    norms = federated_training.clip_norms(design, directory)
-    privacy = statement.to_dict(name_clients=design.options.name_clients)
+    federated_training.draw_figure(run, statement.plan.epsilon)
+    norms = federated_training.clip_norms(run)
+    privacy = statement.to_dict(name_clients=run.config.name_clients)
     _print_outcome(values, command, directory, statement, privacy, outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
@@ -201,16 +279,16 @@ def _train(
     return command_line.INTERRUPTED if outcome.interrupted else None
 
 
-def _check_behaviour(options: RunConfig, behaviour: DeviceBehaviour) -> None:
-    sampling = options.sampling
-    if sampling != sampled_runs.TIMERS and sampling_schemes()[sampling].has_groups:
+def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
+    sampling = config.sampling
+    if sampling != TIMERS and sampling_schemes()[sampling].has_groups:
         command_line.check_choice(
             behaviour == DeviceBehaviour(),
             f"--sampling={sampling} is for a data centre, where no device has a behaviour: "
             "leave out --availability, --timer and their like, or use "
-            f"--sampling={sampled_runs.TIMERS}.",
+            f"--sampling={TIMERS}.",
         )
-    elif sampling != sampled_runs.TIMERS:
+    elif sampling != TIMERS:
         only_absent = DeviceBehaviour(
             availability=behaviour.availability, round_seconds=behaviour.round_seconds
         )
@@ -218,127 +296,124 @@ def _check_behaviour(options: RunConfig, behaviour: DeviceBehaviour) -> None:
             behaviour == only_absent,
             f"--sampling={sampling} knows of --availability and --round_minutes alone: leave out "
             "--timer, --over_selection, lost uploads and histories and their like, or use "
-            f"--sampling={sampled_runs.TIMERS}.",
+            f"--sampling={TIMERS}.",
         )
     command_line.check_choice(
-        behaviour.timer is None or options.separation is not None,
+        behaviour.timer is None or config.separation is not None,
         "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
         "simulate-participation finds what the timers give.",
     )
 
 
-def _with_noise_of(old: dict[str, Any], options: RunConfig) -> RunConfig:
-    """Options with the noise that a run began with, if it is for the same target.
+def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour) -> TaskData:
+    data = command.open_data(config)
+    if isinstance(behaviour.availability, Trace):
+        device_populations.check_trace(behaviour.availability, data.num_clients)
+    return data
+
+
+def _check_noise_directory(run: Run) -> None:
+    """Checks a directory for noise before anything is written or TensorFlow is loaded.
+
+    The default one of a new run cannot be unfit, and is made by the aggregator.
+    """
+    if run.config.noise_directory or run.noise_directory.exists():
+        noise_directory.open_directory(run.noise_directory)
+
+
+def _with_sampler(run: Run) -> Run:
+    """The run with what draws its clients, which knows who of them is not available."""
+    scheme, behaviour = run.mechanism.sampling, run.behaviour
+    if scheme is None:
+        return run
+    sampler = planned_runs.sampler_of(scheme, run.directory, run.config.seed)
+    if behaviour != DeviceBehaviour():
+        sampler = availability.among(
+            sampler, behaviour.availability, run.seed, behaviour.round_seconds
+        )
+    return dataclasses.replace(run, sampler=sampler, behaviour=DeviceBehaviour())
+
+
+def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
+    """The configuration with the noise that a run began with, if it is for the same target.
 
     What a target needs may be computed anew, in the last digits, by another version.
     """
-    target, begun_with = options.target_epsilon, old.get("noise_multiplier")
+    target, begun_with = config.target_epsilon, old.get("noise_multiplier")
     if target is None or begun_with is None or old.get("target_epsilon") is None:
-        return options
-    if old["target_epsilon"] != target and not run_extensions.is_asked_for(old, options):
-        return options
-    return dataclasses.replace(options, noise_multiplier=begun_with)
+        return config
+    if old["target_epsilon"] != target and not _is_longer(old, config):
+        return config
+    return dataclasses.replace(config, noise_multiplier=begun_with)
 
 
-def _begun(
-    old: dict[str, Any], options: RunConfig, data: TaskData, directory: RunDirectory
-) -> Begun | None:
-    """What a run has fixed, if it was extended before or is to be now."""
-    plans = run_extensions.plans_of(old, directory)
-    if run_extensions.is_asked_for(old.get("flags", {}), options):
-        _check_ledger(directory)
-        flags = old["flags"]
-        before = dataclasses.replace(
-            options,
-            num_rounds=flags["num_rounds"],
-            max_participations=flags.get("max_participations"),
-        )
-        released = (
-            ParticipationLedger.load(directory.ledger).num_rounds
-            if directory.ledger.exists()
-            else 0
-        )
-        schema = run_designs.participation_of(before, data)
-        plans = (*plans, EarlierPlan(before.num_rounds, released, schema))
-    return run_extensions.begun(old, plans, options.noise_storage) if plans else None
+def _is_longer(old: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a run is to go on for more rounds than those of its flags."""
+    return isinstance(old.get("num_rounds"), int) and config["num_rounds"] > old["num_rounds"]
 
 
-def _extend(
-    command: TaskCommand, design: RunDesign, directory: RunDirectory, old: dict[str, Any]
-) -> None:
-    """Makes the larger plan the one that counts: by one write of the configuration.
-
-    The statement on disk stays that of the plan before until the run begins to go on, and holds as
-    long: nothing that the smaller plan does not cover is released before that.
-    """
-    assert design.begun is not None
-    checkpoints.save(
-        design.factorization, directory.extended_factorization, participation=design.participation
+def _horizon_before(
+    old: Mapping[str, Any], config: RunConfig, data: TaskData, directory: RunDirectory
+) -> Horizon:
+    """The horizon of a run's flags, which is to be extended."""
+    before = dataclasses.replace(
+        config, num_rounds=old["num_rounds"], max_participations=old.get("max_participations")
     )
-    config = run_extensions.with_extension(
-        old,
-        design.options.of_the_run(),
-        design.begun.plans,
-        directory.extended_factorization_sha256(),
-    )
-    directory.write_json(run_directory.CONFIG_FILE, config)
-    directory.settle_factorization(config)
-    # Rows of the whole have files of their own, and are made again.
-    directory.delete_noise_rows()
-    before, guarantee = design.earlier_plans[-1], design.planned_guarantee()
-    _say(
-        command,
-        f"extended from {before.num_rounds} to {design.options.num_rounds} rounds: "
-        f"{stated_privacy(before)} becomes {stated_privacy(guarantee)}",
-    )
+    released = 0
+    if directory.ledger.exists():
+        released = ParticipationLedger.load(directory.ledger).num_rounds
+    return Horizon(before.num_rounds, released, planned_runs.participation_of(before, data))
 
 
 def _check_same_run(
-    old: dict[str, Any], options: RunConfig, directory: RunDirectory, command: TaskCommand
+    begun: Mapping[str, Any], config: RunConfig, directory: RunDirectory, command: TaskCommand
 ) -> None:
-    if old.get("command", command.name) != command.name:
+    if begun.get("command", command.name) != command.name:
         raise CommandError(
-            f"{directory.path} holds a run of {old['command']}: resume it with that command, or "
+            f"{directory.path} holds a run of {begun['command']}: resume it with that command, or "
             "choose another --output_dir."
         )
-    if old.get("versions") != versions():
+    if begun.get("versions") != run_directory.versions():
         raise CommandError(
             f"{directory.path} holds a run of other versions of its packages (see "
             f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
         )
-    if old.get("noise_format", 1) != NOISE_FORMAT:
+    if begun.get("noise_format", 1) != NOISE_FORMAT:
         raise CommandError(
             f"{directory.path} holds a run that was begun with the noise of version 0.5.0, which "
             "this version does not make: go on with that version, or start a new run."
         )
-    old_flags = {**run_config.NEW_SINCE_VERSION_0_5_0, **old.get("flags", {})}
-    new_flags = options.of_the_run()
-    if run_extensions.is_asked_for(old_flags, new_flags):
-        old_flags = run_extensions.comparable(old_flags, new_flags)
-    run_directory.check_same_flags(old_flags, new_flags, directory.path)
+    old, new = dict(begun.get("flags", {})), config.of_the_run()
+    if _is_longer(old, new):
+        for name in _MAY_CHANGE:
+            if _may_become(name, old.get(name), new.get(name)):
+                old[name] = new.get(name)
+    run_directory.check_same_flags(old, new, directory.path)
 
 
-def _fix_factorization(
-    design: RunDesign,
-    directory: RunDirectory,
-    old: dict[str, Any] | None,
-    own: pathlib.Path | None,
-) -> None:
-    """Keeps the matrix of a new run, and checks that of an old one."""
-    if own is None:
-        if directory.states.exists():
-            raise CommandError(
-                f"{directory.factorization} is missing: without its matrix no round can follow "
-                "those of this run. Restore it, or start a new run."
-            )
+def _may_become(name: str, old: Any, new: Any) -> bool:
+    if name == "target_epsilon":
+        # A noise multiplier that was given is no target.
+        return old is not None and new is not None
+    if name == "max_participations":
+        return old is not None and (new is None or new >= old)
+    return True
+
+
+def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
+    """Keeps the matrix of a new run, and checks that of one that goes on."""
+    directory = run.directory
+    if not directory.factorization.exists():
         checkpoints.save(
-            design.factorization, directory.factorization, participation=design.participation
+            run.mechanism.factorization,
+            directory.factorization,
+            participation=run.mechanism.schema,
         )
     matrix = directory.factorization_sha256()
-    if old is None or "factorization_sha256" not in old:
+    if begun is None or "factorization_sha256" not in begun:
         config = directory.read_config() or {}
         directory.write_json(run_directory.CONFIG_FILE, {**config, "factorization_sha256": matrix})
-    elif old["factorization_sha256"] != matrix:
+    elif begun["factorization_sha256"] != matrix:
         raise CommandError(
             f"{directory.factorization} is not the matrix that the run in {directory.path} began "
             "with: restore it, or start a new run."
@@ -363,8 +438,9 @@ def _check_ledger(directory: RunDirectory) -> None:
         )
 
 
-def _config(command: TaskCommand, design: RunDesign, cohort_seed: int) -> dict[str, Any]:
-    kept = design.options.of_the_run()
+def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
+    """The ``config.json`` of a new run."""
+    kept = run.config.of_the_run()
     noise_seed = (
         "noise: 128 secret bits from the operating system, held in checkpoints/ alone; its "
         "rows, if they go to disk, in the noise directory, which is as secret as checkpoints/; "
@@ -373,11 +449,11 @@ def _config(command: TaskCommand, design: RunDesign, cohort_seed: int) -> dict[s
     config: dict[str, Any] = {
         "command": command.name,
         "flags": kept,
-        "cohort_seed": cohort_seed,
+        "cohort_seed": run.seed,
     }
-    if design.sampling is not None:
-        config["sampling"] = design.sampling.to_dict()
-        config["noise_multiplier"] = design.noise_multiplier
+    if run.mechanism.sampling is not None:
+        config["sampling"] = run.mechanism.sampling.to_dict()
+        config["noise_multiplier"] = run.mechanism.noise_multiplier
         clients = (
             "clients of each round: 128 other secret bits in checkpoints/ alone, and "
             "participation.npz, which lists these clients, is as secret; data order and initial "
@@ -389,19 +465,8 @@ def _config(command: TaskCommand, design: RunDesign, cohort_seed: int) -> dict[s
         **config,
         "seeds_policy": noise_seed + clients,
         "noise_format": NOISE_FORMAT,
-        "versions": versions(),
+        "versions": run_directory.versions(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of what a run depends on, by package: part of its configuration."""
-    found = {"mf-aggregators": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def _print_outcome(

@@ -20,16 +20,14 @@ from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from simulations.runs import run_designs, run_directory, run_figures, training_loop
-from simulations.runs.participation_ledger import ParticipationLedger
-from simulations.runs.privacy_budget import PrivacyBudget
-from simulations.runs.run_designs import RunDesign
-from simulations.runs.run_directory import MetricsLog, RunDirectory
-from simulations.runs.run_setting import RunSetting
-from simulations.runs.run_statements import RunStatements
+from simulations.devices.device_populations import TooFewEligibleClientsError
+from simulations.runs import run_directory, run_figures, training_loop
+from simulations.runs.planned_runs import Run
+from simulations.runs.round_records import MetricsLog, ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_statements import PrivacyBudget, RunStatements
 from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun, Round, StoppedByRuleError
-from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.training import learning_rate_schedules, private_aggregation
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
@@ -127,13 +125,19 @@ class _MetricsOutputs:
         self._writer.close()
 
 
-def train(
-    setting: RunSetting, task: FederatedTask, statements: RunStatements, stop: StopRequest
-) -> Outcome:
+def simulate_secure_sums() -> None:
+    """Lets TFF run secure sums on this machine, from now on, whose usual context refuses them.
+
+    What runs here is no protection: it shows what a server with a secure protocol would compute.
+    """
+    tff.backends.test.set_sync_test_cpp_execution_context()
+
+
+def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRequest) -> Outcome:
     """Runs the rounds that are left of a run, and evaluates the model.
 
     Args:
-      setting: What the run is given.
+      run: The run.
       task: Its clients and model.
       statements: Written as the run begins, and after a round that broke the plan.
       stop: Checked between rounds.
@@ -145,19 +149,19 @@ def train(
       ValueError: If what is saved cannot be resumed, or a worker is lost.
       OSError: If a state cannot be saved.
     """
-    design, directory = setting.design, setting.directory
-    _check_clients(design, task)
-    _fix_size(directory, _num_parameters(task))
+    _check_clients(run, task)
+    _fix_size(run.directory, _num_parameters(task))
     untrained_accuracy = _untrained_accuracy(task)
-    run = _federated_run(setting, task)
-    store = StateStore(directory.states, directory.ledger)
-    progress = training_loop.start(run, store)
+    federated = _federated_run(run, task)
+    process = federated.process
+    store = StateStore(run.directory.states, run.directory.ledger)
+    progress = training_loop.start(federated, store)
     statements.before(progress.ledger)
-    rows = _Rows(design, task, run.process, statements)
-    outputs = _MetricsOutputs(directory, run.num_rounds, progress.num_rounds)
+    rows = _Rows(run, task, process, statements)
+    outputs = _MetricsOutputs(run.directory, run.config.num_rounds, progress.num_rounds)
     last, message, interrupted, stopped_by_rule = progress, "", False, False
     try:
-        for finished in training_loop.rounds(run, store, progress, stop):
+        for finished in training_loop.rounds(federated, store, progress, stop):
             last = Progress(finished.state, finished.index + 1, finished.ledger)
             outputs.append(last.num_rounds, rows.of(finished))
     except StoppedByRuleError as error:
@@ -168,7 +172,7 @@ def train(
         interrupted = True
     finally:
         outputs.close()
-    is_at_its_end = stopped_by_rule or last.num_rounds == run.num_rounds
+    is_at_its_end = stopped_by_rule or last.num_rounds == run.config.num_rounds
     interrupted = interrupted or (stop.is_set and not is_at_its_end)
     return Outcome(
         ledger=last.ledger,
@@ -177,7 +181,7 @@ def train(
         message=message,
         stopped_by_rule=stopped_by_rule,
         test_accuracy=(
-            None if interrupted else _evaluated(run.process, task, last.state, TEST)["accuracy"]
+            None if interrupted else _evaluated(process, task, last.state, TEST)["accuracy"]
         ),
         untrained_accuracy=untrained_accuracy,
         num_parameters=_num_parameters(task),
@@ -185,11 +189,11 @@ def train(
     )
 
 
-def _check_clients(design: RunDesign, task: FederatedTask) -> None:
-    if len(task.client_ids) != design.data.num_clients:
+def _check_clients(run: Run, task: FederatedTask) -> None:
+    if len(task.client_ids) != run.data.num_clients:
         raise ValueError(
             f"the task has {len(task.client_ids)} clients, and its data said that there are "
-            f"{design.data.num_clients}, with which separation and delta were planned: make "
+            f"{run.data.num_clients}, with which separation and delta were planned: make "
             "num_clients the number of training clients."
         )
 
@@ -213,27 +217,26 @@ def _untrained_accuracy(task: FederatedTask) -> float:
     return untrained["accuracy"]
 
 
-def _federated_run(setting: RunSetting, task: FederatedTask) -> FederatedRun:
+def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
     """The learning process of a run with the task's initial model, and its clients."""
-    design = setting.design
-    storage = noise_storage_of(design, setting.directory, task.initial_weights)
-    process = learning_process(design, task, setting.noise_directory, storage)
-    if not design.options.secure_aggregation:
+    storage = noise_storage_of(run, task.initial_weights)
+    process = learning_process(run, task, storage)
+    if not run.config.secure_aggregation:
         _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
     return FederatedRun(
         process=process,
         initial_state=process.set_model_weights(process.initialize(), weights),
-        participation=design.participation,
-        num_rounds=design.options.num_rounds,
-        clients_per_round=design.simulated_clients,
+        participation=run.mechanism.schema,
+        num_rounds=run.config.num_rounds,
+        clients_per_round=run.simulated_clients,
         client_ids=task.client_ids,
         client_dataset=task.client_dataset,
-        seed=setting.seed,
-        sampler=setting.sampler,
-        behaviour=setting.behaviour,
-        stopping_rule=design.stopping_rule,
-        earlier_participations={} if design.begun is None else design.begun.horizons,
+        seed=run.seed,
+        sampler=run.sampler,
+        behaviour=run.behaviour,
+        stopping_rule=run.stopping_rule,
+        earlier_participations=run.mechanism.earlier_participations,
     )
 
 
@@ -247,30 +250,27 @@ def _num_parameters(task: FederatedTask) -> int:
     return sum(int(weight.size) for weight in task.initial_weights)
 
 
-def noise_storage_of(
-    design: RunDesign, directory: RunDirectory, initial_weights: Sequence[np.ndarray]
-) -> str:
+def noise_storage_of(run: Run, initial_weights: Sequence[np.ndarray]) -> str:
     """Returns where a run keeps its noise: for all its rounds where its first one kept it.
 
     What ``auto`` chooses may change from version to version, and a saved state can only be
     read by a run with the same storage, so that the choice is written to ``config.json``.
 
     Args:
-      design: What the run does.
-      directory: The directory of the run, new or begun.
+      run: The run, new or begun.
       initial_weights: The initial weights of the model; noise is of their type, and at least
         float32.
 
     Returns:
       ``state`` or ``disk``; ``auto`` where there is no noise to keep.
     """
-    asked: str = design.options.noise_storage
-    if asked != NoiseStorage.AUTO.value or design.released_noise_multiplier == 0.0:
+    asked, directory = run.config.noise_storage, run.directory
+    if asked != NoiseStorage.AUTO.value or run.mechanism.noise_multiplier == 0.0:
         return asked
     config = directory.read_config() or {}
     chosen: str | None = config.get("noise_storage")
     if chosen is None:
-        recursion = design.factorization.noise_recursion()
+        recursion = run.mechanism.factorization.noise_recursion()
         size = sum(int(weight.size) for weight in initial_weights)
         chosen = costs.choose(recursion, size).storage.value
         directory.write_json(run_directory.CONFIG_FILE, {**config, "noise_storage": chosen})
@@ -289,10 +289,7 @@ def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: st
 
 
 def learning_process(
-    design: RunDesign,
-    task: FederatedTask,
-    noise_directory: str | os.PathLike[str],
-    storage: str,
+    run: Run, task: FederatedTask, storage: str
 ) -> tff.learning.templates.LearningProcess:
     """Returns federated averaging with the run's optimizers, clipping and noise.
 
@@ -301,42 +298,39 @@ def learning_process(
     are inside the mechanism is a matter of its matrix alone.
 
     Args:
-      design: What the run does.
+      run: The run.
       task: Its model.
-      noise_directory: Where noise rows go, if they go to disk.
-      storage: Whether they do: ``state``, ``disk`` or ``auto``.
+      storage: Where noise is kept: ``state``, ``disk`` or ``auto``.
 
     Raises:
       ValueError: If the noise's state is too large for where it is to be kept.
     """
-    options = design.options
+    options, is_drawn = run.config, run.mechanism.sampling is not None
     build_client: Any = {
         "adam": tff.learning.optimizers.build_adam,
         "sgd": tff.learning.optimizers.build_sgdm,
     }[options.client_optimizer]
     aggregator = private_aggregation.aggregator(
-        design.factorization,
-        participation=design.participation,
-        noise_multiplier=design.released_noise_multiplier,
-        clip_norm=design.clip,
-        clients_per_round=design.simulated_clients,
+        run.mechanism,
+        clip_norm=run.clip,
+        clients_per_round=run.simulated_clients,
         zeroing_norm=options.zeroing_norm,
         measure=not options.secure_aggregation,
         seed=options.seed,
         noise_storage=storage,
-        noise_directory=noise_directory,
+        noise_directory=run.noise_directory,
         noise_source=options.noise_source,
-        continues=design.first_plan,
+        secure_aggregation_bits=_SECURE_AGGREGATION_BITS if options.secure_aggregation else None,
+        # A sampler draws as many as chance will have it.
+        largest_cohort=run.data.num_clients if is_drawn and options.secure_aggregation else None,
         # Who asks for a run without noise gets a statement that says so.
         allow_no_noise=True,
-        **_secure_sums(design),
     )
     measured = {"metrics_aggregator": _no_metrics} if options.secure_aggregation else {}
     rate, momentum = options.server_learning_rate, options.server_momentum
-    rates = run_designs.server_rates(options, design.begun)
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(rate, momentum),
-        learning_rate_schedules.rate_of_round(rates),
+        learning_rate_schedules.rate_of_round(run.server_rates),
     )
     with warnings.catch_warnings():
         # A fixed seed is the user's choice, and the privacy statement says so.
@@ -354,17 +348,6 @@ def learning_process(
         )
 
 
-def _secure_sums(design: RunDesign) -> dict[str, int]:
-    """The aggregator's arguments for a secure sum of any cohort that the run may draw."""
-    if not design.options.secure_aggregation:
-        return {}
-    if design.sampling is None:
-        return {"secure_aggregation_bits": _SECURE_AGGREGATION_BITS}
-    # A data sampler draws as many as chance will have it.
-    largest = design.data.num_clients
-    return {"secure_aggregation_bits": _SECURE_AGGREGATION_BITS, "largest_cohort": largest}
-
-
 def _no_metrics(finalizers: Any) -> Any:
     """What ``tff.learning`` takes for the metrics of training, of none: no sum in the open."""
     del finalizers
@@ -379,39 +362,37 @@ def _no_metrics(finalizers: Any) -> Any:
     return nothing
 
 
-def draw_figure(design: RunDesign, directory: RunDirectory, planned_epsilon: float) -> None:
+def draw_figure(run: Run, planned_epsilon: float) -> None:
     """Draws the figure of a run from its metrics.
 
     Args:
-      design: What the run does.
-      directory: Where its metrics are and the figure goes.
+      run: The run, in whose directory metrics are and the figure goes.
       planned_epsilon: The epsilon that was planned for what the run releases.
 
     Raises:
       OSError: If a file cannot be read or written.
     """
+    directory, mechanism, clip = run.directory, run.mechanism, run.clip
     with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    options = design.options
     run_figures.draw(
         rows,
         directory.path / run_directory.FIGURE_FILE,
-        f"{design.factorization.mechanism if design.noise_multiplier else 'no noise'}, "
-        f"{options.num_rounds} rounds of {design.simulated_clients} clients",
-        clip_norm=None if isinstance(design.clip, AdaptiveClip) else design.clip,
-        target_quantile=getattr(design.clip, "target_quantile", None),
+        f"{mechanism.factorization.mechanism if mechanism.noise_multiplier else 'no noise'}, "
+        f"{run.config.num_rounds} rounds of {run.simulated_clients} clients",
+        clip_norm=None if isinstance(clip, AdaptiveClip) else clip,
+        target_quantile=clip.target_quantile if isinstance(clip, AdaptiveClip) else None,
         planned_epsilon=planned_epsilon,
-        delta=options.delta,
-        clients_per_round=design.simulated_clients,
+        delta=run.config.delta,
+        clients_per_round=run.simulated_clients,
     )
 
 
-def clip_norms(design: RunDesign, directory: RunDirectory) -> dict[str, float] | None:
+def clip_norms(run: Run) -> dict[str, float] | None:
     """Returns how a clip norm moved, and what that cost: all of it follows from private releases.
 
     Args:
-      design: What the run does.
-      directory: Where its metrics are.
+      run: The run, in whose directory metrics are.
 
     Returns:
       The ``first``, ``last``, ``smallest`` and ``largest`` norm of the rounds, the ``equivalent``
@@ -422,13 +403,13 @@ def clip_norms(design: RunDesign, directory: RunDirectory) -> dict[str, float] |
     Raises:
       OSError: If the metrics cannot be read.
     """
-    if not isinstance(design.clip, AdaptiveClip):
+    if not isinstance(run.clip, AdaptiveClip):
         return None
-    with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
+    with (run.directory.path / run_directory.METRICS_FILE).open(newline="") as file:
         norms = run_figures.column(list(csv.DictReader(file)), "clip_norm")
     if not len(norms) or not np.all(np.isfinite(norms)):
         return None
-    drift = clip_drift.measure(design.factorization, norms)
+    drift = clip_drift.measure(run.mechanism.factorization, norms)
     return {
         "first": float(norms[0]),
         "last": float(norms[-1]),
@@ -444,31 +425,26 @@ class _Rows:
 
     def __init__(
         self,
-        design: RunDesign,
+        run: Run,
         task: FederatedTask,
         process: tff.learning.templates.LearningProcess,
         statements: RunStatements,
     ) -> None:
-        self._design = design
+        self._run = run
         self._task = task
         self._process = process
         self._statements = statements
-        shares = design.noise_shares
+        shares, clip, mechanism = run.noise_shares, run.clip, run.mechanism
         # Where the clip norm adapts, in clip norms.
         self._noise_norms = private_aggregation.expected_noise_norm(
-            design.factorization,
-            design.participation,
-            design.released_noise_multiplier if shares is None else shares.update_noise_multiplier,
-            1.0 if isinstance(design.clip, AdaptiveClip) else design.clip,
-            design.simulated_clients,
+            mechanism.factorization,
+            mechanism.schema,
+            mechanism.noise_multiplier if shares is None else shares.update_noise_multiplier,
+            1.0 if isinstance(clip, AdaptiveClip) else clip,
+            run.simulated_clients,
             _num_parameters(task),
         )
-        self._budget = PrivacyBudget(
-            design.factorization,
-            design.sampling or design.participation,
-            design.released_noise_multiplier,
-            design.options.delta,
-        )
+        self._budget = PrivacyBudget(mechanism, run.config.delta)
 
     def of(self, finished: Round) -> dict[str, float | int]:
         """Returns the metrics of a round."""
@@ -484,8 +460,8 @@ class _Rows:
         if finished.devices is not None:
             row["available_clients"] = finished.devices.num_available
         row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP if clip})
-        row["clients_per_round"] = self._design.simulated_clients
-        is_measured = not self._design.options.secure_aggregation
+        row["clients_per_round"] = self._run.simulated_clients
+        is_measured = not self._run.config.secure_aggregation
         if is_measured:
             row["released_norm"] = float(measured["released_norm"])
             # What was summed, beside what the sum was divided by.
@@ -496,7 +472,7 @@ class _Rows:
             row["train_loss"] = float(trained["loss"])
             row["train_accuracy"] = float(trained[self._task.accuracy])
             row.update({name: float(measured[name]) for name in _MEASURED if name in measured})
-        options, number = self._design.options, finished.index + 1
+        options, number = self._run.config, finished.index + 1
         if number % options.evaluate_every == 0 or number == options.num_rounds:
             values = _evaluated(self._process, self._task, finished.state, HELDOUT)
             row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])

@@ -1,7 +1,6 @@
 """The configuration of a federated run: what was asked for, as flags and as JSON."""
 
 import dataclasses
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +13,9 @@ from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
+from mf_aggregators.participation import sampling_schemes
 from simulations.devices import device_flags
-from simulations.runs import run_directory, sampled_runs
+from simulations.runs import run_directory
 from simulations.training.federated_task import TaskCommand
 
 # The clip norm that is no number.
@@ -23,6 +23,23 @@ ADAPTIVE = "adaptive"
 # The mechanism that is none at all.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
+# A value of --sampling: clients take part whenever their participation timers allow it.
+TIMERS = "timers"
+
+_SAMPLING = (
+    "How the clients of a round are found. timers: any that their participation timers allow, as "
+    "in cross-device training. poisson, fixed_size, shuffling: a data sampler splits the "
+    "population into as many groups as C has bands, goes through them in turn, and draws within "
+    "one, which amplifies the guarantee (BandMF Thm 4). They simulate the papers' centralised "
+    "setting, a data centre that draws every batch itself and keeps secret who was drawn; no "
+    "population of devices that decide themselves when to take part may use them. "
+    "min_separation: each device whose timer allows it joins with a secret coin, the timers being "
+    "in their stationary state before the first round. balls_in_bins: each device is put into one "
+    "of --separation rounds of each cycle, secretly and at random. Devices can do both by "
+    "themselves, batches vary in size, and the guarantee is amplified while nobody learns who took "
+    "part. All but timers need a mechanism whose C has bands, with --num_bands (the fewer bands, "
+    "the more amplification)."
+)
 
 # The flags of an adaptive clip norm, with the names of its parameters.
 OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
@@ -197,7 +214,10 @@ class RunConfig(Mapping[str, Any]):
         "follows a quantile of the clients' norms, as noise releases it.",
     )
     clip_initial_norm: float | None = _flag(
-        "Privacy", _of_adaptive("The norm of the first round.", "initial_norm"), default=None
+        "Privacy",
+        _of_adaptive("The norm of the first round.", "initial_norm"),
+        default=None,
+        is_positive=True,
     )
     clip_quantile: float | None = _flag(
         "Privacy",
@@ -217,12 +237,14 @@ class RunConfig(Mapping[str, Any]):
         f"With --clip_norm={ADAPTIVE}: the norm is never below it. Default: a thousandth of "
         "--clip_initial_norm.",
         default=None,
+        is_positive=True,
     )
     clip_largest_norm: float | None = _flag(
         "Privacy",
         f"With --clip_norm={ADAPTIVE}: the norm is never above it. Default: a thousand times "
         "--clip_initial_norm.",
         default=None,
+        is_positive=True,
     )
     clip_count_stddev: float | None = _flag(
         "Privacy",
@@ -230,11 +252,13 @@ class RunConfig(Mapping[str, Any]):
         "clients within the norm, over the sensitivity of C. Default: a twentieth of "
         "--clients_per_round, and at least twice the noise multiplier.",
         default=None,
+        is_positive=True,
     )
     clip_update_period: int | None = _flag(
         "Privacy",
         _of_adaptive("The rounds between changes of the norm.", "update_period"),
         default=None,
+        is_positive=True,
     )
     noise_multiplier: float | None = _flag(
         "Privacy",
@@ -258,9 +282,9 @@ class RunConfig(Mapping[str, Any]):
     )
     sampling: str = _flag(
         "Participation",
-        sampled_runs.HELP,
-        default=sampled_runs.TIMERS,
-        choices=sampled_runs.names,
+        _SAMPLING,
+        default=TIMERS,
+        choices=lambda: [TIMERS, *sampling_schemes()],
     )
     separation: int | None = _flag(
         "Participation",
@@ -365,20 +389,7 @@ NOT_OF_THE_RUN = (
     "format",
     *(field.name for field in _FIELDS if not field.metadata[_FLAG].is_of_the_run),
 )
-# Flags that no run of version 0.5.0 has written, with what it did.
-NEW_SINCE_VERSION_0_5_0: Mapping[str, Any] = {
-    "secure_aggregation": False,
-    "stop_at_epsilon": None,
-    **dict.fromkeys(OF_ADAPTIVE),
-}
 _INTEGERS, _NUMBERS = (int, int | None), (float, float | None)
-POSITIVE_INTEGERS = tuple(
-    field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _INTEGERS
-)
-POSITIVE_NUMBERS = tuple(
-    field.name for field in _FIELDS if field.metadata[_FLAG].is_positive and field.type in _NUMBERS
-)
-SHARES = tuple(field.name for field in _FIELDS if field.metadata[_FLAG].is_share)
 # What only a task can know.
 NEED_DEFAULTS = frozenset(field.name for field in _FIELDS if field.default is dataclasses.MISSING)
 
@@ -423,6 +434,16 @@ def mechanisms_of_any_workload() -> list[str]:
     """Returns the mechanisms of runs whose matrices can be optimised for any workload."""
     known = catalogue.entries()
     return [name for name in mechanism_flags.names(for_runs=True) if known[name].has_any_workload]
+
+
+def num_bands(options: RunConfig) -> int | None:
+    """Returns the bands of the mechanism that is asked for, if the options say them."""
+    return catalogue.entry(options.mechanism).num_bands({"num_bands": options["num_bands"]})
+
+
+def banded_mechanisms() -> list[str]:
+    """Returns the mechanisms whose matrices C have bands that are known beforehand."""
+    return [name for name, each in catalogue.entries().items() if each.has_known_bands]
 
 
 def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
@@ -488,20 +509,19 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
         "--stop_at_epsilon and --simulated_clients exclude each other: the limit is for what a run "
         "really releases, and one whose clients stand for more has too little noise for it.",
     )
-    sampled_runs.check_flags(options)
+    _check_sampling(options)
     return _with_noise_multiplier(options, defaults["target_epsilon"])
 
 
 def _check_numbers(options: RunConfig) -> None:
-    for name in POSITIVE_INTEGERS:
-        if options[name] is not None:
-            validation.positive_integer(options[name], f"--{name}")
-    for name in POSITIVE_NUMBERS:
-        if options[name] is not None:
-            validation.positive_number(options[name], f"--{name}")
+    for field in _FIELDS:
+        flag, value, name = field.metadata[_FLAG], options[field.name], f"--{field.name}"
+        if flag.is_positive and value is not None:
+            is_integer = field.type in _INTEGERS
+            check = validation.positive_integer if is_integer else validation.positive_number
+            check(value, name)
+        check_choice(not flag.is_share or 0.0 <= value <= 1.0, f"{name} must be in [0, 1].")
     check_choice(0.0 <= options.server_momentum < 1.0, "--server_momentum must be in [0, 1).")
-    for name in SHARES:
-        check_choice(0.0 <= options[name] <= 1.0, f"--{name} must be in [0, 1].")
     check_choice(
         options.server_warmup + options.server_cooldown <= 1.0,
         "--server_warmup and --server_cooldown are shares of the rounds and must not overlap: "
@@ -532,13 +552,18 @@ def _check_clip(options: RunConfig) -> None:
                 options[flag] is None,
                 f"--{flag} belongs to --clip_norm={ADAPTIVE}: leave it out, or clip adaptively.",
             )
-    try:
-        _ = options.clip
-    except ValueError as error:
-        text = str(error)
-        for flag, name in OF_ADAPTIVE.items():
-            text = re.sub(rf"\b{name}\b", f"--{flag}", text)
-        raise CommandError(text) from None
+        return
+    if options.clip_quantile is not None:
+        validation.fraction(options.clip_quantile, "--clip_quantile")
+    if options.clip_learning_rate is not None:
+        validation.non_negative_number(options.clip_learning_rate, "--clip_learning_rate")
+    initial = options.clip_initial_norm or AdaptiveClip.initial_norm
+    smallest, largest = options.clip_smallest_norm, options.clip_largest_norm
+    check_choice(
+        (smallest is None or smallest <= initial) and (largest is None or initial <= largest),
+        "--clip_initial_norm must be between --clip_smallest_norm and --clip_largest_norm, found "
+        f"{initial:g}.",
+    )
 
 
 def _check_mechanism(options: RunConfig) -> None:
@@ -559,6 +584,36 @@ def _check_mechanism(options: RunConfig) -> None:
     )
 
 
+def _check_sampling(options: RunConfig) -> None:
+    """Checks the flags that a sampling scheme excludes or needs."""
+    sampling, mechanism = options.sampling, options.mechanism
+    if sampling == TIMERS:
+        return
+    check_choice(
+        options.separation is None or not sampling_schemes()[sampling].has_groups,
+        f"--separation does not belong to --sampling={sampling}: the number of bands decides "
+        "there when a client may take part.",
+    )
+    check_choice(
+        options.max_participations is None,
+        f"--max_participations belongs to --sampling={TIMERS}: with --sampling={sampling} chance "
+        "decides how often a client takes part.",
+    )
+    if options.checkpoint is not None:
+        return
+    banded = banded_mechanisms()
+    check_choice(
+        mechanism in banded,
+        f"--sampling={sampling} needs a banded mechanism ({', '.join(banded)}): "
+        f"nothing is amplified with --mechanism={mechanism}. Use --sampling={TIMERS} with it.",
+    )
+    check_choice(
+        num_bands(options) is not None,
+        f"--sampling={sampling} needs --num_bands: fewer bands amplify the guarantee more, and "
+        "more bands cancel more noise. The papers use 9 to 64 for 2052 rounds.",
+    )
+
+
 def _check_simulated_clients(options: RunConfig) -> None:
     simulated = options.simulated_clients
     if simulated is None:
@@ -569,7 +624,7 @@ def _check_simulated_clients(options: RunConfig) -> None:
         f"--clients_per_round={options.clients_per_round}: give at most as many.",
     )
     check_choice(
-        options.sampling == sampled_runs.TIMERS,
+        options.sampling == TIMERS,
         "--simulated_clients belongs to --sampling=timers: a data sampler draws its own batches.",
     )
 
@@ -591,7 +646,7 @@ def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunCon
     elif multiplier is None:
         target = default_epsilon if target is None else target
         sufficient = accounting.noise_multiplier(target, options.delta)
-        if options.sampling == sampled_runs.TIMERS:
+        if options.sampling == TIMERS:
             multiplier = sufficient
     if multiplier is not None:
         accounting.epsilon(multiplier, options.delta)

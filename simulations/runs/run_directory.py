@@ -1,20 +1,20 @@
-"""The directory of a run: configuration, metrics, ledger, privacy statement, states, noise."""
+"""The directory of a run: where its files are, who may use it, and what else is to be like it."""
 
 import contextlib
-import csv
 import fcntl
 import hashlib
-import io
+import importlib.metadata
 import json
-import math
 import os
 import pathlib
+import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mf_aggregators import atomic_files, validation
+from mf_aggregators import __version__, atomic_files, validation
+from mf_aggregators.commands.command_line import CommandError
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.csv"
@@ -33,9 +33,8 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
 DATA_FILE = "dataset.json"
 LOCK_FILE = "run.lock"
-
-# What a file of metrics begins with.
-_HEADING = b"round,"
+# The entry of config.json that has the horizons before, of a run that was extended.
+EXTENDS = "extends"
 
 # A directory that others make and remove again and again is there in one of these.
 _ATTEMPTS_TO_LOCK = 100
@@ -54,12 +53,23 @@ _WHOLE_FILES = (
 )
 
 
+# What a run depends on.
+_PACKAGES = (
+    "tensorflow-federated",
+    "tensorflow",
+    "tensorflow-privacy",
+    "dp-accounting",
+    "numpy",
+)
+
+_WHAT_TO_DO = (
+    "they cannot be compared. Choose another --output_dir, or delete the results and directories "
+    "of the older runs."
+)
+
+
 class RunDirectoryError(ValueError):
     """A directory that a run cannot use; the message says why and what to do."""
-
-
-class MetricsNotWrittenError(OSError):
-    """Metrics that could not be written; the message says why, what is left and what to do."""
 
 
 class RunDirectory:
@@ -356,134 +366,83 @@ def check_same_flags(
         )
 
 
-class MetricsLog:
-    """``metrics.csv``: one row a round, for all rounds so far, also after a resume."""
-
-    def __init__(self, directory: RunDirectory, columns: Sequence[str], num_rounds: int) -> None:
-        """Opens the log, keeping the rows of the first ``num_rounds`` rounds.
-
-        The file is replaced whole or not at all. A round whose row was never written, because
-        the process ended between its state and its row, gets one without values.
-
-        Args:
-          directory: The run's directory.
-          columns: The columns after ``round``.
-          num_rounds: How many rounds were finished before.
-
-        Raises:
-          MetricsNotWrittenError: If the file cannot be written; it is as it was.
-          RunDirectoryError: If what is there is no file of metrics.
-        """
-        self._path = directory.path / METRICS_FILE
-        check_metrics(self._path)
-        self._columns = ["round", *columns]
-        rows = _whole_rows(self._path)
-        lines = [self._line(rows.get(number, {"round": number})) for number in _up_to(num_rounds)]
-        header = self._line({name: name for name in self._columns})
+def versions() -> dict[str, str]:
+    """Returns the versions of what a run depends on, by package: part of its configuration."""
+    found = {"mf-aggregators": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
         try:
-            atomic_files.write_text(self._path, "".join([header, *lines]))
-        except OSError as error:
-            raise MetricsNotWrittenError(
-                f"{self._path} cannot be written: {error.strerror}. It is as it was, and so are "
-                "the states: remove the cause (free space if the disk is full), and run the same "
-                "command again."
-            ) from error
-
-    def append(self, round_number: int, values: Mapping[str, float | int]) -> None:
-        """Appends the row of a round.
-
-        Args:
-          round_number: The round, from 1.
-          values: Values by column; what is missing or not finite stays empty.
-
-        Raises:
-          MetricsNotWrittenError: If the row cannot be written. No part of it is left.
-          ValueError: If a value is of no column.
-        """
-        row: dict[str, Any] = {"round": round_number}
-        for name, value in values.items():
-            row[name] = value if math.isfinite(value) else ""
-        if unknown := set(row) - set(self._columns):
-            raise ValueError(f"{METRICS_FILE} has no columns {sorted(unknown)}.")
-        try:
-            _append(self._path, self._line(row).encode("utf-8"))
-        except OSError as error:
-            raise MetricsNotWrittenError(
-                f"the metrics of round {round_number} could not be written to {self._path}: "
-                f"{error.strerror}. The round itself is saved: remove the cause (free space if the "
-                "disk is full), and run the same command again. It goes on after this round, whose "
-                "row stays without values."
-            ) from error
-
-    def _line(self, row: Mapping[str, Any]) -> str:
-        line = io.StringIO(newline="")
-        writer = csv.DictWriter(line, self._columns, restval="", extrasaction="ignore")
-        writer.writerow(row)
-        return line.getvalue()
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
 
 
-def check_metrics(path: pathlib.Path) -> None:
-    """Checks that a file of metrics, if it is there, begins as one.
+def check_alike(directories: Iterable[pathlib.Path]) -> None:
+    """Checks that runs had the same versions of packages and the same data.
 
-    Rows that were cut off are no fault: a process that is killed leaves them.
+    What a run has not written, because it has not come so far, or what was deleted since, is
+    not compared.
 
     Args:
-      path: The ``metrics.csv`` of a run.
+      directories: The directories of the runs.
 
     Raises:
-      RunDirectoryError: If it holds something else, or cannot be read.
+      CommandError: If two of them differ; the message names both and what to do.
     """
-    try:
-        with path.open("rb") as file:
-            line = file.readline()
-    except FileNotFoundError:
+    runs = [RunDirectory(path) for path in directories]
+    _check_equal({run.path: _kept(run.path / CONFIG_FILE, "versions") for run in runs})
+    _check_equal({run.path: _kept(run.data, "fingerprint") for run in runs})
+
+
+def check_versions(directories: Iterable[pathlib.Path]) -> None:
+    """Checks that runs had the versions of packages that further ones would have now.
+
+    Args:
+      directories: The directories of the runs.
+
+    Raises:
+      CommandError: If one had others; the message names it and what to do.
+    """
+    now = versions()
+    for path in directories:
+        kept = _kept(path / CONFIG_FILE, "versions")
+        if kept is not None and kept != now:
+            raise CommandError(
+                f"{path} is of other versions of packages than further runs would be "
+                f"({_difference(kept, now)}): {_WHAT_TO_DO}"
+            )
+
+
+def _check_equal(kept: Mapping[pathlib.Path, Any]) -> None:
+    known = {path: value for path, value in kept.items() if value is not None}
+    if not known:
         return
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
-    # Zero bytes, and a part of the heading, are what a loss of power leaves.
-    is_whole = line.endswith(b"\n") and b"\0" not in line
-    first = line.rstrip(b"\r\n\0")
-    if not first.startswith(_HEADING) and (is_whole or not _HEADING.startswith(first)):
-        raise RunDirectoryError(
-            f"{path} is no file of metrics: its first line does not begin with "
-            f"{_HEADING.decode()!r}. Restore it, or delete it: the rounds that it was about then "
-            "stay without values."
-        )
+    first, expected = next(iter(known.items()))
+    for path, value in known.items():
+        if value != expected:
+            difference = (
+                f"versions of packages ({_difference(expected, value)})"
+                if isinstance(value, dict)
+                else "data"
+            )
+            raise CommandError(f"{first} and {path} are of different {difference}: {_WHAT_TO_DO}")
 
 
-def _up_to(num_rounds: int) -> range:
-    return range(1, num_rounds + 1)
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{package} {one.get(package)} and {other.get(package)}"
+        for package in sorted({*one, *other})
+        if one.get(package) != other.get(package)
+    )
 
 
-def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
-    """Returns the rows of a file of metrics by round, without what is damaged of it."""
-    if not path.exists():
-        return {}
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        # A number whose line has no end may be the beginning of another one. Zero bytes are what
-        # some file systems leave of the last writes before a loss of power.
-        lines = [line for line in file if line.endswith("\n") and "\0" not in line]
-    rows = {}
-    for row in csv.DictReader(lines):
-        number = row.get("round") or ""
-        if number.isdecimal() and None not in row and None not in row.values():
-            rows[int(number)] = row
-    return rows
-
-
-def _append(path: pathlib.Path, line: bytes) -> None:
-    """Appends a line, or leaves the file as it was."""
-    with path.open("ab", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        written = 0
-        try:
-            # A disk that becomes full takes a part first.
-            while written < len(line):
-                written += file.write(line[written:])
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise
+def _kept(path: pathlib.Path, name: str) -> Any:
+    """An entry of a JSON file; None if the file is not there or not readable."""
+    try:
+        contents = validation.parsed_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return contents.get(name) if isinstance(contents, dict) else None
 
 
 def _description_sha256(checkpoint: pathlib.Path) -> str:

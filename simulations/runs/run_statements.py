@@ -1,13 +1,22 @@
-"""The privacy statement of a run: what it planned, and what may be stated."""
+"""What a run states of its privacy: its statement, and the epsilon that each round has spent.
+
+The noise is scaled to the sensitivity of C for all n rounds. What the first t rounds have
+released depends on the leading t rows of C alone, whose sensitivity is smaller: the same
+noise is a larger multiple of it, and the guarantee of these t releases a better one. It grows
+with every round and meets the planned guarantee with the last: the :class:`PrivacyBudget`, for
+curves of a run. A run that stops early keeps its planned guarantee, unless neither the data nor
+what was released had a part in the decision to stop.
+"""
 
 import contextlib
 import dataclasses
+import logging
+import math
 
-from mf_aggregators import participation
+from mf_aggregators import Mechanism, accounting, participation, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.participation import Sampler, SamplingScheme
-from mf_aggregators.privacy import client_names, guarantees
-from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy import amplification_conditions, client_names, guarantees
+from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
     AdaptiveClipping,
@@ -16,11 +25,14 @@ from mf_aggregators.privacy.statement import (
     RunFacts,
 )
 from simulations.devices import device_populations
-from simulations.devices.device_populations import DeviceBehaviour
-from simulations.runs import run_directory, sampled_runs
-from simulations.runs.participation_ledger import ParticipationLedger
-from simulations.runs.run_designs import RunDesign
-from simulations.runs.run_directory import RunDirectory
+from simulations.runs import run_directory
+from simulations.runs.planned_runs import Run
+from simulations.runs.round_records import ParticipationLedger
+
+_LOGGER = logging.getLogger(__name__)
+
+# A curve of about this many points is smooth enough.
+_POINTS = 100
 
 _DRAWN_BATCHES = (
     "The server draws every batch itself and keeps secret who was drawn; there are no timers."
@@ -38,25 +50,15 @@ class RunStatements:
     that breaks its plan says so after the round in which it did.
     """
 
-    def __init__(
-        self,
-        design: RunDesign,
-        behaviour: DeviceBehaviour,
-        directory: RunDirectory,
-        sampler: Sampler | None,
-    ) -> None:
+    def __init__(self, run: Run) -> None:
         """Prepares them; nothing is written yet.
 
         Args:
-          design: What the run does.
-          behaviour: What the clients' devices do.
-          directory: Where they go.
-          sampler: What draws the clients; None for timers.
+          run: The run.
         """
-        self._design = design
-        self._directory = directory
-        self._sampler = sampler
-        self._planned = planned(design, behaviour)
+        self._run = run
+        self._planned = planned(run)
+        behaviour = run.behaviour
         self._can_break = behaviour.timer is not None or (
             behaviour.history_loss_probability > 0.0
             and behaviour.after_history_loss == device_populations.REJOIN
@@ -77,7 +79,7 @@ class RunStatements:
         if ledger.num_rounds:
             self.after(ledger)
         else:
-            self._write(self._planned)
+            write(self._run, self._planned)
 
     def after_round(self, ledger: ParticipationLedger) -> PrivacyStatement | None:
         """Returns the statement of a run whose plan is broken, written if it is another one.
@@ -90,11 +92,10 @@ class RunStatements:
         """
         if not self._can_break:
             return None
-        took_place = guarantees.realised_participation(
-            ledger.rounds_of_clients(), ledger.num_rounds
-        )
-        if guarantees.keeps_plan(self._planned.plan.participation, took_place):
+        observed = self._run.mechanism.observed(ledger.record())
+        if observed.keeps_participation:
             return None
+        took_place = observed.participation
         before = None if self._broken is None else self._broken.took_place
         if self._broken is None or before is None or before.schema() != took_place.schema():
             self._broken = self.after(ledger)
@@ -108,14 +109,11 @@ class RunStatements:
           stopped_by_rule: Whether its stopping rule has ended it.
         """
         statement = dataclasses.replace(
-            realised(self._design, self._planned, ledger, self._sampler),
+            realised(self._run, self._planned, ledger),
             stopped_by_rule=stopped_by_rule,
         )
-        self._write(statement)
+        write(self._run, statement)
         return statement
-
-    def _write(self, statement: PrivacyStatement) -> None:
-        write(self._directory, statement, name_clients=self._design.options.name_clients)
 
     def after_failure(self) -> None:
         """Writes the statement of a run that an error ended, out of the ledger on disk.
@@ -127,117 +125,86 @@ class RunStatements:
         if not self._has_begun:
             return
         with contextlib.suppress(OSError, ValueError):
-            ledger = ParticipationLedger.load(self._directory.ledger)
+            ledger = ParticipationLedger.load(self._run.directory.ledger)
             if ledger.num_rounds:
                 self.after(ledger)
 
 
-def planned(design: RunDesign, behaviour: DeviceBehaviour) -> PrivacyStatement:
-    """Returns the statement of a run that is under way.
-
-    Args:
-      design: What the run does.
-      behaviour: What the clients' devices do.
-    """
-    options, clip = design.options, design.clip
-    factorization, delta = design.factorization, options.delta
-    represented = None
-    if design.sampling is None and design.simulated_clients != options.clients_per_round:
-        represented = Represented(
-            clients_per_round=options.clients_per_round,
-            num_clients=participation.smallest_population(
-                design.participation, options.num_rounds, options.clients_per_round
-            ),
-            guarantee=guarantees.planned(
-                factorization, design.participation, design.noise_multiplier, delta
-            ),
-        )
-    return PrivacyStatement(
-        facts=RunFacts(
-            mechanism=(
-                "None: clipping without noise"
-                if design.noise_multiplier == 0.0
-                else f"{factorization.mechanism.capitalize()} matrix factorization for "
-                f"{factorization.num_rounds} rounds"
-            ),
-            num_clients=design.data.num_clients,
-            clients_per_round=design.simulated_clients,
-            clip_norm=clip.initial_norm if isinstance(clip, AdaptiveClip) else clip,
-            noise_seed_is_fixed=options.seed is not None,
-            enforcement=_enforcement(behaviour, design.sampling),
-            adaptive_clip=_adaptive_clipping(design),
-            has_run_directory=True,
+def planned(run: Run) -> PrivacyStatement:
+    """Returns the statement of a run that is under way."""
+    config, mechanism, clip = run.config, run.mechanism, run.clip
+    facts = RunFacts(
+        mechanism=(
+            "None: clipping without noise"
+            if mechanism.noise_multiplier == 0.0
+            else f"{mechanism.factorization.mechanism.capitalize()} matrix factorization for "
+            f"{mechanism.num_rounds} rounds"
         ),
-        plan=dataclasses.replace(design.planned_guarantee(), num_rounds=options.num_rounds),
-        represented=represented,
-        stopping_rule=design.stopping_rule,
-        earlier_plans=design.earlier_plans,
+        num_clients=run.data.num_clients,
+        clients_per_round=run.simulated_clients,
+        clip_norm=clip.initial_norm if isinstance(clip, AdaptiveClip) else clip,
+        noise_seed_is_fixed=config.seed is not None,
+        enforcement=_enforcement(run),
+        adaptive_clip=_adaptive_clipping(run),
+        has_run_directory=True,
+    )
+    certification = amplification_conditions.default_certification(show_progress=True)
+    return dataclasses.replace(
+        mechanism.statement(facts, config.delta, certification=certification),
+        represented=_represented(run),
+        stopping_rule=run.stopping_rule,
     )
 
 
 def realised(
-    design: RunDesign,
-    statement: PrivacyStatement,
-    ledger: ParticipationLedger,
-    sampler: Sampler | None,
+    run: Run, statement: PrivacyStatement, ledger: ParticipationLedger
 ) -> PrivacyStatement:
     """Returns the statement of a run that ended, with what really took place.
 
     Args:
-      design: What the run did.
+      run: The run.
       statement: What :func:`planned` returned.
       ledger: The ledger of all released rounds.
-      sampler: What drew the clients; None for timers.
     """
-    rounds_of_clients = ledger.rounds_of_clients()
-    took_place = (
-        guarantees.realised_participation(rounds_of_clients, ledger.num_rounds)
-        if sampler is None
-        else sampled_runs.took_place(sampler, ledger)
-    )
-    record = Ledger(ledger.client_ids, tuple(rounds_of_clients), ledger.num_rounds)
-    planned_guarantee = statement.plan
-    keeps_plan = guarantees.keeps_plan(
-        planned_guarantee.sampling or planned_guarantee.participation, took_place
-    )
-    return dataclasses.replace(
-        statement,
-        took_place=took_place,
-        worst_case=(
-            None
-            if keeps_plan
-            else guarantees.worst_case(planned_guarantee, design.factorization, took_place)
-        ),
-        realised=guarantees.realised(planned_guarantee, design.factorization, took_place),
-        # Who was drawn in a sampled run is a secret that the statement must not tell, not even
-        # for a run that left its scheme: its other batches were drawn.
-        worst_client=(
-            None
-            if planned_guarantee.sampling is not None
-            else guarantees.worst_client(planned_guarantee, design.factorization, record)
-        ),
-    )
+    observed = run.mechanism.observed(ledger.record(), sampler=run.sampler)
+    if observed.deviation is not None:
+        _LOGGER.warning("the run has no amplified guarantee: %s.", observed.deviation)
+    return observed.completed(statement)
 
 
-def write(
-    directory: RunDirectory, statement: PrivacyStatement, *, name_clients: bool = False
-) -> None:
-    """Writes ``privacy.json`` and ``PRIVACY.md``.
+def write(run: Run, statement: PrivacyStatement) -> None:
+    """Writes ``privacy.json`` and ``PRIVACY.md`` into the directory of a run.
 
     Args:
-      directory: The directory of the run.
+      run: The run, which says whether the client that was protected least is named.
       statement: The statement.
-      name_clients: Whether ``privacy.json`` names the client that was protected least.
 
     Raises:
       OSError: If a file cannot be written.
     """
-    directory.write_json(run_directory.PRIVACY_FILE, statement.to_dict(name_clients=name_clients))
-    directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
+    contents = statement.to_dict(name_clients=run.config.name_clients)
+    run.directory.write_json(run_directory.PRIVACY_FILE, contents)
+    run.directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
 
 
-def _adaptive_clipping(design: RunDesign) -> AdaptiveClipping | None:
-    clip, shares = design.clip, design.noise_shares
+def _represented(run: Run) -> Represented | None:
+    """The larger cohort that a run's few clients stand for."""
+    config, mechanism = run.config, run.mechanism
+    if run.simulated_clients == config.clients_per_round:
+        return None
+    return Represented(
+        clients_per_round=config.clients_per_round,
+        num_clients=participation.smallest_population(
+            mechanism.schema, config.num_rounds, config.clients_per_round
+        ),
+        guarantee=guarantees.planned(
+            mechanism.factorization, mechanism.schema, run.noise_multiplier, config.delta
+        ),
+    )
+
+
+def _adaptive_clipping(run: Run) -> AdaptiveClipping | None:
+    clip, shares = run.clip, run.noise_shares
     if not isinstance(clip, AdaptiveClip) or shares is None:
         return None
     smallest, largest = clip.bounds
@@ -247,9 +214,10 @@ def _adaptive_clipping(design: RunDesign) -> AdaptiveClipping | None:
     return AdaptiveClipping(whole, shares.update_noise_multiplier, shares.count_stddev)
 
 
-def _enforcement(behaviour: DeviceBehaviour, sampling: SamplingScheme | None) -> str:
-    if sampling is not None:
-        return _OWN_DRAWS if sampled_runs.needs_matrix(sampling) else _DRAWN_BATCHES
+def _enforcement(run: Run) -> str:
+    scheme, behaviour = run.mechanism.sampling, run.behaviour
+    if scheme is not None:
+        return _OWN_DRAWS if scheme.depends_on_matrix else _DRAWN_BATCHES
     if behaviour.timer is not None:
         hours = behaviour.timer.seconds / 3600.0
         text = (
@@ -266,3 +234,87 @@ def _enforcement(behaviour: DeviceBehaviour, sampling: SamplingScheme | None) ->
             " which breaks the schema."
         )
     return text
+
+
+class PrivacyBudget:
+    """The epsilon of the first t rounds of a run, computed when asked for and kept.
+
+    It is computed for every ``every``-th round, and a round between two of them counts as
+    the later one. So it is never below the epsilon of the exact sensitivity, for the
+    releases of fewer rounds are part of those of more. It never falls, and it is the planned
+    epsilon at the last round and never above: where the sensitivity is known as an
+    upper bound only, which need not grow with the rounds, the largest so far holds. Under secret
+    coins and with balls in bins it is the epsilon without amplification, or the planned one where
+    that is smaller.
+
+    Attributes:
+      planned: The guarantee of all rounds.
+      every: How many rounds apart epsilon is computed.
+    """
+
+    def __init__(self, mechanism: Mechanism, delta: float, every: int | None = None) -> None:
+        """Prepares the budget of a run; only the planned guarantee is computed at once.
+
+        Args:
+          mechanism: The mechanism. Where a scheme samples its clients, the guarantee is amplified,
+            and that of fewer rounds is for the same probability of being drawn.
+          delta: Above 0 and below 1; at least 1e-12 with a sampling scheme.
+          every: How many rounds apart epsilon is computed; None for a hundredth of
+            the rounds, rounded down, but at least 1.
+
+        Raises:
+          ValueError: If a number is out of its range.
+        """
+        self.planned = mechanism.guarantee(delta)
+        rounds = mechanism.num_rounds
+        self.every = validation.positive_integer(
+            max(1, rounds // _POINTS) if every is None else every, "every"
+        )
+        self._factorization = mechanism.factorization
+        # The epsilons of the multiples of ``every``, from 0 on; the last entry may be that of the
+        # last round.
+        self._spent = [0.0]
+
+    def spent(self, rounds: int) -> float:
+        """Returns the epsilon of the releases of the first rounds, at the planned delta.
+
+        Args:
+          rounds: How many rounds were released, 0 to n.
+
+        Returns:
+          Epsilon: 0 before the first round, infinity after it if there is no noise.
+
+        Raises:
+          ValueError: If there are more rounds than the factorization has, or fewer than 0.
+        """
+        rounds = validation.integer_at_least(rounds, 0, "rounds")
+        last = self._factorization.num_rounds
+        if rounds > last:
+            raise ValueError(
+                f"rounds must be at most {last}, the rounds of the factorization, found {rounds}."
+            )
+        if rounds == last:
+            return self.planned.epsilon
+        point = -(-rounds // self.every)
+        while len(self._spent) <= point:
+            following = min(len(self._spent) * self.every, last)
+            epsilon = min(self._epsilon_of_first(following), self.planned.epsilon)
+            self._spent.append(max(self._spent[-1], epsilon))
+        return self._spent[point]
+
+    def _epsilon_of_first(self, rounds: int) -> float:
+        plan = self.planned
+        if math.isinf(plan.epsilon):
+            return math.inf
+        if plan.sampling is not None and plan.sampling.of_first(rounds) is not None:
+            # Who was drawn plays no part in an amplified guarantee.
+            nobody = RealisedParticipation(rounds, 0, None, 0, keeps_sampling=True)
+            return guarantees.realised(plan, self._factorization, nobody).epsilon
+        # To certify an epsilon takes minutes. Of schemes without parts, the planned one and that
+        # without amplification are bounds of fewer rounds too.
+        bound = self._factorization.sensitivity_of_first(rounds, plan.participation)
+        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
+        try:
+            return accounting.epsilon(multiplier, plan.delta)
+        except accounting.TailError:
+            return math.inf

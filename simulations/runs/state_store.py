@@ -10,6 +10,7 @@ that were released already.
 import asyncio
 import dataclasses
 import errno
+import hashlib
 import logging
 import os
 import pathlib
@@ -22,10 +23,8 @@ import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
 from mf_aggregators.privacy.ledgers import LedgerError
-from simulations.runs import sealed_directories
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
-from simulations.runs.sealed_directories import DamagedDirectoryError
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -36,6 +35,8 @@ _STATE_NAME = re.compile(rf"{STATE_PREFIX}(0|[1-9][0-9]*)")
 _UNFINISHED = "unfinished"
 # In each state: the digest of the ledger of its rounds.
 _LEDGER_DIGEST_FILE = "ledger.sha256"
+CHECKSUM_FILE = "SHA256SUMS"
+_CHUNK_BYTES = 1 << 20
 
 
 class StateNotSavedError(OSError):
@@ -44,6 +45,10 @@ class StateNotSavedError(OSError):
     The round that led to it was shown to nobody. Run again from the newest saved state, it
     has the same cohort, data and noise.
     """
+
+
+class DamagedDirectoryError(ValueError):
+    """A directory that is not as it was written; the message names the file and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +116,7 @@ class StateStore:
         written = unfinished / f"{STATE_PREFIX}{version}"
         (written / _LEDGER_DIGEST_FILE).write_text(ledger_digest + "\n", encoding="ascii")
         # On disk before it takes its name: a loss of power must not leave a name without contents.
-        sealed_directories.seal(written, _title(version))
+        seal(written, _title(version))
         written.rename(self._path(version))
         atomic_files.synchronise(self._directory)
 
@@ -208,7 +213,7 @@ class StateStore:
 
     def _read(self, version: int, initial_state: Any) -> Any:
         # TFF finds no fault with most altered bytes, those of the seed and the model among them.
-        sealed_directories.check_seal(self._path(version), _title(version))
+        check_seal(self._path(version), _title(version))
         manager = _manager(self._directory)
         try:
             return asyncio.run(manager.load(version, initial_state))
@@ -278,3 +283,73 @@ def _is_full(error: Exception) -> bool:
 def _first_line(error: Exception) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0]
+
+
+def seal(directory: str | os.PathLike[str], title: str) -> None:
+    """Writes the checksums of a directory's files beside them, and waits until all are on disk.
+
+    The file has the format of ``sha256sum``, after a comment with the title.
+
+    Args:
+      directory: The directory; its files are complete.
+      title: What the directory is, one line: it counts as a part of the contents.
+
+    Raises:
+      OSError: If a file cannot be read or the disk refuses one.
+    """
+    directory = pathlib.Path(directory)
+    atomic_files.write_text(directory / CHECKSUM_FILE, _checksums(directory, title))
+    for path in (*directory.rglob("*"), directory):
+        atomic_files.synchronise(path)
+
+
+def check_seal(directory: str | os.PathLike[str], title: str) -> None:
+    """Compares a directory with what :func:`seal` wrote into it, byte by byte.
+
+    Args:
+      directory: The directory.
+      title: What it has to be.
+
+    Raises:
+      DamagedDirectoryError: If a file was altered, is missing, cannot be read or came
+        afterwards, or the directory was sealed as another one or never.
+    """
+    directory = pathlib.Path(directory)
+    try:
+        stated = (directory / CHECKSUM_FILE).read_bytes()
+        found = _checksums(directory, title)
+    except OSError as error:
+        path = pathlib.Path(error.filename or directory)
+        raise DamagedDirectoryError(f"{path} cannot be read: {error.strerror}") from error
+    # The whole text is compared, so that no altered byte of the checksums is overlooked either.
+    if stated == found.encode("utf-8"):
+        return
+    before = _by_name(stated.decode("utf-8", "replace"))
+    after = _by_name(found)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            raise DamagedDirectoryError(
+                f"{directory / name} does not match {directory / CHECKSUM_FILE}"
+            )
+    raise DamagedDirectoryError(f"{directory / CHECKSUM_FILE} is not that of {title}")
+
+
+def _checksums(directory: pathlib.Path, title: str) -> str:
+    files = sorted(
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    )
+    lines = [f"{_sha256(directory / name)}  {name}\n" for name in files if name != CHECKSUM_FILE]
+    return "".join([f"# {title}\n", *lines])
+
+
+def _by_name(checksums: str) -> dict[str, str]:
+    lines = [line for line in checksums.splitlines() if not line.startswith("#")]
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _sha256(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

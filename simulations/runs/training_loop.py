@@ -33,10 +33,14 @@ from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
-from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.devices.device_populations import (
+    DeviceBehaviour,
+    DevicePopulation,
+    DeviceRound,
+    TooFewEligibleClientsError,
+)
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
-from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.workers.quiet import StopRequest
 
 # What an operating system says of a full disk, in an error of TFF's worker.

@@ -31,7 +31,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.tff import client_sums, compatibility, declared_participation
 from simulations.devices.device_populations import DevicePopulation
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 
 _WHAT_TO_DO = (
     "Restore the program state and the ledger that belong together, or start a new run, with "

@@ -23,7 +23,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators import AdaptiveClip, validation
+from mf_aggregators import AdaptiveClip, Mechanism, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import compatibility
@@ -32,10 +32,8 @@ _OF_CLIP = ("clip_norm", "unclipped_fraction", "next_clip_norm")
 
 
 def aggregator(
-    factorization: Factorization | str | os.PathLike[str],
+    mechanism: Mechanism | Factorization | str | os.PathLike[str],
     *,
-    participation: Participation,
-    noise_multiplier: float,
     clip_norm: float | AdaptiveClip,
     clients_per_round: float,
     zeroing_norm: float | None = None,
@@ -64,16 +62,15 @@ def aggregator(
     ``mf_dp_aggregator`` below ``zeroing``.
 
     Args:
-      factorization: A factorization, or the directory of its checkpoint.
-      participation: The schema that the run enforces.
-      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
+      mechanism: The mechanism; or a factorization, or the directory of its checkpoint, with
+        ``participation=`` and ``noise_multiplier=`` as ``mf_dp_aggregator`` takes them.
       clip_norm: The L2 norm to which each client's update is clipped, or how it adapts.
       clients_per_round: What the noisy sum is divided by.
       zeroing_norm: The largest magnitude that an entry of an update may have; an update
         with a larger one is replaced by zeros before clipping (its l-infinity norm; BandMF
         App. I). None for no zeroing.
       measure: Whether to measure.
-      **others: Further arguments of ``mf_dp_aggregator``: of its noise, and of its sums.
+      **others: Further arguments of ``mf_dp_aggregator``.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``, to be passed as
@@ -88,12 +85,7 @@ def aggregator(
     if zeroing_norm is not None:
         zeroing_norm = validation.positive_number(zeroing_norm, "zeroing_norm")
     process: tff.aggregators.UnweightedAggregationFactory = mfa.mf_dp_aggregator(
-        factorization,
-        participation=participation,
-        noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
-        clients_per_round=clients_per_round,
-        **others,
+        mechanism, clip_norm=clip_norm, clients_per_round=clients_per_round, **others
     )
     if zeroing_norm is not None:
         process = tff.aggregators.zeroing_factory(zeroing_norm, process, norm_order=math.inf)

@@ -27,7 +27,9 @@ from simulations.comparison.repeated_runs import Variant
 from simulations.examples.cifar10_classification import run_cifar10
 from simulations.examples.digit_classification import data as digits
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import run_config, run_designs
+from simulations.runs import planned_runs, run_config
+from simulations.runs.planned_runs import Run
+from simulations.runs.run_directory import RunDirectory
 from stackoverflow_nwp import run_stackoverflow
 
 _RUN = """
@@ -359,7 +361,7 @@ _DEFINITIONS = (
 )
 
 
-def _plan(variant: Variant, setting: arms.Setting) -> run_designs.RunDesign | None:
+def _plan(variant: Variant, setting: arms.Setting) -> Run | None:
     """What a run itself makes of its flags; None if it would have to search for its noise."""
     command = run_digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
     values = flags.FlagValues()
@@ -370,7 +372,7 @@ def _plan(variant: Variant, setting: arms.Setting) -> run_designs.RunDesign | No
     if options["sampling"] != "timers":
         return None
     data: Any = _Population(setting.population)
-    return run_designs.make(options, data, setting.separation, None, None)
+    return planned_runs.plan(options, data, RunDirectory("not written"), setting.separation)
 
 
 @pytest.mark.parametrize(
@@ -392,14 +394,14 @@ def test_runs_take_the_flags_of_their_arms(
         plan = _plan(variant, setting)
         if plan is None:
             continue
-        assert plan.factorization.num_rounds == setting.num_rounds
+        assert plan.mechanism.factorization.num_rounds == setting.num_rounds
         # The guarantee of the arm, whatever its matrix.
         multiplier = plan.noise_multiplier
         if arm.kind == arms.MULTI_EPOCH_FIXED_ORDER:
             # Enough for clients in a fixed order, too little for timers.
             order = FixedEpochOrder(4, 25)
-            multiplier *= plan.factorization.sensitivity(plan.participation)
-            multiplier /= plan.factorization.sensitivity(order)
+            multiplier *= plan.mechanism.factorization.sensitivity(plan.mechanism.schema)
+            multiplier /= plan.mechanism.factorization.sensitivity(order)
             assert mfa.accounting.epsilon(plan.noise_multiplier, setting.delta) > arm.epsilon
         found = mfa.accounting.epsilon(multiplier, setting.delta)
         assert found == pytest.approx(arm.epsilon, rel=1e-4)
@@ -439,9 +441,9 @@ def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
             assert found == pytest.approx(arm.epsilon, rel=1e-4)
         else:
             assert plan.noise_multiplier == arm.paper_noise_multiplier
-        assert plan.options["workers"] == "10.0.0.5:8000"
+        assert plan.config["workers"] == "10.0.0.5:8000"
         if "167" in arm.label:
-            assert plan.options["clients_per_round"] == 167
+            assert plan.config["clients_per_round"] == 167
 
 
 def _slope_by_definition(

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
 from simulations import compare_mechanisms
-from simulations.runs import federated_runs
+from simulations.runs import run_directory
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -372,7 +372,7 @@ def test_runs_of_other_versions_are_not_compared(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     conditions = workplace.control / "conditions.json"
-    now = federated_runs.versions()
+    now = run_directory.versions()
     conditions.write_text(json.dumps({"config": {"versions": {**now, "numpy": "0.1"}}}))
     one = ("--mechanisms=banded", "--format=json")
     assert _call(capfd, *one, "--repetitions=1")[0] == 0
@@ -388,7 +388,7 @@ def test_runs_of_other_versions_are_not_compared(
 def test_runs_of_different_versions_are_not_tabulated(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    now = federated_runs.versions()
+    now = run_directory.versions()
     conditions = workplace.control / "conditions.json"
     conditions.write_text(json.dumps({"config": {"versions": now}}))
     two = ("--mechanisms=none,banded", "--repetitions=1")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from simulations.comparison import run_comparisons
-from simulations.runs import federated_runs, run_directory
-from simulations.runs.participation_ledger import ParticipationLedger
-from simulations.runs.run_directory import MetricsLog, RunDirectory, RunDirectoryError
+from simulations.runs import federated_runs, round_records, run_directory
+from simulations.runs.round_records import MetricsLog, ParticipationLedger
+from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
 
 _METRICS = b"round,loss\r\n1,2.5\r\n"
@@ -95,4 +95,4 @@ def test_what_a_loss_of_power_leaves_of_metrics_is_no_fault(run: RunDirectory) -
     for cut in range(len(_METRICS) + 1):
         for left in (_METRICS[:cut], b"\0" * cut, _METRICS[:cut] + b"\0" * 20):
             (run.path / run_directory.METRICS_FILE).write_bytes(left)
-            run_directory.check_metrics(run.path / run_directory.METRICS_FILE)
+            round_records.check_metrics(run.path / run_directory.METRICS_FILE)

@@ -22,10 +22,10 @@ from mf_aggregators import accounting, checkpoints
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import MinSeparation
-from simulations.runs import federated_runs, run_directory, run_extensions
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs import federated_runs, planned_runs, run_directory
+from simulations.runs.planned_runs import Horizon
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_extensions import EarlierPlan
 from tests import console_commands
 from tests.mf_aggregators import brute_force
 from tests.simulations.command_processes import CommandServer
@@ -165,7 +165,7 @@ def test_the_statement_is_that_of_the_whole(runs: dict[str, pathlib.Path]) -> No
     assert stated["realised_participation"]["max_participations"] == max(
         len(rounds) for rounds in ledger.rounds_of_clients()
     )
-    assert _config(path)["extends"] == [EarlierPlan(_BEFORE, _BEFORE, MinSeparation(2)).to_dict()]
+    assert _config(path)["extends"] == [Horizon(_BEFORE, _BEFORE, MinSeparation(2)).to_dict()]
 
 
 def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.Path]) -> None:
@@ -401,16 +401,16 @@ def test_plans_that_are_broken_are_refused(begun: pathlib.Path) -> None:
 
 
 def test_released_rounds_keep_their_learning_rates() -> None:
-    plans = [EarlierPlan(4, 3, MinSeparation(2)), EarlierPlan(6, 5, MinSeparation(2))]
+    plans = [Horizon(4, 3, MinSeparation(2)), Horizon(6, 5, MinSeparation(2))]
     rates = [np.full(4, 1.0), np.full(6, 2.0), np.full(8, 3.0)]
-    joined = run_extensions.joined_rates(rates, plans)
+    joined = planned_runs.joined_rates(rates, plans)
     # And the round that follows, whose rate is in the state that was saved.
     np.testing.assert_array_equal(joined, [1, 1, 1, 1, 2, 2, 3, 3])
-    at_its_end = run_extensions.joined_rates(
-        [np.array([4.0, 5.0]), np.full(4, 6.0)], [EarlierPlan(2, 2, MinSeparation(2))]
+    at_its_end = planned_runs.joined_rates(
+        [np.array([4.0, 5.0]), np.full(4, 6.0)], [Horizon(2, 2, MinSeparation(2))]
     )
     np.testing.assert_array_equal(at_its_end, [4, 5, 5, 6])
-    np.testing.assert_array_equal(run_extensions.joined_rates([rates[0]], []), rates[0])
+    np.testing.assert_array_equal(planned_runs.joined_rates([rates[0]], []), rates[0])
 
 
 def test_rows_of_noise_of_the_plan_before_make_room(begun: pathlib.Path) -> None:

@@ -23,7 +23,7 @@ import pytest
 import tensorflow as tf
 
 from mf_aggregators.privacy.guarantees import keeps_plan, realised_participation
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from tests.simulations import linear_run
 from tests.simulations.command_processes import CommandServer
 

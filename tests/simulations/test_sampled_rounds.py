@@ -15,10 +15,10 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from simulations.devices import available_clients
+from simulations.devices import availability
 from simulations.devices.availability import Independent
-from simulations.runs import sampled_participation, training_loop
-from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs import training_loop
+from simulations.runs.round_records import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
 from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest
@@ -81,7 +81,7 @@ def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     models, ledger = _finish(_run(process), tmp_path / "whole")
     assert ledger.num_rounds == _NUM_ROUNDS
     assert [len(cohort) > 0 for cohort in ledger.cohorts] == [False, True, True, False, True, True]
-    assert sampled_participation.deviation_from_draws(_sampler(), ledger) is None
+    assert _sampler().deviation(len(ledger.client_ids), ledger.cohorts) is None
     parts: list[np.ndarray] = []
     for at_most in (1, 3, None):
         more, resumed = _finish(_run(process), tmp_path / "parts", at_most)
@@ -107,14 +107,14 @@ def test_batches_of_any_size_are_released_and_resumed(
 ) -> None:
     """Clients that draw for themselves, of whom half cannot be asked."""
     drawn = scheme.sampler(2)
-    sampler = available_clients.among(drawn, Independent(0.5), 7, 300.0)
+    sampler = availability.among(drawn, Independent(0.5), 7, 300.0)
     models, ledger = _finish(_run(process, sampler=sampler), tmp_path / "whole")
     assert len({len(cohort) for cohort in ledger.cohorts}) > 1
-    assert sampled_participation.deviation_from_draws(sampler, ledger) is None
-    assert sampled_participation.deviation_from_draws(drawn, ledger) is not None
+    assert sampler.deviation(len(ledger.client_ids), ledger.cohorts) is None
+    assert drawn.deviation(len(ledger.client_ids), ledger.cohorts) is not None
     parts: list[np.ndarray] = []
     for at_most in (2, None):
-        again = available_clients.among(scheme.sampler(2), Independent(0.5), 7, 300.0)
+        again = availability.among(scheme.sampler(2), Independent(0.5), 7, 300.0)
         more, resumed = _finish(_run(process, sampler=again), tmp_path / "parts", at_most)
         parts.extend(more)
     np.testing.assert_array_equal(np.array(parts), np.array(models))

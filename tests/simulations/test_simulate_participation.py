@@ -20,7 +20,7 @@ from mf_aggregators.privacy import ledgers
 from simulations import simulate_participation
 from simulations.devices.availability import Diurnal
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 
 _SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")
 

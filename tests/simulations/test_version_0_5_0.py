@@ -15,7 +15,7 @@ from mf_aggregators import checkpoints
 from mf_aggregators.commands import command_line
 from mf_aggregators.privacy import ledgers
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import federated_runs, run_config
+from simulations.runs import federated_runs, run_config, run_directory
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
 
@@ -26,7 +26,7 @@ def run(tmp_path: pathlib.Path) -> pathlib.Path:
     directory = tmp_path / "run"
     shutil.copytree(_OF_VERSION_0_5_0 / "run", directory)
     config = json.loads((directory / "config.json").read_text())
-    config["versions"] = federated_runs.versions()
+    config["versions"] = run_directory.versions()
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 

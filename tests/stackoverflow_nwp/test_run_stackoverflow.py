@@ -10,6 +10,8 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import psutil
@@ -27,16 +29,15 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import (
     federated_runs,
+    planned_runs,
     run_config,
-    run_designs,
+    run_directory,
     run_statements,
-    sampled_participation,
-    sampled_runs,
 )
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.planned_runs import Run
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import RunDirectory
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
@@ -90,8 +91,9 @@ def _options(arguments: list[str]) -> RunConfig:
     return run_config.of_flags(values, _COMMAND)
 
 
-def _plan(options: RunConfig, noise_multiplier: float | None = None) -> run_designs.RunDesign:
-    return run_designs.make(options, next_word_data.open_data(options), 64, None, noise_multiplier)
+def _plan(options: RunConfig, begun: Mapping[str, Any] | None = None) -> Run:
+    data, directory = next_word_data.open_data(options), RunDirectory("not written")
+    return planned_runs.plan(options, data, directory, 64, begun=begun)
 
 
 def _run(arguments: list[str]) -> int:
@@ -310,7 +312,7 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     sampler = scheme.sampler(int(seed, 16))
     ledger = ParticipationLedger.load(output / "participation.npz")
     assert ledger.num_rounds == 6
-    assert sampled_participation.deviation_from_draws(sampler, ledger) is None
+    assert sampler.deviation(_NUM_CLIENTS, ledger.cohorts) is None
     for row, cohort in zip(_rows(output), ledger.cohorts, strict=True):
         assert (row["train_loss"] == "") == (len(cohort) == 0)
         assert row["eligible_clients"] == "12"
@@ -340,29 +342,31 @@ def test_only_what_the_sampler_drew_is_amplified(
 ) -> None:
     more = [f"--sampling={sampling}", *bands, "--clients_per_round=1", "--noise_multiplier=0.7"]
     plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
-    assert plan.sampling is not None
-    assert plan.noise_multiplier == 0.7
-    assert plan.participation == SingleParticipation()
-    sampler = plan.sampling.sampler(5)
-    statement = run_statements.planned(plan, DeviceBehaviour())
-    assert statement.plan.sampling == plan.sampling
+    scheme = plan.mechanism.sampling
+    assert scheme is not None
+    assert plan.mechanism.noise_multiplier == 0.7
+    assert plan.mechanism.schema == SingleParticipation()
+    sampler = scheme.sampler(5)
+    plan = dataclasses.replace(plan, sampler=sampler)
+    statement = run_statements.planned(plan)
+    assert statement.plan.sampling == scheme
     clients = tuple(map(str, range(_NUM_CLIENTS)))
-    ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), plan.sampling)
-    kept = run_statements.realised(plan, statement, ledger, sampler)
+    ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), scheme)
+    kept = run_statements.realised(plan, statement, ledger)
     assert kept.keeps_plan is True
-    assert kept.stated.sampling == plan.sampling
+    assert kept.stated.sampling == scheme
     assert kept.stated.epsilon == pytest.approx(statement.plan.epsilon)
     assert not caplog.text
 
     # The same client in every round that it might have been in, as some run might draw it.
-    always = [np.array([0 if index % plan.sampling.num_bands == 0 else 1]) for index in range(6)]
+    always = [np.array([0 if index % scheme.num_bands == 0 else 1]) for index in range(6)]
     tampered = dataclasses.replace(ledger, cohorts=tuple(always))
-    broken = run_statements.realised(plan, statement, tampered, sampler)
+    broken = run_statements.realised(plan, statement, tampered)
     assert broken.keeps_plan is False
     assert broken.stated.sampling is None
     # In all rounds of its group, which are as far apart as there are groups.
-    most = math.ceil(6 / plan.sampling.num_bands)
-    assert broken.stated.participation == FixedEpochOrder(most, plan.sampling.num_bands)
+    most = math.ceil(6 / scheme.num_bands)
+    assert broken.stated.participation == FixedEpochOrder(most, scheme.num_bands)
     multiplier = 0.7 / math.sqrt(most)
     assert broken.stated.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
     assert broken.stated.epsilon > kept.stated.epsilon or sampling != "poisson"
@@ -370,7 +374,7 @@ def test_only_what_the_sampler_drew_is_amplified(
 
     # What timers allowed was not sampled, whoever took part.
     timers = dataclasses.replace(ledger, sampling=None)
-    assert run_statements.realised(plan, statement, timers, sampler).keeps_plan is False
+    assert run_statements.realised(plan, statement, timers).keeps_plan is False
 
 
 def test_the_noise_of_a_sampled_run_is_calibrated_once(
@@ -379,14 +383,12 @@ def test_the_noise_of_a_sampled_run_is_calibrated_once(
     more = ["--sampling=poisson", "--num_bands=3", "--clients_per_round=2", "--target_epsilon=2"]
     options = _options(_arguments(dataset, tmp_path, *more))
     plan = _plan(options)
-    assert plan.noise_multiplier == sampling_scheme(
+    assert plan.mechanism.noise_multiplier == sampling_scheme(
         "poisson", num_rounds=6, num_bands=3, population=24, clients_per_round=2
     ).noise_multiplier(2.0, 0.01)
-    assert run_statements.planned(plan, DeviceBehaviour()).plan.epsilon == pytest.approx(
-        2.0, rel=1e-3
-    )
+    assert run_statements.planned(plan).plan.epsilon == pytest.approx(2.0, rel=1e-3)
     # A run that goes on keeps what it began with.
-    assert _plan(options, 1.25).noise_multiplier == 1.25
+    assert _plan(options, {"noise_multiplier": 1.25}).mechanism.noise_multiplier == 1.25
 
 
 @pytest.mark.parametrize(
@@ -408,7 +410,7 @@ def test_a_checkpoint_brings_its_bands(
         "--noise_multiplier=1",
     ]
     plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
-    assert plan.sampling == Shuffling(6, num_bands, _NUM_CLIENTS, 2)
+    assert plan.mechanism.sampling == Shuffling(6, num_bands, _NUM_CLIENTS, 2)
 
 
 def test_a_sampled_run_without_its_seed_is_not_resumed(
@@ -417,20 +419,20 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
     output = tmp_path / "run"
     directory = RunDirectory(output)
     scheme = PoissonSampling(6, num_bands=2, population=24, clients_per_round=6)
-    sampler = sampled_runs.sampler_of(scheme, directory, None)
+    sampler = planned_runs.sampler_of(scheme, directory, None)
     assert directory.sampling_seed.parent.stat().st_mode & 0o077 == 0
-    assert sampled_runs.sampler_of(scheme, directory, None).seed == sampler.seed
-    assert sampler.seed != sampled_runs.sampler_of(scheme, RunDirectory(tmp_path), None).seed
-    assert sampled_runs.sampler_of(scheme, directory, 7).seed == 7
+    assert planned_runs.sampler_of(scheme, directory, None).seed == sampler.seed
+    assert sampler.seed != planned_runs.sampler_of(scheme, RunDirectory(tmp_path), None).seed
+    assert planned_runs.sampler_of(scheme, directory, 7).seed == 7
     ParticipationLedger(("a",)).save(directory.ledger)
     directory.sampling_seed.unlink()
     with pytest.raises(command_line.CommandError, match=r"sampling_seed\.json is missing"):
-        sampled_runs.sampler_of(scheme, directory, None)
+        planned_runs.sampler_of(scheme, directory, None)
     assert not directory.sampling_seed.exists()
     for broken in ("", "{}", "[1]", '{"seed": 7}', '{"seed": "seven"}'):
         directory.sampling_seed.write_text(broken)
         with pytest.raises(command_line.CommandError, match="cannot be read"):
-            sampled_runs.sampler_of(scheme, directory, None)
+            planned_runs.sampler_of(scheme, directory, None)
 
 
 @pytest.mark.long
@@ -595,7 +597,7 @@ def test_a_directory_of_another_run_is_not_touched(
         "flags": {"num_rounds": 99},
         "cohort_seed": 1,
         "noise_format": NOISE_FORMAT,
-        "versions": federated_runs.versions(),
+        "versions": run_directory.versions(),
     }
     (output / "config.json").write_text(json.dumps(config))
     status = _run(_arguments(dataset, output))
@@ -616,7 +618,7 @@ def test_a_run_does_not_go_on_with_other_data(
         "flags": kept,
         "cohort_seed": 1,
         "noise_format": NOISE_FORMAT,
-        "versions": federated_runs.versions(),
+        "versions": run_directory.versions(),
     }
     (output / "config.json").write_text(json.dumps(config))
     mfa.checkpoints.save(mfa.factorizations.identity(6), output / "factorization")

@@ -21,7 +21,7 @@ from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
 from mf_aggregators.participation import MinSeparation, Sampler, sampling_from_dict
 from mf_aggregators.privacy import guarantees
-from simulations.runs import run_config, run_designs, sampled_runs
+from simulations.runs import planned_runs, run_config
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
 from stackoverflow_nwp.federated_text import Example
@@ -173,11 +173,11 @@ def test_printed_commands_run(
     assert "--dataset=YOUR_DATASET" in words
     assert not any("learning_rate" in word for word in words)
     assert "A template" in fields["steps"][1]["notes"][0]
-    loaded = run_designs._loaded(options)
+    loaded = planned_runs._loaded(options)
     if chosen["amplified"]:
-        scheme = sampled_runs.scheme_of(options, 40, loaded)
+        scheme = planned_runs.scheme_of(options, 40, loaded)
         assert (scheme.name, scheme.num_bands) == (fields["sampling"], chosen["num_bands"])
-        found = sampled_runs.noise_multiplier(options, scheme)
+        found = scheme.noise_multiplier(options["target_epsilon"], options["delta"])
     else:
         schema = mfa.participation.MinSeparation(
             options["separation"], options["max_participations"]

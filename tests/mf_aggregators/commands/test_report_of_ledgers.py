@@ -23,7 +23,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import attackers, guarantees
 from mf_aggregators.sampling import sampling_seeds
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
 

@@ -25,7 +25,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.cyclic_groups import GroupSampler
 from mf_aggregators.sampling import sampling_seeds
-from simulations.sampling import cohorts
+from simulations.devices.device_populations import draw_cohort
 
 _FALSE_ALARM = 1e-4
 
@@ -305,7 +305,8 @@ def test_draws_have_nothing_to_do_with_cohorts_of_the_same_seed() -> None:
     everybody = np.ones(1000, dtype=bool)
     in_both = [
         np.intersect1d(
-            sampler.draw(index), _order(sampler)[cohorts.draw(everybody, 100, 9, index)]
+            sampler.draw(index),
+            _order(sampler)[draw_cohort(everybody, 100, 9, index)],
         ).size
         for index in range(50)
     ]

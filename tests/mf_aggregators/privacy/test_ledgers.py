@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.participation import FixedSizeSampling
 from mf_aggregators.privacy import client_names, ledgers
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 
 
 def test_the_ledger_of_a_run_is_read(tmp_path: pathlib.Path) -> None:

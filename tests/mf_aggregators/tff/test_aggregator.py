@@ -24,7 +24,7 @@ from mf_aggregators.noise import recursions
 from mf_aggregators.tff import grid, processes
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory
-from simulations.workers import quiet, secure_sums
+from simulations.workers import quiet
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff import secure_sum_table
@@ -252,7 +252,7 @@ def test_one_client_never_moves_the_average_too_far() -> None:
 @pytest.fixture
 def _simulated_secure_sums() -> Iterator[None]:
     before = tff.framework.get_context_stack().current
-    secure_sums.simulate()
+    tff.backends.test.set_sync_test_cpp_execution_context()
     yield
     tff.framework.set_default_context(before)
 

@@ -12,7 +12,6 @@ import tensorflow_federated as tff
 
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
-from simulations.workers import secure_sums
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -51,7 +50,7 @@ def test_sums_are_those_of_integers_without_a_bound() -> None:
 @pytest.fixture
 def _simulated_secure_sums() -> Iterator[None]:
     before = tff.framework.get_context_stack().current
-    secure_sums.simulate()
+    tff.backends.test.set_sync_test_cpp_execution_context()
     yield
     tff.framework.set_default_context(before)
 

@@ -26,10 +26,14 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees
 from simulations.devices import device_populations
 from simulations.devices.availability import Always, Diurnal, Independent, Trace
-from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
+from simulations.devices.device_populations import (
+    DeviceBehaviour,
+    DevicePopulation,
+    DeviceRound,
+    TooFewEligibleClientsError,
+    draw_cohort,
+)
 from simulations.devices.participation_timers import WallClockTimer
-from simulations.sampling import cohorts
-from simulations.sampling.cohorts import TooFewEligibleClientsError
 from tests.mf_aggregators import brute_force
 
 _FALSE_ALARM = 1e-4
@@ -229,7 +233,7 @@ def test_undisturbed_devices_are_drawn_among_those_whose_timers_allow_it(
             return
         found = population.next_round()
         np.testing.assert_array_equal(
-            found.cohort, cohorts.draw(eligible, clients_per_round, seed, index)
+            found.cohort, draw_cohort(eligible, clients_per_round, seed, index)
         )
         assert found.num_eligible == found.num_available == np.count_nonzero(eligible)
         assert (found.attempts, found.start_seconds) == (1, 300.0 * index)

@@ -12,11 +12,10 @@ from absl import flags
 from mf_aggregators import factorizations
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
-from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification.run_digits import COMMAND, DigitsData
-from simulations.runs import federated_training, run_config, run_designs
+from simulations.runs import federated_training, planned_runs, run_config
+from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
-from simulations.runs.run_setting import RunSetting
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import FederatedTask
 from simulations.workers import quiet
@@ -30,25 +29,24 @@ def _no_worker_outlives_the_tests() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plan() -> run_designs.RunDesign:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Run:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_config.define_flags(values, COMMAND)
     values(["run-digits", "--num_rounds=2", "--mechanism=identity"])
     options = run_config.of_flags(values, COMMAND)
-    return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
+    directory = RunDirectory(tmp_path_factory.mktemp("run"))
+    return planned_runs.plan(options, COMMAND.open_data(options), directory, 64, seed=1)
 
 
 @pytest.fixture(scope="module")
-def task(plan: run_designs.RunDesign) -> FederatedTask:
+def task(plan: Run) -> FederatedTask:
     return plan.data.load(1)
 
 
-def _train(plan: run_designs.RunDesign, task: FederatedTask, path: pathlib.Path) -> Any:
-    directory = RunDirectory(path)
-    statements = RunStatements(plan, DeviceBehaviour(), directory, None)
-    setting = RunSetting(plan, 1, directory, path / "noise")
-    return federated_training.train(setting, task, statements, StopRequest())
+def _train(plan: Run, task: FederatedTask, path: pathlib.Path) -> Any:
+    run = dataclasses.replace(plan, directory=RunDirectory(path))
+    return federated_training.train(run, task, RunStatements(run), StopRequest())
 
 
 def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
@@ -64,7 +62,7 @@ def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float
     ],
 )
 def test_a_task_that_is_not_what_it_says_is_refused(
-    plan: run_designs.RunDesign,
+    plan: Run,
     task: FederatedTask,
     tmp_path: pathlib.Path,
     changes: dict[str, Any],
@@ -77,7 +75,7 @@ def test_a_task_that_is_not_what_it_says_is_refused(
 
 
 def test_the_number_of_clients_is_that_of_the_plan(
-    plan: run_designs.RunDesign, task: FederatedTask, tmp_path: pathlib.Path
+    plan: Run, task: FederatedTask, tmp_path: pathlib.Path
 ) -> None:
     class More(DigitsData):
         @property
@@ -90,29 +88,29 @@ def test_the_number_of_clients_is_that_of_the_plan(
         _train(dataclasses.replace(plan, data=More(**fields)), task, tmp_path)
 
 
-def test_the_task_as_it_is_trains(
-    plan: run_designs.RunDesign, task: FederatedTask, tmp_path: pathlib.Path
-) -> None:
+def test_the_task_as_it_is_trains(plan: Run, task: FederatedTask, tmp_path: pathlib.Path) -> None:
     outcome = _train(plan, task, tmp_path)
     assert outcome.num_rounds == 2
     assert (tmp_path / "privacy.json").exists()
 
 
 def test_a_run_goes_on_with_the_storage_that_it_began_with(
-    plan: run_designs.RunDesign, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    plan: Run, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    banded = dataclasses.replace(plan, factorization=factorizations.toeplitz(50, num_bands=25))
-    weights = [np.zeros((1000, 100), np.float32)]
+    toeplitz = factorizations.toeplitz(50, num_bands=25)
     directory = RunDirectory(tmp_path)
+    mechanism = dataclasses.replace(plan.mechanism, factorization=toeplitz)
+    banded = dataclasses.replace(plan, mechanism=mechanism, directory=directory)
+    weights = [np.zeros((1000, 100), np.float32)]
     directory.write_json("config.json", {"flags": {}})
-    assert federated_training.noise_storage_of(banded, directory, weights) == "disk"
+    assert federated_training.noise_storage_of(banded, weights) == "disk"
     # Whatever a later version finds cheaper.
     other = NoiseStorage.STATE
-    cost = costs.cost(banded.factorization.noise_recursion(), 100_000, other)
+    cost = costs.cost(toeplitz.noise_recursion(), 100_000, other)
     monkeypatch.setattr(costs, "choose", lambda *_: cost)
-    assert federated_training.noise_storage_of(banded, directory, weights) == "disk"
+    assert federated_training.noise_storage_of(banded, weights) == "disk"
     assert directory.read_config() == {"flags": {}, "noise_storage": "disk"}
     asked = dataclasses.replace(
-        banded, options=dataclasses.replace(plan.options, noise_storage=other.value)
+        banded, config=dataclasses.replace(plan.config, noise_storage=other.value)
     )
-    assert federated_training.noise_storage_of(asked, directory, weights) == other.value
+    assert federated_training.noise_storage_of(asked, weights) == other.value

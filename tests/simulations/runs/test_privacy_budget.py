@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import DenseFactorization, Factorization
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -20,7 +21,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.privacy import guarantees
-from simulations.runs.privacy_budget import PrivacyBudget
+from simulations.runs.run_statements import PrivacyBudget
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.small_mechanisms import factorizations
 
@@ -60,7 +61,7 @@ def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
     index: int, schema: Participation
 ) -> None:
     factorization = _factorizations()[index]
-    budget = PrivacyBudget(factorization, schema, 0.8, _DELTA, every=1)
+    budget = PrivacyBudget(Mechanism(factorization, schema, 0.8), _DELTA, every=1)
     whole = factorization.sensitivity(schema).value
     found = _curve(budget, range(_NUM_ROUNDS + 1))
     for rounds in range(1, _NUM_ROUNDS + 1):
@@ -85,8 +86,8 @@ def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
 def test_rounds_between_two_points_count_as_the_later(every: int) -> None:
     factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(13), 4)
     schema = MinSeparation(4)
-    exact = PrivacyBudget(factorization, schema, 1.0, _DELTA, every=1)
-    coarse = PrivacyBudget(factorization, schema, 1.0, _DELTA, every=every)
+    exact = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=1)
+    coarse = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=every)
     for rounds in range(14):
         later = min(13, math.ceil(rounds / every) * every)
         assert coarse.spent(rounds) == exact.spent(later)
@@ -95,8 +96,8 @@ def test_rounds_between_two_points_count_as_the_later(every: int) -> None:
 def test_the_order_of_questions_does_not_matter() -> None:
     factorization = mfa.factorizations.optimal(mfa.workloads.prefix_sum(12))
     schema = MinSeparation(3, 3)
-    forwards = PrivacyBudget(factorization, schema, 1.0, _DELTA)
-    backwards = PrivacyBudget(factorization, schema, 1.0, _DELTA)
+    forwards = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA)
+    backwards = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA)
     expected = [forwards.spent(rounds) for rounds in range(13)]
     assert [backwards.spent(rounds) for rounds in range(12, -1, -1)] == expected[::-1]
 
@@ -117,7 +118,9 @@ def test_it_never_falls_and_ends_at_the_plan(
     matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
     matrix += 0.5 * np.sign(np.diag(np.diag(matrix)))
     factorization = DenseFactorization(matrix)
-    budget = PrivacyBudget(factorization, MinSeparation(separation, most), 1.5, 1e-6, every)
+    budget = PrivacyBudget(
+        Mechanism(factorization, MinSeparation(separation, most), 1.5), 1e-6, every
+    )
     found = _curve(budget, range(num_rounds + 1))
     assert found == sorted(found)
     assert found[-1] == budget.planned.epsilon
@@ -134,14 +137,14 @@ def test_a_bound_that_falls_with_the_rounds_does_not_lower_what_was_spent() -> N
     matrix = np.array([[2.0, 0.0, 0.0], [2.0, 2.0, 0.0], [-2.0, 2.0, 1.0]])
     schema = MinSeparation(1)
     bounds = [mfa.sensitivity.compute(matrix[:t, :t], schema).value for t in (1, 2, 3)]
-    budget = PrivacyBudget(DenseFactorization(matrix), schema, 1.0, _DELTA)
+    budget = PrivacyBudget(Mechanism(DenseFactorization(matrix), schema, 1.0), _DELTA)
     found = _curve(budget, range(4))
     assert found == sorted(found)
     assert found[2] <= budget.planned.epsilon
     falling = np.array([[1.0, 0, 0, 0], [3.0, 1.0, 0, 0], [-1.0, 3.0, 0.1, 0], [0, 0, 0, 9.0]])
     bounds = [mfa.sensitivity.compute(falling[:t, :t], MinSeparation(1, 2)).value for t in (2, 3)]
     whole = mfa.sensitivity.compute(falling, MinSeparation(1, 2)).value
-    budget = PrivacyBudget(DenseFactorization(falling), MinSeparation(1, 2), 1.0, _DELTA)
+    budget = PrivacyBudget(Mechanism(DenseFactorization(falling), MinSeparation(1, 2), 1.0), _DELTA)
     curve = _curve(budget, range(5))
     assert curve == sorted(curve)
     assert curve[3] >= mfa.accounting.epsilon(whole / max(bounds), _DELTA) * (1 - 1e-9)
@@ -150,9 +153,9 @@ def test_a_bound_that_falls_with_the_rounds_does_not_lower_what_was_spent() -> N
 def test_every_round_is_computed_where_it_is_asked_for() -> None:
     factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(300), 10)
     schema = MinSeparation(10)
-    budget = PrivacyBudget(factorization, schema, 1.0, _DELTA)
+    budget = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA)
     assert budget.every == 3
-    exact = PrivacyBudget(factorization, schema, 1.0, _DELTA, every=1)
+    exact = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=1)
     found = exact.spent(100)
     took_place = guarantees.RealisedParticipation(100, 1, 10, 10)
     realised = guarantees.realised(budget.planned, factorization, took_place)
@@ -166,7 +169,7 @@ def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
         name, num_rounds=20, num_bands=4, population=4000, clients_per_round=10
     )
     factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(20), 4)
-    budget = PrivacyBudget(factorization, scheme, 1.0, 1e-6, every=10)
+    budget = PrivacyBudget(Mechanism(factorization, scheme, 1.0), 1e-6, every=10)
     found = _curve(budget, range(21))
     assert found == sorted(found)
     assert found[-1] == guarantees.sampled(factorization, scheme, 1.0, 1e-6).epsilon
@@ -190,7 +193,7 @@ def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(n
         name, num_rounds=40, num_bands=4, population=400, clients_per_round=25, separation=16
     )
     factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(40), 4)
-    budget = PrivacyBudget(factorization, scheme, 0.8, 1e-6, every=1)
+    budget = PrivacyBudget(Mechanism(factorization, scheme, 0.8), 1e-6, every=1)
     planned = guarantees.sampled(factorization, scheme, 0.8, 1e-6)
     assert planned.certificate is not None
     found = _curve(budget, range(41))
@@ -206,22 +209,22 @@ def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(n
 
 
 def test_without_noise_everything_is_spent_in_the_first_round() -> None:
-    budget = PrivacyBudget(mfa.factorizations.identity(4), MinSeparation(2), 0.0, _DELTA)
+    budget = PrivacyBudget(Mechanism(mfa.factorizations.identity(4), MinSeparation(2), 0.0), _DELTA)
     assert _curve(budget, range(5)) == [0.0, math.inf, math.inf, math.inf, math.inf]
 
 
 def test_bad_arguments_are_refused() -> None:
     factorization = mfa.factorizations.identity(4)
-    budget = PrivacyBudget(factorization, MinSeparation(2), 1.0, _DELTA)
+    budget = PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), _DELTA)
     with pytest.raises(ValueError, match="at most 4, the rounds of the factorization, found 5"):
         budget.spent(5)
     with pytest.raises(ValueError, match="rounds must be at least 0"):
         budget.spent(-1)
     with pytest.raises(ValueError, match="every must be at least 1"):
-        PrivacyBudget(factorization, MinSeparation(2), 1.0, _DELTA, every=0)
+        PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), _DELTA, every=0)
     with pytest.raises(TypeError):
-        PrivacyBudget(factorization, 3, 1.0, _DELTA)  # type: ignore[arg-type]
+        PrivacyBudget(Mechanism(factorization, 3, 1.0), _DELTA)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="noise_multiplier"):
-        PrivacyBudget(factorization, MinSeparation(2), -1.0, _DELTA)
+        PrivacyBudget(Mechanism(factorization, MinSeparation(2), -1.0), _DELTA)
     with pytest.raises(ValueError, match="delta"):
-        PrivacyBudget(factorization, MinSeparation(2), 1.0, 0.0)
+        PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), 0.0)

@@ -12,18 +12,17 @@ from absl import flags
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SingleParticipation
 from mf_aggregators.privacy import guarantees
-from simulations.devices import available_clients, device_flags
+from simulations.devices import availability, device_flags
 from simulations.devices.availability import Independent
-from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import (
     federated_runs,
+    planned_runs,
     run_config,
-    run_designs,
     run_statements,
-    sampled_runs,
 )
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.planned_runs import Run
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 
 _ROUNDS = 12
@@ -38,9 +37,9 @@ def _values(*arguments: str) -> flags.FlagValues:
     return values
 
 
-def _plan(*arguments: str) -> run_designs.RunDesign:
-    options = run_config.of_flags(_values(*arguments), COMMAND)
-    return run_designs.make(options, COMMAND.open_data(options), 64, None, None)
+def _plan(*arguments: str, path: pathlib.Path = pathlib.Path("not written")) -> Run:
+    config = run_config.of_flags(_values(*arguments), COMMAND)
+    return planned_runs.plan(config, COMMAND.open_data(config), RunDirectory(path), 64)
 
 
 _COINS = ("--sampling=min_separation", "--num_bands=3", "--clients_per_round=5", "--separation=5")
@@ -59,13 +58,14 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     arguments: tuple[str, ...], scheme: MinSeparationSampling | BallsInBins
 ) -> None:
     plan = _plan(*arguments, "--target_epsilon=6")
-    assert plan.sampling == scheme
-    assert plan.participation == SingleParticipation()
-    statement = run_statements.planned(plan, DeviceBehaviour())
+    mechanism = plan.mechanism
+    assert mechanism.sampling == scheme
+    assert mechanism.schema == SingleParticipation()
+    statement = run_statements.planned(plan)
     assert statement.plan.sampling == scheme
     assert 5.0 < statement.plan.epsilon <= 6.0
     found = guarantees.sampled(
-        plan.factorization, scheme, plan.noise_multiplier, plan.options.delta
+        mechanism.factorization, scheme, mechanism.noise_multiplier, plan.config.delta
     )
     assert statement.plan.epsilon == found.epsilon
     text = statement.to_markdown()
@@ -111,15 +111,16 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     tmp_path: pathlib.Path, arguments: tuple[str, ...], available: float | None
 ) -> None:
     """Of runs that are stopped and finished, of all devices or of those that are available."""
-    plan = _plan(*arguments, "--noise_multiplier=0.8")
-    assert plan.sampling is not None
-    sampler = plan.sampling.sampler(5)
+    plan = _plan(*arguments, "--noise_multiplier=0.8", path=tmp_path)
+    scheme = plan.mechanism.sampling
+    assert scheme is not None
+    sampler = scheme.sampler(5)
     if available is not None:
-        sampler = available_clients.among(sampler, Independent(available), 2, 300.0)
+        sampler = availability.among(sampler, Independent(available), 2, 300.0)
     names = tuple(f"zebra-{index}." for index in range(_CLIENTS))
-    drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(_ROUNDS))), plan.sampling)
-    directory = RunDirectory(tmp_path)
-    statements = run_statements.RunStatements(plan, DeviceBehaviour(), directory, sampler)
+    drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(_ROUNDS))), scheme)
+    directory = plan.directory
+    statements = run_statements.RunStatements(dataclasses.replace(plan, sampler=sampler))
 
     def stated(ledger: ParticipationLedger) -> dict[str, Any]:
         statements.before(ledger)
@@ -155,11 +156,11 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
 def test_the_seed_of_a_run_is_kept_and_needed(tmp_path: pathlib.Path) -> None:
     scheme = MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 5)
     directory = RunDirectory(tmp_path / "run")
-    sampler = sampled_runs.sampler_of(scheme, directory, None)
-    again = sampled_runs.sampler_of(scheme, directory, None)
+    sampler = planned_runs.sampler_of(scheme, directory, None)
+    again = planned_runs.sampler_of(scheme, directory, None)
     for index in range(_ROUNDS):
         np.testing.assert_array_equal(again.draw(index), sampler.draw(index))
     ParticipationLedger(("a",)).save(directory.ledger)
     directory.sampling_seed.unlink()
     with pytest.raises(CommandError, match=r"sampling_seed\.json is missing"):
-        sampled_runs.sampler_of(scheme, directory, None)
+        planned_runs.sampler_of(scheme, directory, None)

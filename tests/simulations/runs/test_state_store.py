@@ -17,9 +17,14 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulations.runs import sealed_directories
-from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
-from simulations.runs.state_store import Progress, StateNotSavedError, StateStore
+from simulations.runs import state_store
+from simulations.runs.round_records import LedgerError, ParticipationLedger
+from simulations.runs.state_store import (
+    DamagedDirectoryError,
+    Progress,
+    StateNotSavedError,
+    StateStore,
+)
 
 _CLIENTS = ("a", "b", "c")
 
@@ -166,7 +171,7 @@ def _directory_in_place_of_a_file(newest: pathlib.Path, path: pathlib.Path) -> N
         "fingerprint.pb",
         "variables/variables.index",
         "variables/variables.data-00000-of-00001",
-        sealed_directories.CHECKSUM_FILE,
+        state_store.CHECKSUM_FILE,
     ],
 )
 def test_a_harmed_file_falls_back(
@@ -197,7 +202,7 @@ def _empty(newest: pathlib.Path) -> None:
 
 
 def _without_checksums(newest: pathlib.Path) -> None:
-    (newest / sealed_directories.CHECKSUM_FILE).unlink()
+    (newest / state_store.CHECKSUM_FILE).unlink()
 
 
 def _state_of_another_round(newest: pathlib.Path) -> None:
@@ -265,8 +270,8 @@ def test_a_state_that_the_manager_cannot_load_falls_back_and_its_values_stay_sec
 ) -> None:
     newest = run / "states" / "round_3"
     (newest / "saved_model.pb").write_bytes(b"no model")
-    (newest / sealed_directories.CHECKSUM_FILE).unlink()
-    sealed_directories.seal(newest, "state after round 3")
+    (newest / state_store.CHECKSUM_FILE).unlink()
+    state_store.seal(newest, "state after round 3")
     _assert_goes_on_from(_store(run), 2)
     assert "round_3 cannot be loaded" in caplog.text
 
@@ -434,9 +439,7 @@ def test_whenever_a_save_is_cut_off_the_state_before_or_after_it_is_there(
         assert not [name for name in _names(cut / "states") if "temp" in name]
         # Damage to the newest of them still leaves one: nothing is removed too early.
         older = progress.num_rounds - 1
-        sealed_directories.check_seal(
-            cut / "states" / f"round_{older}", f"state after round {older}"
-        )
+        state_store.check_seal(cut / "states" / f"round_{older}", f"state after round {older}")
     assert reached == sorted(reached)
     assert set(reached) == {3, 4}
 
@@ -478,3 +481,25 @@ def test_what_killed_processes_left_is_removed(run: pathlib.Path) -> None:
     _assert_goes_on_from(_store(run), 3)
     assert _names(run) == {"states", "ledger.npz"}
     assert _names(run / "states") == {"round_2", "round_3", "sampling_seed.json"}
+
+
+def test_checksums_are_those_of_sha256sum(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "large").write_bytes(bytes(3_000_001))
+    (tmp_path / "file").write_text("contents")
+    state_store.seal(tmp_path, "two files")
+    state_store.check_seal(tmp_path, "two files")
+    command = ["sha256sum", "--check", "--strict", "--quiet", state_store.CHECKSUM_FILE]
+    assert subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout == b""
+
+
+def test_a_directory_is_only_what_it_was_sealed_as(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("contents")
+    with pytest.raises(DamagedDirectoryError, match="SHA256SUMS cannot be read"):
+        state_store.check_seal(tmp_path, "round 7")
+    state_store.seal(tmp_path, "round 7")
+    with pytest.raises(DamagedDirectoryError, match="SHA256SUMS is not that of round"):
+        state_store.check_seal(tmp_path, "round 9")
+    (tmp_path / "file").write_text("content")
+    with pytest.raises(DamagedDirectoryError, match="file does not match"):
+        state_store.check_seal(tmp_path, "round 7")

@@ -27,12 +27,16 @@ from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from simulations.devices.availability import Independent
-from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation, DeviceRound
+from simulations.devices.device_populations import (
+    DeviceBehaviour,
+    DevicePopulation,
+    DeviceRound,
+    TooFewEligibleClientsError,
+)
 from simulations.devices.participation_timers import WallClockTimer
 from simulations.runs import training_loop
-from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.round_records import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun, RoundRefusedError, StoppedByRuleError
-from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest
 from tests.simulations import linear_run

@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.tff import compatibility, declared_participation
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
 from simulations.runs.training_programs import CohortDataSource, ModelReleaseManager
 from simulations.workers import quiet

@@ -17,7 +17,7 @@ from absl import flags
 
 import mf_aggregators as mfa
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import run_config, run_designs
+from simulations.runs import planned_runs, run_config
 from simulations.training import learning_rate_schedules
 from simulations.training.learning_rate_schedules import Schedule
 
@@ -258,7 +258,7 @@ def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last:
     run_config.define_flags(values, run_digits.COMMAND)
     values(["run-digits", "--server_warmup=0", "--server_cooldown=0.25", f"--cooldown={cooldown}"])
     options = run_config.of_flags(values, run_digits.COMMAND)
-    rates = run_designs.server_schedule(options).rates(2048, 2.0)
+    rates = planned_runs.server_schedule(options).rates(2048, 2.0)
     assert np.all(rates[:1536] == 2.0)
     assert np.all(rates[1536:] < 2.0)
     assert rates[-1] == pytest.approx(2.0 * last)

@@ -23,9 +23,8 @@ from tensorflow.core.framework import tensor_pb2
 from simulations.runs import training_loop
 from simulations.runs.training_loop import RoundRefusedError
 from simulations.workers import quiet, remote_workers
-from simulations.workers.divided_rounds import DividedContext
 from simulations.workers.quiet import StopRequest
-from simulations.workers.remote_workers import Patience, WorkerLostError
+from simulations.workers.remote_workers import DividedContext, Patience, WorkerLostError
 from tests.simulations import linear_run
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 

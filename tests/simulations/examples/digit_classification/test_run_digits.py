@@ -13,9 +13,8 @@ from absl import flags
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line
-from simulations.devices.device_populations import DeviceBehaviour
 from simulations.examples.digit_classification import data, run_digits
-from simulations.runs import federated_runs, run_config, run_designs, run_statements
+from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.run_config import RunConfig
 from simulations.training.labelled_images import concatenated
 from tests.simulations.command_processes import CommandProcess, CommandServer
@@ -237,7 +236,7 @@ def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 def test_a_directory_of_another_command_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    config = {"command": "run-stackoverflow", "flags": {}, "versions": federated_runs.versions()}
+    config = {"command": "run-stackoverflow", "flags": {}, "versions": run_directory.versions()}
     (tmp_path / "config.json").write_text(json.dumps(config))
     status, _, err = _call(capsys, f"--output_dir={tmp_path}")
     assert status == 2
@@ -279,7 +278,7 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
 def test_a_sampled_run_says_who_draws(sampling: str, enforcement: str) -> None:
     options = _options("--examples_per_client=1", f"--sampling={sampling}", "--num_bands=2")
     data_of_run = run_digits.COMMAND.open_data(options)
-    plan = run_designs.make(options, data_of_run, 64, None, None)
-    statement = run_statements.planned(plan, DeviceBehaviour())
+    directory = run_directory.RunDirectory("not written")
+    statement = run_statements.planned(planned_runs.plan(options, data_of_run, directory, 64))
     assert enforcement in statement.to_dict()["enforcement"]
     assert "A timer on each client" not in statement.to_markdown()

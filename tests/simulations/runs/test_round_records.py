@@ -1,10 +1,13 @@
-"""The ledger: what is saved is loaded, and what is broken is refused."""
+"""Ledger and metrics: what is saved is loaded, and what is broken is refused or dropped."""
 
+import contextlib
+import csv
 import gc
 import json
 import pathlib
 import resource
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.participation import PoissonSampling, sampling_scheme, sampling_schemes
-from simulations.runs.participation_ledger import LedgerError, ParticipationLedger
+from simulations.runs.round_records import (
+    LedgerError,
+    MetricsLog,
+    MetricsNotWrittenError,
+    ParticipationLedger,
+)
+from simulations.runs.run_directory import RunDirectory
 
 _COHORTS = st.lists(st.lists(st.integers(0, 4), unique=True, max_size=5), max_size=8)
 
@@ -211,3 +220,147 @@ def test_arrays_that_do_not_fit_together_are_refused(
     np.savez(path, **{**arrays, **{name: np.array(value) for name, value in changes.items()}})
     with pytest.raises(LedgerError):
         ParticipationLedger.load(path)
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, str]]:
+    with (path / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_have_one_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss", "accuracy"], 0)
+    log.append(1, {"loss": 2.5})
+    log.append(2, {"loss": float("nan"), "accuracy": 0.5})
+    log.append(3, {"loss": 1.5})
+    # The state of round 3 was not saved, so its row is no longer true.
+    log = MetricsLog(directory, ["loss", "accuracy"], 2)
+    log.append(3, {"loss": 1.25})
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": ""},
+        {"round": "2", "loss": "", "accuracy": "0.5"},
+        {"round": "3", "loss": "1.25", "accuracy": ""},
+    ]
+
+
+def test_a_half_written_row_is_dropped(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "metrics.csv").write_text("round,loss\n1,2.5\ngarbage")
+    MetricsLog(RunDirectory(tmp_path), ["loss"], 1)
+    assert _rows(tmp_path) == [{"round": "1", "loss": "2.5"}]
+
+
+@settings(deadline=None)
+@given(cut=st.integers(0, 80))
+def test_of_metrics_that_were_cut_off_only_whole_rows_stay(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    """A number without its last digits would look like any other."""
+    path = tmp_path_factory.mktemp("run")
+    log = MetricsLog(RunDirectory(path), ["loss", "accuracy"], 0)
+    for number in (1, 2, 3):
+        log.append(number, {"loss": 1.25 * number, "accuracy": 0.125})
+    whole = (path / "metrics.csv").read_bytes()
+    expected = _rows(path)
+    (path / "metrics.csv").write_bytes(whole[:cut])
+    MetricsLog(RunDirectory(path), ["loss", "accuracy"], 3)
+    complete = max(0, whole[:cut].count(b"\n") - 1)
+    empty = [{"round": str(number), "loss": "", "accuracy": ""} for number in (1, 2, 3)]
+    assert _rows(path) == expected[:complete] + empty[complete:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"2,9.0\r\n",
+        b"2,9.0,0.5,7\r\n",
+        b"2,9\0.0,0.5\r\n",
+        b"2.0,9,9\r\n",
+        b"\xff\xfe\r\n",
+        b"2,9,0.5",
+    ],
+)
+def test_damaged_rows_are_dropped(tmp_path: pathlib.Path, damage: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(b"round,loss,accuracy\r\n1,2.5,0.5\r\n" + damage)
+    MetricsLog(RunDirectory(tmp_path), ["loss", "accuracy"], 2)
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5", "accuracy": "0.5"},
+        {"round": "2", "loss": "", "accuracy": ""},
+    ]
+
+
+def test_a_round_that_was_cut_off_before_its_row_has_one_without_values(
+    tmp_path: pathlib.Path,
+) -> None:
+    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 0)
+    log.append(1, {"loss": 2.5})
+    # The state of round 2 was saved, and then the process was killed.
+    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 2)
+    log.append(3, {"loss": 1.5})
+    assert _rows(tmp_path) == [
+        {"round": "1", "loss": "2.5"},
+        {"round": "2", "loss": ""},
+        {"round": "3", "loss": "1.5"},
+    ]
+
+
+def test_values_of_no_column_are_refused(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(tmp_path), ["loss"], 0)
+    with pytest.raises(ValueError, match=r"no columns .*accuracy"):
+        log.append(1, {"accuracy": 0.5})
+    assert _rows(tmp_path) == []
+
+
+@contextlib.contextmanager
+def _files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The kernel refuses to let any file of this process grow beyond a size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_row_for_which_there_is_no_room_leaves_no_part(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss"], 0)
+    log.append(1, {"loss": 2.5})
+    path = tmp_path / "metrics.csv"
+    before = path.read_bytes()
+    row = b"2,0.123456\r\n"
+    for room in range(len(row)):
+        with (
+            _files_of_at_most(len(before) + room),
+            pytest.raises(MetricsNotWrittenError) as raised,
+        ):
+            log.append(2, {"loss": 0.123456})
+        assert path.read_bytes() == before
+    message = str(raised.value)
+    assert "\n" not in message
+    assert f"metrics of round 2 could not be written to {path}: File too large" in message
+    assert "free space" in message
+    assert "run the same command again" in message
+    with _files_of_at_most(len(before) + len(row)):
+        log.append(2, {"loss": 0.123456})
+    assert path.read_bytes() == before + row
+
+
+def test_a_resume_without_room_leaves_the_metrics_as_they_were(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    log = MetricsLog(directory, ["loss"], 0)
+    for number in (1, 2, 3):
+        log.append(number, {"loss": 2.5})
+    before = (tmp_path / "metrics.csv").read_bytes()
+    for room in (0, 10, 25):
+        with (
+            _files_of_at_most(room),
+            pytest.raises(
+                MetricsNotWrittenError, match=r"metrics\.csv cannot be written"
+            ) as raised,
+        ):
+            MetricsLog(directory, ["loss"], 2)
+        assert "\n" not in str(raised.value)
+        assert (tmp_path / "metrics.csv").read_bytes() == before
+        assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
+    MetricsLog(directory, ["loss"], 2)
+    assert [row["round"] for row in _rows(tmp_path)] == ["1", "2"]

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import factorizations
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Sampler, sampling_scheme, sampling_schemes
 from mf_aggregators.participation.cyclic_groups import GroupSampler
-from simulations.runs import sampled_participation
-from simulations.runs.participation_ledger import ParticipationLedger
+from simulations.runs.round_records import ParticipationLedger
 
 _NAMES = tuple(sampling_schemes())
 _WITH_PARTS = ["poisson", "fixed_size", "shuffling"]
@@ -39,14 +40,16 @@ def _with_cohort(ledger: ParticipationLedger, index: int, clients: object) -> Pa
 def test_what_a_sampler_drew_has_no_deviation(name: str, rounds: int, seed: int) -> None:
     sampler = _sampler(name, seed)
     ledger = _ledger(sampler, rounds)
-    assert sampled_participation.deviation(sampler.scheme, ledger) is None
-    assert sampled_participation.deviation_from_draws(sampler, ledger) is None
+    assert sampler.scheme.deviation(len(ledger.client_ids), ledger.cohorts) is None
+    assert sampler.deviation(len(ledger.client_ids), ledger.cohorts) is None
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_ledger_of_another_scheme_or_of_timers_deviates(name: str) -> None:
     sampler = _sampler(name)
     ledger = _ledger(sampler, 13)
+    mechanism = Mechanism(factorizations.identity(13), sampler.scheme, 1.0)
+    assert mechanism.observed(ledger.record(), sampler=sampler).keeps_participation is True
     others = [
         None,
         *(_sampler(other).scheme for other in _NAMES if other != name),
@@ -56,8 +59,9 @@ def test_a_ledger_of_another_scheme_or_of_timers_deviates(name: str) -> None:
     ]
     for other in others:
         changed = dataclasses.replace(ledger, sampling=other)
-        found = sampled_participation.deviation(sampler.scheme, changed)
-        assert found == "the ledger records another way of drawing clients"
+        observed = mechanism.observed(changed.record(), sampler=sampler)
+        assert observed.keeps_participation is False
+        assert observed.deviation == "the ledger records another way of drawing clients"
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -70,7 +74,7 @@ def test_a_ledger_of_other_sizes_deviates(name: str) -> None:
         (more_clients, "has 27 clients, not 26"),
         (more_rounds, "has 14 rounds, more than 13"),
     ):
-        assert message in str(sampled_participation.deviation(sampler.scheme, changed))
+        assert message in str(sampler.scheme.deviation(len(changed.client_ids), changed.cohorts))
 
 
 @pytest.mark.parametrize("name", _WITH_PARTS)
@@ -82,7 +86,7 @@ def test_a_client_in_a_round_of_another_part_is_found(name: str, index: int) -> 
     seen = np.concatenate([ledger.cohorts[i] for i in range(13) if i % 3 != index % 3])
     for intruder in np.unique(seen):
         changed = _with_cohort(ledger, index, np.sort([*ledger.cohorts[index][1:], intruder]))
-        found = sampled_participation.deviation(sampler.scheme, changed)
+        found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
         assert "another group" in str(found)
 
 
@@ -91,7 +95,7 @@ def test_a_client_in_a_round_of_another_part_is_found(name: str, index: int) -> 
 def test_cohorts_that_are_no_sets_of_clients_are_found(name: str, clients: list[int]) -> None:
     sampler = _sampler(name)
     changed = _with_cohort(_ledger(sampler, 13), 0, clients)
-    found = sampled_participation.deviation(sampler.scheme, changed)
+    found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
     assert "round 1 are not different ones" in str(found)
 
 
@@ -107,7 +111,7 @@ def test_a_batch_of_another_size_is_found(name: str, change: int) -> None:
         changed = _with_cohort(ledger, 4, np.sort([*batch, rest[0]]))
     else:
         changed = _with_cohort(ledger, 4, batch[1:])
-    found = sampled_participation.deviation(sampler.scheme, changed)
+    found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
     assert f"round 5 had {4 + change} clients, not 4" in str(found)
 
 
@@ -116,10 +120,12 @@ def test_a_client_twice_in_a_pass_is_found() -> None:
     ledger = _ledger(sampler, 13)
     # Two batches a pass: rounds 1 and 4 are the first pass over a part, 7 and 10 the second.
     again = _with_cohort(ledger, 9, ledger.cohorts[6])
-    assert "round 10 took part twice" in str(sampled_participation.deviation(sampler.scheme, again))
+    assert "round 10 took part twice" in str(
+        sampler.scheme.deviation(len(again.client_ids), again.cohorts)
+    )
     # In another pass anybody may come first.
     passes = _with_cohort(_with_cohort(ledger, 6, ledger.cohorts[0]), 9, ledger.cohorts[3])
-    assert sampled_participation.deviation(sampler.scheme, passes) is None
+    assert sampler.scheme.deviation(len(passes.client_ids), passes.cohorts) is None
 
 
 @pytest.mark.parametrize("name", _WITH_PARTS)
@@ -128,9 +134,9 @@ def test_more_clients_than_a_part_has_are_found(name: str) -> None:
     scheme = sampling_scheme(name, num_rounds=6, num_bands=2, population=10, clients_per_round=2)
     ledger = ParticipationLedger(tuple("abcdefghij"), sampling=scheme)
     for batch in ([0, 1], [6, 7], [2, 3], [8, 9], [4, 5]):
-        assert sampled_participation.deviation(scheme, ledger) is None
+        assert scheme.deviation(len(ledger.client_ids), ledger.cohorts) is None
         ledger = ledger.with_round(np.array(batch))
-    found = sampled_participation.deviation(scheme, ledger)
+    found = scheme.deviation(len(ledger.client_ids), ledger.cohorts)
     assert found == "more clients took part in the rounds of group 1 than it can have"
 
 
@@ -139,8 +145,8 @@ def test_draws_of_another_seed_deviate_only_from_those_of_the_sampler(name: str)
     """What looks like sampling, and was chosen, is found by whoever holds the seed."""
     sampler, other = _sampler(name), _sampler(name, seed=4)
     ledger = _ledger(other, 13)
-    assert sampled_participation.deviation(sampler.scheme, ledger) is None
-    found = sampled_participation.deviation_from_draws(sampler, ledger)
+    assert sampler.scheme.deviation(len(ledger.client_ids), ledger.cohorts) is None
+    found = sampler.deviation(len(ledger.client_ids), ledger.cohorts)
     assert found == "the clients of round 1 are not those that the sampler draws"
 
 
@@ -148,12 +154,6 @@ def test_a_client_that_was_left_out_is_found_by_the_holder_of_the_seed() -> None
     sampler = _sampler("poisson")
     ledger = _ledger(sampler, 13)
     changed = _with_cohort(ledger, 12, ledger.cohorts[12][1:])
-    assert sampled_participation.deviation(sampler.scheme, changed) is None
-    found = sampled_participation.deviation_from_draws(sampler, changed)
+    assert sampler.scheme.deviation(len(changed.client_ids), changed.cohorts) is None
+    found = sampler.deviation(len(changed.client_ids), changed.cohorts)
     assert found == "the clients of round 13 are not those that the sampler draws"
-    # What anybody can find comes first.
-    assert "another way" in str(
-        sampled_participation.deviation_from_draws(
-            sampler, dataclasses.replace(changed, sampling=None)
-        )
-    )

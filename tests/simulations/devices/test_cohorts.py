@@ -19,23 +19,22 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.sampling import random_streams
 from mf_aggregators.sampling.random_streams import Stream
+from simulations.devices.device_populations import TooFewEligibleClientsError, draw_cohort
 from simulations.devices.participation_timers import DeviceTimers
-from simulations.sampling import cohorts
-from simulations.sampling.cohorts import TooFewEligibleClientsError
 from simulations.training import client_data
 
 
 def test_a_cohort_is_a_function_of_seed_round_and_eligible_clients() -> None:
     eligible = np.ones(50, dtype=bool)
-    first = cohorts.draw(eligible, 10, seed=7, round_index=3)
-    np.testing.assert_array_equal(first, cohorts.draw(eligible, 10, seed=7, round_index=3))
-    assert not np.array_equal(first, cohorts.draw(eligible, 10, seed=8, round_index=3))
-    assert not np.array_equal(first, cohorts.draw(eligible, 10, seed=7, round_index=4))
+    first = draw_cohort(eligible, 10, seed=7, round_index=3)
+    np.testing.assert_array_equal(first, draw_cohort(eligible, 10, seed=7, round_index=3))
+    assert not np.array_equal(first, draw_cohort(eligible, 10, seed=8, round_index=3))
+    assert not np.array_equal(first, draw_cohort(eligible, 10, seed=7, round_index=4))
 
 
 def test_only_eligible_clients_are_drawn_each_once() -> None:
     eligible = np.arange(40) % 3 == 0
-    cohort = cohorts.draw(eligible, 12, seed=1, round_index=0)
+    cohort = draw_cohort(eligible, 12, seed=1, round_index=0)
     assert np.all(eligible[cohort])
     assert len(np.unique(cohort)) == 12
 
@@ -45,7 +44,7 @@ def test_draws_are_uniform() -> None:
     eligible = np.ones(20, dtype=bool)
     counts = np.zeros(20)
     for round_index in range(4000):
-        counts[cohorts.draw(eligible, 5, seed=11, round_index=round_index)] += 1
+        counts[draw_cohort(eligible, 5, seed=11, round_index=round_index)] += 1
     # Without replacement, counts vary by (1 - 5 / 20) of what a multinomial would.
     statistic = np.sum((counts - 1000.0) ** 2 / 1000.0) / 0.75
     assert 1e-4 < scipy.stats.chi2.sf(statistic, 19) < 1 - 1e-4
@@ -55,7 +54,7 @@ def test_too_few_eligible_clients_are_reported() -> None:
     eligible = np.zeros(30, dtype=bool)
     eligible[:4] = True
     with pytest.raises(TooFewEligibleClientsError, match=r"round 3 needs 5 clients.*allow 4 of 30"):
-        cohorts.draw(eligible, 5, seed=0, round_index=2)
+        draw_cohort(eligible, 5, seed=0, round_index=2)
 
 
 @given(
@@ -78,7 +77,7 @@ def test_plans_found_feasible_never_run_out_of_clients(
     timers = DeviceTimers.by_rounds(num_clients, schema)
     for round_index in range(num_rounds):
         timers.advance(round_index)
-        cohort = cohorts.draw(timers.eligible(), clients_per_round, seed, round_index)
+        cohort = draw_cohort(timers.eligible(), clients_per_round, seed, round_index)
         timers.record(cohort, round_index)
 
 
@@ -101,12 +100,12 @@ def test_a_cohort_is_a_choice_from_the_list_of_eligible_clients(
     candidates = np.flatnonzero(eligible)
     if len(candidates) < clients_per_round:
         with pytest.raises(TooFewEligibleClientsError, match=f"allow {len(candidates)} of"):
-            cohorts.draw(eligible, clients_per_round, seed, 4)
+            draw_cohort(eligible, clients_per_round, seed, 4)
         return
     chosen = random_streams.generator_of(seed, 4).choice(
         candidates, clients_per_round, replace=False
     )
-    drawn = cohorts.draw(eligible, clients_per_round, seed, 4)
+    drawn = draw_cohort(eligible, clients_per_round, seed, 4)
     np.testing.assert_array_equal(drawn, np.sort(chosen))
 
 
@@ -123,7 +122,7 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
     rounds = 12
     owner = "cohorts"
     for i in range(rounds):
-        cohorts.draw(np.ones(8, bool), 3, 5, i)
+        draw_cohort(np.ones(8, bool), 3, 5, i)
     owner = "examples"
     for i in range(rounds):
         for client in ("", "a", "b", "a client of a long name"):

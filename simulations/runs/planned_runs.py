@@ -1,0 +1,577 @@
+"""A run before TensorFlow is loaded: what follows from its configuration, and from its directory.
+
+:class:`~simulations.runs.run_config.RunConfig` is what was asked, and a :class:`Run` what follows:
+a mechanism for the data that there are, and where its clients, its files and its random numbers
+come from. Guarantees and statements are asked of the mechanism.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators import (
+    Mechanism,
+    accounting,
+    adaptive_clip,
+    catalogue,
+    checkpoints,
+    factorizations,
+    printed_guarantees,
+    workloads,
+)
+from mf_aggregators import participation as participations
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseShares
+from mf_aggregators.catalogue import Request
+from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.factorizations import ExtensionError, Factorization
+from mf_aggregators.participation import (
+    MinSeparation,
+    Participation,
+    Sampler,
+    SamplingScheme,
+    SingleParticipation,
+)
+from mf_aggregators.privacy import amplification_conditions
+from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.sampling import sampling_seeds
+from mf_aggregators.sampling.sampling_seeds import SeedError
+from simulations.devices.device_populations import DeviceBehaviour
+from simulations.runs import run_config, run_directory
+from simulations.runs.run_config import TIMERS, RunConfig
+from simulations.runs.run_directory import RunDirectory, RunDirectoryError
+from simulations.training import learning_rate_schedules
+from simulations.training.federated_task import TaskData
+from simulations.training.learning_rate_schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Horizon:
+    """The rounds that a run was planned for before it was extended.
+
+    Attributes:
+      num_rounds: How many.
+      released_rounds: Those of them that were released when the run was extended.
+      participation: The schema that the timers enforced.
+    """
+
+    num_rounds: int
+    released_rounds: int
+    participation: Participation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what ``config.json`` says of the horizon."""
+        return {
+            "num_rounds": self.num_rounds,
+            "released_rounds": self.released_rounds,
+            "participation": self.participation.to_dict(),
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """What a run does, all defaults filled in and checked.
+
+    Attributes:
+      config: What was asked.
+      data: The task's data.
+      mechanism: The mechanism of the sums that are released, with all horizons of a run that was
+        extended. Where few clients stand for a larger cohort, it has the smaller noise of the few.
+      directory: Where states, ledger, metrics and statements go.
+      seed: Seed of cohorts under timers, devices, the order of data and initial weights.
+      behaviour: What the clients' devices do.
+      sampler: What draws the clients of each round in the place of timers; None for timers.
+      horizons: The horizons before, of a run that was extended.
+    """
+
+    config: RunConfig
+    data: TaskData
+    mechanism: Mechanism
+    directory: RunDirectory
+    seed: int
+    behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
+    sampler: Sampler | None = None
+    horizons: tuple[Horizon, ...] = ()
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """What is guaranteed for all rounds, if clients keep to the participation."""
+        certification = amplification_conditions.default_certification(show_progress=True)
+        return self.mechanism.guarantee(self.config.delta, certification=certification)
+
+    @functools.cached_property
+    def stopping_rule(self) -> StoppingRule | None:
+        """What ends the run before a round with which an epsilon would be exceeded.
+
+        Raises:
+          ValueError: If it would not let the first round take place.
+        """
+        limit = self.config.stop_at_epsilon
+        if limit is None:
+            return None
+        return StoppingRule(self.guarantee, self.mechanism.factorization, limit)
+
+    @property
+    def simulated_clients(self) -> int:
+        """The clients that take part in a round: fewer than they stand for, in an estimate."""
+        return self.config.simulated_clients or self.config.clients_per_round
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of a cohort of ``clients_per_round``; 0 for no noise."""
+        asked = self.config.noise_multiplier
+        if self.simulated_clients == self.config.clients_per_round or self.horizons:
+            return self.mechanism.noise_multiplier / _share(self.config)
+        assert asked is not None
+        return asked
+
+    @property
+    def clip(self) -> float | AdaptiveClip:
+        """The clip norm, or how it adapts to the clients that are simulated."""
+        return _clip(self.config)
+
+    @property
+    def noise_shares(self) -> NoiseShares | None:
+        """How the noise is shared between updates and bits; None for a constant clip norm.
+
+        Raises:
+          ValueError: If the bits have too little noise.
+        """
+        clip = self.clip
+        if not isinstance(clip, AdaptiveClip):
+            return None
+        multiplier = self.mechanism.noise_multiplier
+        began_with = self.mechanism.horizons[0].noise_multiplier
+        stddev = clip.count_stddev_for(began_with, self.simulated_clients)
+        shares = adaptive_clip.noise_shares(began_with, stddev)
+        if multiplier == began_with:
+            return shares
+        # The same noise, relative to the sensitivity of the whole.
+        ratio = multiplier / began_with
+        return dataclasses.replace(
+            shares,
+            update_noise_multiplier=shares.update_noise_multiplier * ratio,
+            count_stddev=shares.count_stddev * ratio,
+        )
+
+    @property
+    def noise_directory(self) -> pathlib.Path:
+        """Where rows of noise go, if they go to disk."""
+        return pathlib.Path(self.config.noise_directory or self.directory.noise)
+
+    @property
+    def server_rates(self) -> np.ndarray:
+        """(n,) float64: the server's learning rate of every round."""
+        return server_rates(self.config, self.horizons)
+
+
+def plan(
+    config: RunConfig,
+    data: TaskData,
+    directory: RunDirectory,
+    max_bands: int,
+    *,
+    seed: int = 0,
+    behaviour: DeviceBehaviour | None = None,
+    begun: Mapping[str, Any] | None = None,
+    horizons: tuple[Horizon, ...] = (),
+) -> Run:
+    """Plans a run: finds its mechanism, and writes nothing.
+
+    Args:
+      config: What was asked, checked flag by flag.
+      data: The task's data.
+      directory: Its directory, from which a run that goes on has its matrix.
+      max_bands: The most bands that a mechanism gets without ``--num_bands``.
+      seed: See :class:`Run`.
+      behaviour: What devices do; None for nothing but taking part.
+      begun: The ``config.json`` of a run that goes on; None for a new one.
+      horizons: Those before, of a run that was or is to be extended.
+
+    Returns:
+      The run. Where a scheme samples its clients, it has no sampler yet: see :func:`sampler_of`.
+
+    Raises:
+      CommandError: If flags do not fit the data or one another.
+      ValueError: As the library says it.
+    """
+    check_choice(
+        config.delta < 1.0 / data.num_clients,
+        f"--delta={config.delta:g} is not below 1 / {data.num_clients} clients: a mechanism "
+        "that publishes one client's data outright would satisfy it.",
+    )
+    own = None
+    # One factorization for all rounds of a run, whatever becomes of where it came from.
+    if begun is not None and directory.factorization.exists():
+        own = checkpoints.load(directory.factorization)
+    if config.sampling == TIMERS:
+        mechanism = _of_timers(config, data, max_bands, own, begun or {}, horizons)
+    elif horizons:
+        raise CommandError(
+            f"a run with --sampling={config.sampling} cannot be extended: its batches are drawn "
+            "by a scheme for all of its rounds, which its guarantee rests on. Start a new run."
+        )
+    else:
+        mechanism = _of_sampling(config, data, own, (begun or {}).get("noise_multiplier"))
+    behaviour = DeviceBehaviour() if behaviour is None else behaviour
+    run = Run(config, data, mechanism, directory, seed, behaviour, horizons=horizons)
+    try:
+        _ = run.noise_shares
+    except ValueError as error:
+        raise CommandError(f"--clip_count_stddev: {error}") from None
+    try:
+        _ = run.stopping_rule
+    except ValueError as error:
+        raise CommandError(f"--stop_at_epsilon={config.stop_at_epsilon:g}: {error}") from error
+    return run
+
+
+def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:
+    """Returns the schema that the timers of a run enforce.
+
+    Args:
+      config: What was asked.
+      data: The task's data.
+
+    Raises:
+      CommandError: If there are too few clients for a cohort.
+    """
+    cohort = config.clients_per_round
+    separation = config.separation or min(config.num_rounds, data.num_clients // cohort)
+    check_choice(
+        separation > 0,
+        f"{data.name} has {data.num_clients} training clients, fewer than "
+        f"--clients_per_round={cohort}: a population that small cannot be what "
+        "--simulated_clients stand for. Use fewer clients per round.",
+    )
+    return MinSeparation(separation, config.max_participations)
+
+
+def scheme_of(
+    config: RunConfig, num_clients: int, checkpoint: Factorization | None
+) -> SamplingScheme:
+    """Returns the scheme by which the clients of a run are drawn.
+
+    Args:
+      config: What was asked.
+      num_clients: The population.
+      checkpoint: The factorization, where it is there already.
+
+    Raises:
+      CommandError: If the factorization is not banded.
+      ValueError: If the sizes do not fit one another.
+    """
+    if checkpoint is None:
+        num_bands = run_config.num_bands(config)
+    else:
+        num_bands = checkpoint.strategy_bands()
+        is_banded = num_bands is not None and num_bands < max(2, checkpoint.num_rounds)
+        check_choice(
+            is_banded or checkpoint.mechanism in run_config.banded_mechanisms(),
+            f"--sampling={config.sampling} needs a banded matrix, and that of the checkpoint, "
+            f"of the mechanism {checkpoint.mechanism}, has no zeros below a band. Use "
+            f"--sampling={TIMERS} with it.",
+        )
+    assert num_bands is not None
+    return participations.sampling_scheme(
+        config.sampling,
+        num_rounds=config.num_rounds,
+        num_bands=num_bands,
+        population=num_clients,
+        clients_per_round=config.clients_per_round,
+        separation=config.separation,
+    )
+
+
+def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None) -> Sampler:
+    """Returns the sampler of a run, with the secret seed in its directory.
+
+    The seed is not that of data order and initial weights: whoever gets the initial model
+    could find 32 bits of that one by trial. It is with the states, which are as secret.
+
+    Args:
+      scheme: How clients are drawn.
+      directory: The run's directory; the seed of a new run is made and saved there.
+      fixed_seed: A seed in place of a secret one, for tests.
+
+    Returns:
+      The sampler.
+
+    Raises:
+      CommandError: If the seed of rounds that were released is lost or damaged: other draws
+        would not be of the same partition.
+      OSError: If it cannot be saved.
+    """
+    if fixed_seed is not None:
+        return scheme.sampler(fixed_seed)
+    path = directory.sampling_seed
+    if path.exists():
+        try:
+            return scheme.sampler(sampling_seeds.load(path))
+        except SeedError as error:
+            raise CommandError(
+                f"{path} cannot be read: restore it, or start a new run and account for both."
+            ) from error
+    if directory.ledger.exists():
+        raise CommandError(
+            f"{path} is missing: without it nobody knows whom the next round would have drawn. "
+            "Restore it, or start a new run and account for both."
+        )
+    seed = sampling_seeds.secret_seed()
+    directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sampling_seeds.save(seed, path)
+    return scheme.sampler(seed)
+
+
+def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:
+    """Returns the horizons of a run before the one that it has.
+
+    Args:
+      begun: Its ``config.json``.
+      directory: Its directory, for the message.
+
+    Raises:
+      RunDirectoryError: If they are broken.
+    """
+    try:
+        return tuple(
+            Horizon(
+                int(horizon["num_rounds"]),
+                int(horizon["released_rounds"]),
+                participations.from_dict(horizon["participation"]),
+            )
+            for horizon in begun.get(run_directory.EXTENDS, ())
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(
+            f"{directory.path / run_directory.CONFIG_FILE} is broken: what it says of the plans "
+            f"that were extended cannot be read ({error}). Restore it."
+        ) from error
+
+
+def server_schedule(config: RunConfig) -> Schedule:
+    """Returns the schedule of the server's learning rate."""
+    name = "decay" if config.cooldown == learning_rate_schedules.DROP else "cooldown"
+    return dataclasses.replace(
+        learning_rate_schedules.by_name(name),
+        warmup_share=config.server_warmup,
+        cooldown_share=config.server_cooldown,
+    )
+
+
+def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
+    """Returns the server's learning rate of every round.
+
+    Args:
+      config: What was asked, for all rounds.
+      horizons: Those before, of a run that was extended.
+
+    Returns:
+      (n,) float64. Rounds that were released before have the rate that they had.
+    """
+    schedule, rate = server_schedule(config), config.server_learning_rate
+    lengths = (*(horizon.num_rounds for horizon in horizons), config.num_rounds)
+    return joined_rates([schedule.rates(n, rate) for n in lengths], horizons)
+
+
+def joined_rates(rates: Sequence[np.ndarray], horizons: Sequence[Horizon]) -> np.ndarray:
+    """Returns the learning rate of every round of a run that was extended.
+
+    Rounds that were released keep the rate that they had: run again from an older state, they must
+    lead to the same model, whose updates got the noise of the rounds after them. So does the round
+    after them, whose rate the saved state holds already; after the last round of a horizon, that is
+    the rate of the last one.
+
+    Args:
+      rates: The rates of each horizon and of the whole, one array for each.
+      horizons: Those before.
+
+    Returns:
+      (n,) float64.
+    """
+    joined = rates[0]
+    for horizon, following in zip(horizons, rates[1:], strict=True):
+        known = horizon.released_rounds + 1
+        joined = np.concatenate([np.append(joined, joined[-1])[:known], following[known:]])
+    return joined
+
+
+def _share(config: RunConfig) -> float:
+    """The clients that are simulated over those that they stand for."""
+    return (config.simulated_clients or config.clients_per_round) / config.clients_per_round
+
+
+def _clip(config: RunConfig) -> float | AdaptiveClip:
+    clip = config.clip
+    if not isinstance(clip, AdaptiveClip) or clip.count_stddev is None:
+        return clip
+    # In a fraction of fewer clients, the same noise.
+    return dataclasses.replace(clip, count_stddev=clip.count_stddev * _share(config))
+
+
+def _of_timers(
+    config: RunConfig,
+    data: TaskData,
+    max_bands: int,
+    own: Factorization | None,
+    begun: Mapping[str, Any],
+    horizons: Sequence[Horizon],
+) -> Mechanism:
+    num_rounds, participation = config.num_rounds, participation_of(config, data)
+    clients = config.simulated_clients or config.clients_per_round
+    participations.check_population(participation, num_rounds, data.num_clients, clients)
+    if own is None:
+        bands = min(participation.separation, num_rounds, max_bands)
+        own = _factorization(config, participation, bands)
+    if horizons:
+        return _extended(config, participation, own, begun, horizons)
+    assert config.noise_multiplier is not None
+    return Mechanism(own, participation, config.noise_multiplier * _share(config))
+
+
+def _extended(
+    config: RunConfig,
+    participation: MinSeparation,
+    factorization: Factorization,
+    begun: Mapping[str, Any],
+    horizons: Sequence[Horizon],
+) -> Mechanism:
+    """The mechanism of a run that is extended, from the matrix of the horizon before or of all."""
+    size = begun.get("num_parameters")
+    if not isinstance(size, int):
+        raise RunDirectoryError(
+            "the run has not begun, and cannot be extended: start a new one with that many "
+            "--num_rounds."
+        )
+    lengths = [horizon.num_rounds for horizon in horizons]
+    known = [*factorization.plans, factorization.num_rounds]
+    if known not in (lengths, [*lengths, config.num_rounds]):
+        raise CommandError(
+            f"the matrix of the run extends plans of {list(factorization.plans)} rounds, and "
+            f"{run_directory.CONFIG_FILE} has the participation of those of {lengths}: "
+            "restore the one that is not of this run."
+        )
+    assert config.noise_multiplier is not None
+    first, *later = horizons
+    mechanism = Mechanism(
+        _first_rounds(factorization, first.num_rounds),
+        first.participation,
+        config.noise_multiplier * _share(config),
+    )
+    of_horizons = {horizon.num_rounds: horizon.participation for horizon in later}
+    for num_rounds, schema in {**of_horizons, config.num_rounds: participation}.items():
+        is_known = num_rounds in known
+        try:
+            mechanism = mechanism.extended(
+                num_rounds,
+                schema,
+                workload=(
+                    None
+                    if is_known
+                    else workloads.describe(_workload(config, horizons), num_rounds)
+                ),
+                # The bits of an adaptive clip norm are one number more.
+                num_parameters=size + int(isinstance(_clip(config), AdaptiveClip)),
+                largest_cohort=(
+                    (config.simulated_clients or config.clients_per_round)
+                    if config.secure_aggregation
+                    else None
+                ),
+                storage=begun.get("noise_storage", config.noise_storage),
+                factorization=_first_rounds(factorization, num_rounds) if is_known else None,
+            )
+        except ExtensionError as error:
+            raise CommandError(f"--num_rounds={num_rounds}: {error}") from error
+    if config.target_epsilon is not None:
+        epsilon = accounting.epsilon(mechanism.noise_multiplier / _share(config), config.delta)
+        check_choice(
+            epsilon <= config.target_epsilon,
+            f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "
+            f"epsilon {printed_guarantees.rounded_up(epsilon, '.6g')}, above "
+            f"--target_epsilon={config.target_epsilon:g}: give that epsilon as the target, or "
+            "more, to extend the run, or fewer --num_rounds.",
+        )
+    return mechanism
+
+
+def _first_rounds(factorization: Factorization, num_rounds: int) -> Factorization:
+    return (
+        factorization
+        if factorization.num_rounds == num_rounds
+        else factorization.of_plan(num_rounds)
+    )
+
+
+def _of_sampling(
+    config: RunConfig,
+    data: TaskData,
+    own: Factorization | None,
+    own_noise_multiplier: float | None,
+) -> Mechanism:
+    factorization = own
+    if own is None and config.checkpoint is not None:
+        factorization = _loaded(config)
+    # Where it can be, the noise is found, or found impossible, before a matrix is computed.
+    scheme = scheme_of(config, data.num_clients, factorization)
+
+    def matrix() -> Factorization:
+        return _factorization(config, SingleParticipation(), scheme.num_bands)
+
+    multiplier = config.noise_multiplier if own_noise_multiplier is None else own_noise_multiplier
+    if multiplier is None:
+        assert config.target_epsilon is not None
+        columns = None
+        if scheme.depends_on_matrix:
+            factorization = matrix() if factorization is None else factorization
+            columns = factorization.strategy_matrix()
+        multiplier = scheme.noise_multiplier(config.target_epsilon, config.delta, columns)
+    return Mechanism(matrix() if factorization is None else factorization, scheme, multiplier)
+
+
+def _loaded(config: RunConfig) -> Factorization:
+    assert config.checkpoint is not None
+    factorization = checkpoints.load(config.checkpoint)
+    check_choice(
+        factorization.num_rounds == config.num_rounds,
+        f"--checkpoint={config.checkpoint} is for {factorization.num_rounds} rounds, and "
+        f"--num_rounds is {config.num_rounds}: noise for other rounds than those of the run "
+        "would be too much or too little. Make the two equal.",
+    )
+    return factorization
+
+
+def _factorization(
+    config: RunConfig, participation: Participation, default_bands: int
+) -> Factorization:
+    num_rounds, name = config.num_rounds, config.mechanism
+    if config.checkpoint is not None:
+        return _loaded(config)
+    if name == run_config.NOT_PRIVATE:
+        return factorizations.identity(num_rounds)
+    mechanism = catalogue.entry(name)
+    request = Request(
+        num_rounds,
+        workloads.describe(_workload(config, ()), num_rounds),
+        participation,
+        mechanism_flags.given_options(config, name),
+        show_progress=True,
+    )
+    factorization = mechanism.build(mechanism.for_run(request, default_bands))
+    assert isinstance(factorization, Factorization)
+    return factorization
+
+
+def _workload(config: RunConfig, horizons: Sequence[Horizon]) -> dict[str, Any]:
+    """The description of the workload that a run's matrix is optimised for."""
+    if config.workload != run_config.TRAINING:
+        return {"name": "prefix_sum"}
+    return {
+        "name": "momentum_sgd",
+        "momentum": config.server_momentum,
+        "learning_rates": [float(rate) for rate in server_rates(config, horizons)],
+    }

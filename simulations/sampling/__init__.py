@@ -1,1 +1,0 @@
-"""Who takes part in a round: cohorts of devices, and batches that a data centre draws."""
