@@ -51,8 +51,7 @@ from scipy.linalg.lapack import dpbtrf
 
 from mf_aggregators.factorizations.band_constraints import ColumnConstraint
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
-from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances
-from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix
+from mf_aggregators.linear_algebra.banded_matrices import BandedCovariances, BandedMatrix
 
 _ROUNDOFF = 2.0**-53
 _ROUNDING = 8.0

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.factorizations import band_algebra, banded_extension, banded_sensitivity
+from mf_aggregators.factorizations import banded_extension, banded_sensitivity
 from mf_aggregators.factorizations.band_constraints import (
     ColumnConstraint,
     EqualNorms,
@@ -18,7 +18,11 @@ from mf_aggregators.factorizations.convergence import Converged, warn_unless_rea
 from mf_aggregators.factorizations.dense import squared_rows_of_prefix_sums
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances, WorkloadBlocks
+from mf_aggregators.linear_algebra.banded_matrices import (
+    BandedCovariances,
+    WorkloadBlocks,
+    square_root_bands,
+)
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
 from mf_aggregators.participation import (
@@ -292,7 +296,7 @@ def banded(
         participation = FixedEpochOrder(most, separation)
         layout = PatternLayout(num_rounds, separation, most)
         constraint = PatternNorms(num_bands, layout)
-    start = band_algebra.square_root_bands(num_rounds, num_bands)
+    start = square_root_bands(num_rounds, num_bands)
     if len(constraint.sharpness) > 1:
         # Where patterns share rounds the search is harder; equal norms are a good start.
         easier = BandedSearch(

@@ -11,17 +11,22 @@ share raises the squared sensitivity of k participations by a k-th of it.
 The best share of a few is chosen by the error of a simple matrix, and then L-BFGS runs over all
 free entries, for the squared error at that share and at none: new columns are scaled to their norm,
 and ends of old ones are r v / sqrt(1 + |v|^2), which no v makes longer than r. Error and slope come
-from ``linear_algebra.banded_covariances``, in O(n b^2) operations.
+from ``linear_algebra.banded_matrices``, in O(n b^2) operations.
 """
 
 import functools
 
 import numpy as np
 
-from mf_aggregators.factorizations import band_algebra, banded_sensitivity
+from mf_aggregators.factorizations import banded_sensitivity
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import minimise
-from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances
+from mf_aggregators.linear_algebra.banded_matrices import (
+    BandedCovariances,
+    column_sums,
+    spread_columns,
+    square_root_bands,
+)
 from mf_aggregators.participation import Participation
 from mf_aggregators.workloads import Workload
 
@@ -86,7 +91,7 @@ class _Rows:
         self._released = bands
         released, num_bands = bands.shape
         self.shape = (num_rounds, num_bands)
-        squared_norms = band_algebra.column_sums(np.square(bands))
+        squared_norms = column_sums(np.square(bands))
         # Whole columns of C; the others are shorter where norms are not equal.
         whole = squared_norms[: max(1, released - num_bands + 1)]
         self._norm = float(np.sqrt(np.mean(whole)))
@@ -99,7 +104,7 @@ class _Rows:
 
     def start(self) -> np.ndarray:
         """The free entries of the Toeplitz square root of the prefix sum."""
-        return band_algebra.square_root_bands(*self.shape)[self._is_free]
+        return square_root_bands(*self.shape)[self._is_free]
 
     def of(self, free: np.ndarray, share: float) -> np.ndarray:
         """Returns the (m, b) bands of the matrix.
@@ -109,7 +114,7 @@ class _Rows:
           share: By which the squared norms of old columns may grow.
         """
         entries, scales, _ = self._scaled(free, share)
-        bands = entries * band_algebra.spread_columns(scales, self.shape[1])
+        bands = entries * spread_columns(scales, self.shape[1])
         bands[: len(self._released)] = self._released
         return bands
 
@@ -117,17 +122,17 @@ class _Rows:
         """Returns the slope by the free entries, from the (m, b) slope by the matrix."""
         entries, scales, squares = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
-        along = band_algebra.column_sums(entries * slope)
+        along = column_sums(entries * slope)
         # Of 1 / |v|, and of 1 / sqrt(1 + |v|^2).
         divisors = np.where(self._is_new, squares, 1.0 + squares)
-        inner = slope - entries * band_algebra.spread_columns(along / divisors, self.shape[1])
-        return (inner * band_algebra.spread_columns(scales, self.shape[1]))[self._is_free]
+        inner = slope - entries * spread_columns(along / divisors, self.shape[1])
+        return (inner * spread_columns(scales, self.shape[1]))[self._is_free]
 
     def _scaled(self, free: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The entries, what multiplies the columns, and the squared norms of the entries."""
         entries = np.zeros(self.shape)
         entries[self._is_free] = free
-        squares = band_algebra.column_sums(np.square(entries))
+        squares = column_sums(np.square(entries))
         new = self._norm / np.sqrt(np.where(self._is_new, squares, 1.0))
         old = np.sqrt(share) * self._radii / np.sqrt(1.0 + squares)
         return entries, np.where(self._is_new, new, old), squares

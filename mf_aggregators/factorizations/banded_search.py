@@ -1,7 +1,7 @@
 """The search for the best banded strategy matrix, with its certificate, in O(n b^2) operations.
 
 L-BFGS runs over the entries of C before its columns are scaled to keep the constraint. Error and
-slope come from ``linear_algebra.banded_covariances``. Its lower bound is the dual of the
+slope come from ``linear_algebra.banded_matrices``. Its lower bound is the dual of the
 problem. With equal norms: for symmetric positive semi-definite V with V[i, j] = 0 for
 0 < |i - j| < b and any feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) = tr(A^T A X^-1) +
 tr(V X) - tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of 2 sqrt(a v) <= a / x + v x; the
@@ -13,11 +13,16 @@ tr(V). :mod:`mf_aggregators.factorizations.band_certificate` bounds the trace fr
 
 import numpy as np
 
-from mf_aggregators.factorizations import band_algebra, band_certificate
+from mf_aggregators.factorizations import band_certificate
 from mf_aggregators.factorizations.band_constraints import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.convergence import Converged, minimise
-from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances
+from mf_aggregators.linear_algebra.banded_matrices import (
+    BandedCovariances,
+    column_sums,
+    divide_columns,
+    spread_columns,
+)
 from mf_aggregators.progress_bars import ProgressBar
 
 # Evaluations before the first look at the certificate, which costs about five of them, and the
@@ -101,7 +106,7 @@ class BandedSearch:
         Args:
           bands: (n, b) of the matrix.
         """
-        squared = self._constraint.squared_sensitivity(band_algebra.column_sums(np.square(bands)))
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(bands)))
         error = BandedCovariances(bands, self._workload.blocks).squared_error
         self._keep(bands, squared, error)
 
@@ -136,7 +141,7 @@ class BandedSearch:
         of_rows, of_columns, of_lags = (
             _POWERS_FOR_PREFIX_SUMS if is_prefix_sum and has_equal_norms else _POWERS
         )
-        scales = band_algebra.spread_columns(weights**of_columns, self._num_bands)
+        scales = spread_columns(weights**of_columns, self._num_bands)
         scales *= np.outer(weights**of_rows, np.arange(1.0, self._num_bands + 1.0) ** of_lags)
         direction = slope * scales
         length = float(np.linalg.norm(direction))
@@ -174,17 +179,17 @@ class BandedSearch:
     def _log_error(self, bands: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """The logarithm of the error, its (n, b) slope, and (n,) weights of the columns."""
         with np.errstate(all="ignore"):
-            squared_norms = band_algebra.column_sums(np.square(bands))
+            squared_norms = column_sums(np.square(bands))
             norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
-            scaled = band_algebra.divide_columns(bands, norms)
+            scaled = divide_columns(bands, norms)
             covariances = BandedCovariances(scaled, self._workload.blocks)
             error = covariances.squared_error
             slope = covariances.slope() if np.isfinite(error) else np.full(bands.shape, np.nan)
             # The chain rule through the scaling of columns.
-            along = band_algebra.column_sums(slope * scaled)
+            along = column_sums(slope * scaled)
             by_norms = self._constraint.by_squared_norms(along, squared_norms, self._sharpness)
-            slope = band_algebra.divide_columns(slope, norms)
-            slope -= bands * band_algebra.spread_columns(by_norms, self._num_bands)
+            slope = divide_columns(slope, norms)
+            slope -= bands * spread_columns(by_norms, self._num_bands)
             slope /= error
         self.evaluations += 1
         self.progress.update()
@@ -192,7 +197,7 @@ class BandedSearch:
             # The line search takes a shorter step.
             return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
         # The squared sensitivity is at most one, and one where the scales are exact.
-        squared = self._constraint.squared_sensitivity(band_algebra.column_sums(np.square(scaled)))
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
         self._keep(scaled, squared, error)
         # -along / 2 is (X V)_jj, whose largest part is V_jj X_jj.
         return float(np.log(error)), slope, np.maximum(-0.5 * along / norms**2, 0.0)

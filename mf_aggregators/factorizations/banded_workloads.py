@@ -6,7 +6,7 @@ import numpy as np
 from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators import workloads
-from mf_aggregators.linear_algebra.banded_covariances import WorkloadBlocks
+from mf_aggregators.linear_algebra.banded_matrices import WorkloadBlocks
 from mf_aggregators.workloads import Workload
 
 

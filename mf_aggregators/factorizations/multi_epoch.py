@@ -25,7 +25,6 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     with_walls,
 )
-from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch_dual import (
     Evaluation,
     MultiEpochDual,
@@ -33,7 +32,10 @@ from mf_aggregators.factorizations.multi_epoch_dual import (
 )
 from mf_aggregators.factorizations.multi_epoch_start import banded_start
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.linear_algebra.matrix_roots import (
+    lower_triangular_factor,
+    nuclear_norm_from_below,
+)
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 

@@ -23,10 +23,10 @@ from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations import workload_spectra
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.dense import DenseFactorization
-from mf_aggregators.factorizations.gram import lower_triangular_factor
 from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations.multi_epoch_dual import PatternEntries, bounded_entries
 from mf_aggregators.factorizations.workload_spectra import WorkloadSpectra
+from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.linear_algebra import inverse_square_roots
+from mf_aggregators.linear_algebra import matrix_roots
 
 # From so many blocks on they are faster than one large matrix.
 _LEAST_BLOCKS = 24
@@ -144,9 +144,9 @@ class BandedPatternSpectra(PatternSpectra):
         """Returns the root without its half, unless H is too ill-conditioned for that."""
         diagonal, above, least = self._blocks(factors)
         # Written so that NaN is ill-conditioned.
-        if not inverse_square_roots.largest_row_sum(diagonal, above) <= _LARGEST_CONDITION * least:
+        if not matrix_roots.largest_row_sum(diagonal, above) <= _LARGEST_CONDITION * least:
             return self._dense.root(factors)
-        folded = inverse_square_roots.diagonal_blocks(diagonal, above, least)
+        folded = matrix_roots.inverse_root_blocks(diagonal, above, least)
         count, positions = len(folded), self._layout.positions
         by_place = folded.reshape(count, -1, positions, folded.shape[1] // positions, positions)
         blocks = by_place[self._block, self._place, :, self._place]
@@ -158,7 +158,7 @@ class BandedPatternSpectra(PatternSpectra):
         if root.half is not None:
             return self._dense.whole(root, factors)
         diagonal, above, least = self._blocks(factors)
-        folded = inverse_square_roots.whole(diagonal, above, least)
+        folded = matrix_roots.inverse_root(diagonal, above, least)
         positions = self._layout.positions
         of_class = self._block * diagonal.shape[1] + self._place * positions
         rows = (of_class[:, np.newaxis] + np.arange(positions))[self._layout.exists]

@@ -17,7 +17,6 @@ import scipy.sparse.linalg
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.linear_algebra import stacked_cholesky
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.progress_bars import ProgressBar
@@ -325,7 +324,7 @@ def _ridge_rows(targets: np.ndarray, factors: np.ndarray, lag: int) -> np.ndarra
     solution = np.zeros_like(targets)
     penalty = _PENALTY * np.eye(factors.shape[1])
     for rows, grams in _running_grams(factors, lag):
-        solution[rows] = stacked_cholesky.solve(grams + penalty, targets[rows])
+        solution[rows] = solve_each(grams + penalty, targets[rows])
     return solution
 
 
@@ -384,3 +383,41 @@ def _total_error(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> 
             recent = recent[leaving:]
     squared_error = np.sum(_squared_rows(diagonals, left, right)) * np.max(squared_norms)
     return float(np.sqrt(squared_error))
+
+
+def solve_each(matrices: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Solves one symmetric positive definite system for each of a stack of matrices.
+
+    LAPACK takes one matrix at a time, and most of the time of a small one is that of the call.
+    Here each step of the factorization is one of all matrices.
+
+    Args:
+      matrices: (n, k, k) float64; only the lower triangles are read.
+      columns: (n, k) float64.
+
+    Returns:
+      (n, k): x[i] with ``matrices[i] @ x[i] = columns[i]``.
+
+    Raises:
+      LinAlgError: If a matrix is not positive definite.
+    """
+    # The stack is the last axis, along which all operations run.
+    lower = np.array(np.moveaxis(matrices, 0, -1), order="C")
+    solution = np.array(columns.T, order="C")
+    size = len(solution)
+    for j in range(size):
+        row = lower[j, :j]
+        pivot = lower[j, j] - np.einsum("pn,pn->n", row, row)
+        if not np.all(pivot > 0.0):
+            raise np.linalg.LinAlgError("a matrix of the stack is not positive definite.")
+        root = np.sqrt(pivot)
+        lower[j, j] = root
+        below = slice(j + 1, size)
+        lower[below, j] -= np.einsum("ipn,pn->in", lower[below, :j], row)
+        lower[below, j] /= root
+        solution[j] = (solution[j] - np.einsum("pn,pn->n", row, solution[:j])) / root
+    for j in reversed(range(size)):
+        below = slice(j + 1, size)
+        known = np.einsum("pn,pn->n", lower[below, j], solution[below])
+        solution[j] = (solution[j] - known) / lower[j, j]
+    return solution.T

@@ -18,7 +18,7 @@ import scipy.linalg
 from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators import workloads
-from mf_aggregators.linear_algebra import nuclear_norm
+from mf_aggregators.linear_algebra import matrix_roots
 from mf_aggregators.workloads import Workload
 
 # Below so many rounds a search needs no start from fewer.
@@ -100,7 +100,7 @@ class DenseSpectra(WorkloadSpectra):
 
     def nuclear_norm_from_below(self, v: np.ndarray) -> float:
         """Returns the sum of the singular values of A V^1/2."""
-        return nuclear_norm.nuclear_norm_from_below(self._workload * np.sqrt(v))
+        return matrix_roots.nuclear_norm_from_below(self._workload * np.sqrt(v))
 
     def squared_error(self, strategy: np.ndarray) -> float:
         """Returns ||A C^-1||_F^2, by a triangular solve."""

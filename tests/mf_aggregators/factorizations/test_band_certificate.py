@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
     NotConvergedWarning,
-    band_algebra,
     band_certificate,
     banded,
 )
@@ -23,7 +22,7 @@ from mf_aggregators.factorizations.band_constraints import (
 from mf_aggregators.factorizations.banded_workloads import BandedWorkload
 from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix
+from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix, column_sums, divide_columns
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -68,10 +67,10 @@ def _constraint(data: st.DataObject, num_rounds: int, num_bands: int) -> ColumnC
 
 
 def _feasible(bands: np.ndarray, constraint: ColumnConstraint) -> np.ndarray:
-    squared = band_algebra.column_sums(np.square(bands))
+    squared = column_sums(np.square(bands))
     scales = np.sqrt(constraint.scales(squared, constraint.sharpness[-1]))
-    scaled = band_algebra.divide_columns(bands, scales)
-    squared = band_algebra.column_sums(np.square(scaled))
+    scaled = divide_columns(bands, scales)
+    squared = column_sums(np.square(scaled))
     return np.asarray(scaled / np.sqrt(constraint.squared_sensitivity(squared)))
 
 
