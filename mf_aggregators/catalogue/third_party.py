@@ -17,8 +17,8 @@ from mf_aggregators.catalogue.entry import (
     TimerSetting,
     Variant,
 )
-from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import NoiseRecursion
 

@@ -16,9 +16,7 @@ import scipy.special
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
-from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
-from mf_aggregators.factorizations.toeplitz import check_range, checked_coefficients
-from mf_aggregators.factorizations.toeplitz_errors import (
+from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
     check_bands,
@@ -29,7 +27,12 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum,
     with_momentum_adjoint,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
+from mf_aggregators.factorizations.toeplitz import (
+    ToeplitzStructure,
+    check_range,
+    checked_coefficients,
+)
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits

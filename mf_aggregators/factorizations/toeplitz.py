@@ -1,25 +1,27 @@
 """Toeplitz factorizations: the square root of the prefix sum, banded, optimised, normalised."""
 
+import abc
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
+import scipy.signal
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
-from mf_aggregators.factorizations import toeplitz_search
-from mf_aggregators.factorizations.factorization import ExtensionError
-from mf_aggregators.factorizations.toeplitz_errors import (
+from mf_aggregators.factorizations import _toeplitz_search
+from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
     check_bands,
     check_measure,
     check_momentum,
+    check_rounds,
     check_workload,
     parameters_of,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
@@ -31,6 +33,9 @@ from mf_aggregators.participation import (
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
+# Rounds squared times participations: up to here a sensitivity that Toeplitz structure
+# only bounds is also computed from the dense matrix, and the better of the two is taken.
+_LARGEST_DENSE_BOUND = 30_000_000
 # Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
 # instead of keeping as many rows of the noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
@@ -38,6 +43,79 @@ _MOST_BANDS_KEPT_SHARE = 0.5
 _LARGEST_DENSE_SENSITIVITY = 400_000_000
 # Bands times rounds: the error of a column-normalised matrix takes as many operations.
 _LARGEST_NORMALISED = 10**10
+
+
+class ToeplitzStructure(Factorization):
+    """C is Toeplitz: C[i, j] depends on i - j alone. All but the dense views takes O(n) memory."""
+
+    def __init__(self, num_rounds: int, what: str, **attributes: Any) -> None:
+        """Creates the factorization; see :func:`check_rounds` and the base class."""
+        super().__init__(**attributes)
+        self._num_rounds = check_rounds(num_rounds, what)
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return self._num_rounds
+
+    @abc.abstractmethod
+    def strategy_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C, (n,) float64; None if scaled columns are not Toeplitz."""
+
+    @abc.abstractmethod
+    def noising_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C^-1, (n,) float64; None if C^-1 is not Toeplitz."""
+
+    def _strategy_column(self) -> np.ndarray:
+        """The first column of C, of those who have one."""
+        column = self.strategy_coefficients()
+        assert column is not None
+        return column
+
+    def _noising_column(self) -> np.ndarray:
+        """The first column of C^-1, of those who have one."""
+        column = self.noising_coefficients()
+        assert column is not None
+        return column
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C as a dense (n, n) array."""
+        return _dense(self._strategy_column())
+
+    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+        """Returns the leading part of C, in no more memory than that."""
+        return _dense(self._strategy_column()[:num_rounds])
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns C^-1 as a dense (n, n) array."""
+        return _dense(self._noising_column())
+
+    def _encode(self, x: np.ndarray) -> np.ndarray:
+        if not x.size:
+            return x.copy()
+        column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))
+        return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
+
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        coefficients = self._strategy_column()[:rounds]
+        bound = sensitivities.from_toeplitz_coefficients(coefficients, rounds, participation)
+        work = rounds**2 * participation.most_participations(rounds)
+        if bound.is_exact or work > _LARGEST_DENSE_BOUND:
+            return bound
+        dense = sensitivities.compute(_dense(coefficients), participation)
+        return dense if dense <= bound else bound
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns the squared row norms of B; in O(n) memory for a Toeplitz ``Workload``."""
+        workload = workloads.resolve(workload)
+        if isinstance(workload, Workload):
+            self._check_rounds(workload.num_rounds)
+            coefficients = workload.coefficients()
+            if coefficients is not None:
+                noising = self._noising_column()
+                row = power_series.product(coefficients, noising, self.num_rounds)
+                return np.cumsum(np.square(row))
+        return super().squared_decoder_rows(workload)
 
 
 class ToeplitzFactorization(ToeplitzStructure):
@@ -220,7 +298,7 @@ class ToeplitzFactorization(ToeplitzStructure):
         if not (has_all_bands and _is_redrawn(self.num_bands, (*self.plans, self._num_rounds)[0])):
             return kept
         momentum = check_momentum(workload, num_rounds)
-        series = toeplitz_search.continued(
+        series = _toeplitz_search.continued(
             self._coefficients,
             PatternOfRounds.of(participation, num_rounds),
             check_measure(parameters.get("error", "mean")),
@@ -330,7 +408,7 @@ def toeplitz(
         )
     series = power_series.square_root_coefficients(num_bands, momentum)
     if coefficients == "optimised" and num_bands > 1:
-        series = toeplitz_search.optimised(
+        series = _toeplitz_search.optimised(
             series, pattern, error, momentum, max_evaluations, show_progress
         )
     return ToeplitzFactorization(
@@ -346,6 +424,10 @@ def toeplitz(
             **parameters_of(momentum),
         },
     )
+
+
+def _dense(column: np.ndarray) -> np.ndarray:
+    return np.asarray(scipy.linalg.toeplitz(column, np.zeros_like(column)))
 
 
 def recursion_of(
