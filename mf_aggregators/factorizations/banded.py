@@ -17,8 +17,8 @@ and ends of old ones are r v / sqrt(1 + |v|^2), which no v makes longer than r. 
 from :mod:`mf_aggregators.linear_algebra.banded_matrices`, in O(n b^2) operations.
 """
 
+import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -74,25 +74,26 @@ _LEAST_CHANGE_OF_EXTENSION = 1e-9
 _LARGEST_LOG = 1e3
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BandedFactorization(Factorization):
-    """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands."""
+    """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands.
+
+    Attributes:
+      bands: (n, b), read-only, with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
+        ``bands[:, 0]`` has no zero.
+
+    Raises:
+      ValueError: If the array is not as said.
+    """
 
     mechanism = "banded"
     goes_on = "with further rows of the bands, optimised while those of the first rounds stay"
 
-    def __init__(self, bands: np.ndarray, **attributes: Any) -> None:
-        """Creates the factorization.
+    bands: np.ndarray
 
-        Args:
-          bands: (n, b) with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
-            ``bands[:, 0]`` has no zero.
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If the array is not as said.
-        """
-        super().__init__(**attributes)
-        bands = validation.real_array(bands, "bands").copy()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bands = validation.real_array(self.bands, "bands").copy()
         if bands.ndim != 2 or not 1 <= bands.shape[1] <= bands.shape[0]:
             raise ValueError(
                 "bands must have a row for each round and 1 to num_rounds columns, found an "
@@ -104,18 +105,12 @@ class BandedFactorization(Factorization):
             raise ValueError("the strategy matrix must be non-singular, found a zero diagonal.")
         if np.any(bands[~np.tri(bands.shape[0], bands.shape[1], dtype=bool)]):
             raise ValueError("bands must be zero before the first column of the matrix.")
-        bands.flags.writeable = False
-        self._bands = bands
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return int(self._bands.shape[0])
+        self._set(bands=bands, num_rounds=len(bands))
 
     @property
     def num_bands(self) -> int:
         """The number of bands b."""
-        return int(self._bands.shape[1])
+        return int(self.bands.shape[1])
 
     def strategy_bands(self) -> int:
         """Returns the number of bands of C."""
@@ -123,20 +118,20 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C as a dense (n, n) array."""
-        return recursions.matrix_from_bands(self._bands)
+        return recursions.matrix_from_bands(self.bands)
 
     def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
         """Returns the leading part of C, in no more memory than that."""
-        return recursions.matrix_from_bands(self._bands[:num_rounds, :num_rounds])
+        return recursions.matrix_from_bands(self.bands[:num_rounds, :num_rounds])
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
-        return BandedNoise(self._bands)
+        return BandedNoise(self.bands)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
         return sensitivity_of_bands(
-            self._bands[:rounds, : min(self.num_bands, rounds)], participation
+            self.bands[:rounds, : min(self.num_bands, rounds)], participation
         )
 
     def gap_holds_for(self, participation: Participation) -> bool:
@@ -166,12 +161,12 @@ class BandedFactorization(Factorization):
         if inverse is None:
             return super().squared_decoder_rows(workload)
         blocks = WorkloadBlocks.of_inverse(inverse, self.num_bands)
-        return BandedCovariances(self._bands, blocks).squared_rows()
+        return BandedCovariances(self.bands, blocks).squared_rows()
 
     def _encode(self, x: np.ndarray) -> np.ndarray:
         product = np.zeros(x.shape)
         for lag in range(self.num_bands):
-            weights = self._bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
+            weights = self.bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
             product[lag:] += weights * x[: self.num_rounds - lag]
         return product
 
@@ -186,7 +181,7 @@ class BandedFactorization(Factorization):
             num_rounds, _BYTES_PER_ENTRY * self.num_bands, "the extended banded factorization"
         )
         return BandedFactorization(
-            _extended_bands(self._bands, workload, participation),
+            _extended_bands(self.bands, workload, participation),
             participation=participation,
             parameters={**parameters, "workload": workloads.fingerprint(workload)},
         )
@@ -195,24 +190,8 @@ class BandedFactorization(Factorization):
         self, num_rounds: int, parameters: dict[str, Any]
     ) -> "BandedFactorization":
         return BandedFactorization(
-            self._bands[:num_rounds], participation=self.participation, parameters=parameters
+            self.bands[:num_rounds], participation=self.participation, parameters=parameters
         )
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the (n, b) bands of C."""
-        return {"bands": self._bands}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "BandedFactorization":
-        """Rebuilds the factorization; see the base class."""
-        if arrays["bands"].shape[:1] != (num_rounds,):
-            raise ValueError(
-                f"bands has shape {arrays['bands'].shape}, which is not that of a matrix for "
-                f"{num_rounds} rounds"
-            )
-        return cls(arrays["bands"], **attributes)
 
 
 def banded(

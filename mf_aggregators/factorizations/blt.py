@@ -23,7 +23,8 @@ series in products of decays, so that the error costs the number of stretches an
 rounds, and nothing cancels.
 """
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -63,35 +64,34 @@ _LARGEST_CLOSED_FORM = 1 << 22
 _SMALL_EXPONENT = 1e-4
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BltFactorization(ToeplitzStructure):
-    """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers."""
+    """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers.
+
+    Its generating function is c(x) = prod_m (1 - e_m x) / (1 - d_m x).
+
+    Attributes:
+      num_rounds: n.
+      buffer_decays: (m,) decays d of C, decreasing, read-only.
+      inverse_decays: (m,) decays e of C^-1, read-only, with
+        1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a pair of equal decays has no effect.
+
+    Raises:
+      ValueError: If the decays do not interlace, or the coefficients of C are not
+        non-increasing: its sensitivity would not be known.
+    """
 
     mechanism = "blt"
+    _described_as = "the BLT matrix"
     goes_on = "with the same decays"
 
-    def __init__(
-        self,
-        num_rounds: int,
-        buffer_decays: np.ndarray,
-        inverse_decays: np.ndarray,
-        **attributes: Any,
-    ) -> None:
-        """Creates the factorization with c(x) = prod_m (1 - e_m x) / (1 - d_m x).
+    buffer_decays: np.ndarray
+    inverse_decays: np.ndarray
 
-        Args:
-          num_rounds: n.
-          buffer_decays: (m,) decays d of C, decreasing.
-          inverse_decays: (m,) decays e of C^-1, with 1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a
-            pair of equal decays has no effect.
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If the decays do not interlace, or the coefficients of C are not
-            non-increasing: its sensitivity would not be known.
-        """
-        super().__init__(num_rounds, "the BLT matrix", **attributes)
-        decays = validation.real_array(buffer_decays, "buffer_decays").copy()
-        inverse = validation.real_array(inverse_decays, "inverse_decays").copy()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decays = validation.real_array(self.buffer_decays, "buffer_decays").copy()
+        inverse = validation.real_array(self.inverse_decays, "inverse_decays").copy()
         if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
             raise ValueError(
                 "buffer_decays and inverse_decays must be vectors of one length, found shapes "
@@ -103,16 +103,13 @@ class BltFactorization(ToeplitzStructure):
                 "the decays must interlace, 1 > buffer_decays[0] >= inverse_decays[0] > "
                 "buffer_decays[1] >= ... > -1: the sensitivity is known only then."
             )
-        self._decays, self._inverse_decays = decays, inverse
-        self._weights = _partial_fractions(decays, inverse)
         # Rounding may add to a sum of one; the sensitivity counts for more than that.
-        if np.sum(self._weights) > 1.0 + _ROUNDING or decays[-1] < 0.0:
+        if np.sum(_partial_fractions(decays, inverse)) > 1.0 + _ROUNDING or decays[-1] < 0.0:
             raise ValueError(
                 "the coefficients of the strategy matrix must be non-negative and "
                 "non-increasing: the sensitivity is known only then."
             )
-        for array in (decays, inverse):
-            array.flags.writeable = False
+        self._set(buffer_decays=decays, inverse_decays=inverse)
 
     @classmethod
     def from_output_scales(
@@ -150,45 +147,35 @@ class BltFactorization(ToeplitzStructure):
     @property
     def num_buffers(self) -> int:
         """The number of buffers m: vectors of state in C and in C^-1."""
-        return len(self._decays)
-
-    @property
-    def buffer_decays(self) -> np.ndarray:
-        """The (m,) decays of C, read-only."""
-        return self._decays
+        return len(self.buffer_decays)
 
     @property
     def output_scales(self) -> np.ndarray:
         """The (m,) positive weights of C's decays."""
-        return self._weights.copy()
-
-    @property
-    def inverse_decays(self) -> np.ndarray:
-        """The (m,) decays of C^-1, read-only."""
-        return self._inverse_decays
+        return _partial_fractions(self.buffer_decays, self.inverse_decays)
 
     @property
     def inverse_output_scales(self) -> np.ndarray:
         """The (m,) negative weights of C^-1's decays."""
-        return _partial_fractions(self._inverse_decays, self._decays)
+        return _partial_fractions(self.inverse_decays, self.buffer_decays)
 
     def strategy_coefficients(self) -> np.ndarray:
         """Returns the first column of C, (n,) float64."""
-        return _coefficients(self._decays, self._weights, self._num_rounds)
+        return _coefficients(self.buffer_decays, self.output_scales, self.num_rounds)
 
     def noising_coefficients(self) -> np.ndarray:
         """Returns the first column of C^-1, (n,) float64."""
-        return _coefficients(self._inverse_decays, self.inverse_output_scales, self._num_rounds)
+        return _coefficients(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion over ``num_buffers`` vectors, the buffers of C: C Y = Z."""
         count = self.num_buffers
         return StateSpaceNoise(
-            phases=np.zeros(self._num_rounds, np.int64),
+            phases=np.zeros(self.num_rounds, np.int64),
             gains=np.ones(1),
-            outputs=-self._weights[np.newaxis],
+            outputs=-self.output_scales[np.newaxis],
             sources=np.arange(count)[np.newaxis],
-            decays=self._decays[np.newaxis].copy(),
+            decays=self.buffer_decays[np.newaxis].copy(),
             feedbacks=np.ones((1, count)),
         )
 
@@ -196,9 +183,10 @@ class BltFactorization(ToeplitzStructure):
         """Streams C x with the buffers of C."""
         product = np.empty_like(x)
         buffers = np.zeros((self.num_buffers, *x.shape[1:]))
-        decays = self._decays.reshape((-1,) + (1,) * (x.ndim - 1))
+        decays = self.buffer_decays.reshape((-1,) + (1,) * (x.ndim - 1))
+        weights = self.output_scales
         for i, row in enumerate(x):
-            product[i] = row + np.tensordot(self._weights, buffers, axes=1)
+            product[i] = row + np.tensordot(weights, buffers, axes=1)
             buffers *= decays
             buffers += row
         return product
@@ -213,8 +201,8 @@ class BltFactorization(ToeplitzStructure):
         del workload
         return BltFactorization(
             num_rounds,
-            self._decays,
-            self._inverse_decays,
+            self.buffer_decays,
+            self.inverse_decays,
             participation=participation,
             parameters=parameters,
         )
@@ -222,22 +210,11 @@ class BltFactorization(ToeplitzStructure):
     def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BltFactorization":
         return BltFactorization(
             num_rounds,
-            self._decays,
-            self._inverse_decays,
+            self.buffer_decays,
+            self.inverse_decays,
             participation=self.participation,
             parameters=parameters,
         )
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the decays of C and of C^-1."""
-        return {"buffer_decays": self._decays, "inverse_decays": self._inverse_decays}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "BltFactorization":
-        """Rebuilds the factorization; see the base class."""
-        return cls(num_rounds, arrays["buffer_decays"], arrays["inverse_decays"], **attributes)
 
 
 def blt(

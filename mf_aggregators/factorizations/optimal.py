@@ -65,31 +65,35 @@ _ROUNDS_OF_COARSEST = 256
 _ROUNDS_PER_COARSER_ROUND = 4
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class DenseFactorization(Factorization):
-    """Any lower-triangular, invertible strategy matrix."""
+    """Any lower-triangular, invertible strategy matrix; a checkpoint holds its lower triangle.
+
+    Attributes:
+      matrix: C, (n, n), read-only.
+
+    Raises:
+      ValueError: If the matrix is not square, finite, lower triangular and invertible.
+    """
 
     mechanism = "optimal"
     ends_because = "its rows are optimised together, and those of the first rounds would be others"
 
-    def __init__(self, strategy_matrix: np.ndarray, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        matrix = validation.lower_triangular(strategy_matrix, "the strategy matrix")
-        self._strategy_matrix = matrix.copy()
-        self._strategy_matrix.flags.writeable = False
+    matrix: np.ndarray
 
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return int(self._strategy_matrix.shape[0])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        matrix = validation.lower_triangular(self.matrix, "the strategy matrix").copy()
+        self._set(matrix=matrix, num_rounds=len(matrix))
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C, read-only."""
-        return self._strategy_matrix
+        return self.matrix
 
     def noise_recursion(self) -> DenseNoise:
         """Returns the recursion over all earlier rows of Z."""
         inverse = scipy.linalg.solve_triangular(
-            self._strategy_matrix, np.eye(self.num_rounds), lower=True, check_finite=False
+            self.matrix, np.eye(self.num_rounds), lower=True, check_finite=False
         )
         return DenseNoise(np.tril(inverse))
 
@@ -98,13 +102,13 @@ class DenseFactorization(Factorization):
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
-            return squared_rows_of_prefix_sums(self._strategy_matrix)
+            return squared_rows_of_prefix_sums(self.matrix)
         return super().squared_decoder_rows(workload)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the lower triangle of C, row by row."""
         # Row by row: indices of the triangle would take as much memory as three matrices.
-        rows = [row[: i + 1] for i, row in enumerate(self._strategy_matrix)]
+        rows = [row[: i + 1] for i, row in enumerate(self.matrix)]
         return {"lower_triangle": np.concatenate(rows)}
 
     @classmethod

@@ -322,7 +322,7 @@ def test_unknown_decoders_are_refused(decoder: object) -> None:
 
 
 def test_a_missing_decoder_is_refused() -> None:
-    with pytest.raises(ValueError, match="decoder must be one of online, full"):
+    with pytest.raises(ValueError, match="decoder"):
         TreeAggregationFactorization.from_arrays(4, {})
 
 
