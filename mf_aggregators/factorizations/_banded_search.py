@@ -70,6 +70,7 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     divide_columns,
     spread_columns,
 )
+from mf_aggregators.noise import recursions
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
@@ -136,16 +137,7 @@ class BandedWorkload:
         inverse = np.tril(inverse.T)
         condition = np.linalg.norm(scaled, np.inf) * np.linalg.norm(inverse, np.inf)
         blocks = WorkloadBlocks.of_matrix(scaled)
-        return cls(blocks, _bands_of_dense(inverse), float(condition))
-
-
-def _bands_of_dense(lower: np.ndarray) -> np.ndarray:
-    """(n, n) bands of a dense lower-triangular matrix."""
-    num_rounds = len(lower)
-    lags = np.arange(num_rounds)
-    columns = lags[:, np.newaxis] - lags
-    rows = np.broadcast_to(lags[:, np.newaxis], columns.shape)
-    return np.where(columns >= 0, lower[rows, np.maximum(columns, 0)], 0.0)
+        return cls(blocks, recursions.bands_of_matrix(inverse, len(inverse)), float(condition))
 
 
 class BandedSearch:

@@ -241,13 +241,11 @@ class _PatternSearch:
         if self.upper_bound > self.lower_bound and self._separation > 1:
             self._shortfall = self.upper_bound - self.lower_bound - 1
             self._spend_on_waits(self._shape)
-            self.upper_bound = max(self.lower_bound, self._largest_reached())
-
-    def _largest_reached(self) -> int:
-        """Step 3 for the whole tree: the largest sum that leaves a wait which is possible."""
-        waits = self._least_waits(self._shape, is_first=True)[:, :, 0]
-        counts, shortfalls = np.nonzero(waits < self._separation)
-        return int(np.max(self._bound(self._shape)[counts] - shortfalls))
+            # The largest sum that leaves a wait which is possible.
+            waits = self._least_waits(self._shape, is_first=True)[:, :, 0]
+            counts, shortfalls = np.nonzero(waits < self._separation)
+            reached = int(np.max(self._bound(self._shape)[counts] - shortfalls))
+            self.upper_bound = max(self.lower_bound, reached)
 
     def _spend(self, steps: int) -> None:
         self._steps += steps

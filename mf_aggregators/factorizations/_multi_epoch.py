@@ -375,17 +375,14 @@ class MultiEpochSearch:
             if self._dual.has_cheap_roots:
                 # A certificate costs as much as many evaluations.
                 self._next_certificate += self.evaluations // 2
-            self._end_if_near_or_astray()
+            gap = self._estimated_gap()
+            self.progress.set_postfix_str(f"relative gap {gap:.1e}")
+            if gap <= _SAFE_SHARE * self._relative_gap:
+                raise Converged
+            is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
+            if self._leaves_if_far and is_late and gap > _FAR:
+                raise _GoneAstrayError
         return evaluation
-
-    def _end_if_near_or_astray(self) -> None:
-        gap = self._estimated_gap()
-        self.progress.set_postfix_str(f"relative gap {gap:.1e}")
-        if gap <= _SAFE_SHARE * self._relative_gap:
-            raise Converged
-        is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
-        if self._leaves_if_far and is_late and gap > _FAR:
-            raise _GoneAstrayError
 
     def _certify(self, evaluation: Evaluation) -> None:
         """Keeps C of X(V), scaled to be feasible, if its error is the best.

@@ -146,14 +146,14 @@ class BandedFactorization(Factorization):
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2, in O(n b) memory where A has a banded inverse."""
         workload = workloads.resolve(workload)
-        if isinstance(workload, workloads.Workload):
+        if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
         else:
             workload = self._checked(workload)
         if (
             _MOST_SHARE_OF_BANDS * self.num_bands > self.num_rounds
             and self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
-            and isinstance(workload, workloads.Workload)
+            and isinstance(workload, Workload)
             and workload.name == "prefix_sum"
         ):
             return squared_rows_of_prefix_sums(self.strategy_matrix())
@@ -174,7 +174,7 @@ class BandedFactorization(Factorization):
         self,
         num_rounds: int,
         participation: Participation,
-        workload: workloads.Workload,
+        workload: Workload,
         parameters: dict[str, Any],
     ) -> "BandedFactorization":
         memory.check_rounds(
@@ -256,7 +256,7 @@ def banded(
       True
     """
     workload = workloads.resolve(workload)
-    if isinstance(workload, workloads.Workload):
+    if isinstance(workload, Workload):
         num_rounds = workload.num_rounds
     else:
         num_rounds = validation.num_rows(workload, "the workload")

@@ -182,12 +182,12 @@ def optimal(
       True
     """
     workload = workloads.resolve(workload)
-    if isinstance(workload, workloads.Workload):
+    if isinstance(workload, Workload):
         num_rounds = workload.num_rounds
     else:
         num_rounds = validation.num_rows(workload, "the workload")
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
-    if not isinstance(workload, workloads.Workload):
+    if not isinstance(workload, Workload):
         workload = validation.lower_triangular(workload, "the workload")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
@@ -207,7 +207,7 @@ def optimal(
 
     search: _Search | MultiEpochSearch
     if returns:
-        matrix = workload.matrix() if isinstance(workload, workloads.Workload) else workload
+        matrix = workload.matrix() if isinstance(workload, Workload) else workload
         # A factor on the workload changes nothing but the range of numbers.
         largest = np.max(np.abs(matrix))
         inverse_bands = workloads.inverse_bands(workload)
