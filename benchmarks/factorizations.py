@@ -36,7 +36,6 @@ from benchmarks.dense_banded_search import DenseBandedSearch
 from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
-from mf_aggregators.factorizations.toeplitz_errors import error_weights, squared_rows_by_strategy
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -210,8 +209,15 @@ def _multi_epoch(values: flags.FlagValues) -> dict[str, Any]:
 def _toeplitz(values: flags.FlagValues) -> dict[str, Any]:
     num_rounds = values.num_rounds
     series = power_series.square_root_coefficients(num_rounds)
-    weights = error_weights(num_rounds, "mean")
-    _, ours = _timed(lambda: squared_rows_by_strategy(series, weights))
+    weights = _weights_of_mean(num_rounds)
+
+    def by_series() -> np.ndarray:
+        inverse = power_series.reciprocal(series, num_rounds)
+        decoder = np.cumsum(inverse)
+        response = power_series.product(decoder, inverse, num_rounds)
+        return power_series.correlation(weights * decoder, response, num_rounds)
+
+    _, ours = _timed(by_series)
 
     def dense() -> np.ndarray:
         strategy = scipy.linalg.toeplitz(series, np.zeros(num_rounds))
@@ -240,7 +246,7 @@ def _blt(values: flags.FlagValues) -> dict[str, Any]:
     factorization, ours = _timed(lambda: blt(num_rounds, num_buffers))
     rmse = factorization.rmse(workload, _SINGLE)
     baseline = _Baseline(rmse * (1.0 + 1e-4), 2.0 * _PATIENCE * ours + 5.0)
-    weights = error_weights(num_rounds, "mean")
+    weights = _weights_of_mean(num_rounds)
     powers = np.arange(num_rounds - 1)
 
     def error(parameters: np.ndarray) -> float:
@@ -265,6 +271,11 @@ def _blt(values: flags.FlagValues) -> dict[str, Any]:
     fields = {"rmse": rmse, **baseline.fields(ours)}
     many = values.many_rounds
     return {**fields, **_many(*_timed(lambda: blt(many, num_buffers)))}
+
+
+def _weights_of_mean(num_rounds: int) -> np.ndarray:
+    """Weights of the squared coefficients of a Toeplitz decoder in the mean over rounds."""
+    return 1.0 - np.arange(num_rounds) / num_rounds
 
 
 def _many(factorization: Any, seconds: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation, workloads
-from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.linear_algebra.matrix_roots import nuclear_norm_from_below
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import Workload
 

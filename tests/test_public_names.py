@@ -91,7 +91,7 @@ def test_only_public_names_are_used_outside(folder: str) -> None:
         ("import mf_aggregators as mfa\nmfa.privacy.statement.RunFacts.to_dict", True),
         ("from mf_aggregators.factorizations import Factorization", True),
         ("import mf_aggregators.tff.processes as p\np.end_workers()", True),
-        ("import mf_aggregators.linear_algebra.nuclear_norm", False),
+        ("import mf_aggregators.linear_algebra.matrix_roots", False),
         ("from mf_aggregators import *", False),
         ("from mf_aggregators.accounting.gaussian import epsilon", False),
         ("from mf_aggregators.factorizations.toeplitz import toeplitz", False),

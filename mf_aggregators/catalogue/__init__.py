@@ -133,12 +133,9 @@ def load(
         return made.from_arrays(num_rounds, arrays, **attributes)
     structure = own.get(str(attributes["parameters"].get("structure")))
     if structure is not None and structure.factorization is not None:
-        return third_party.relabelled(
-            structure.factorization.from_arrays(
-                num_rounds, arrays, parameters=attributes["parameters"]
-            ),
-            name,
-        )
+        return structure.factorization.from_arrays(
+            num_rounds, arrays, parameters=attributes["parameters"]
+        ).relabelled(name)
     found = entry(name)
     if found.factorization is None:
         raise ValueError(f"its arrays are of no class that {name} has")

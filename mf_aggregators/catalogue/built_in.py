@@ -21,10 +21,9 @@ from mf_aggregators.catalogue.entry import (
 from mf_aggregators.factorizations.banded import BandedFactorization, banded
 from mf_aggregators.factorizations.banded_inverse import BandedInverseFactorization, banded_inverse
 from mf_aggregators.factorizations.blt import BltFactorization, blt
-from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
-from mf_aggregators.factorizations.optimal import optimal
+from mf_aggregators.factorizations.optimal import DenseFactorization, optimal
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
 from mf_aggregators.factorizations.tree_aggregation import (

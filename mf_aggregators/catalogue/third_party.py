@@ -1,6 +1,5 @@
 """Factorizations of other packages, of which nothing is believed but what was computed here."""
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,8 +16,8 @@ from mf_aggregators.catalogue.entry import (
     TimerSetting,
     Variant,
 )
-from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import NoiseRecursion
 
@@ -169,7 +168,7 @@ class CheckedEntry(Entry):
             made.arrays(),
             parameters={**made.parameters, **parameters, "structure": made.mechanism},
         )
-        return relabelled(rebuilt, self.name)
+        return rebuilt.relabelled(self.name)
 
     def for_audit(self, request: Request) -> Request:
         """Returns what the mechanism asks for in an audit."""
@@ -200,18 +199,6 @@ def _believed(variants: Callable[[], Iterable[Variant]]) -> list[Variant]:
         ]
     except Exception as error:
         return [Variant(reason=f"cannot be planned: {type(error).__name__}: {error}")]
-
-
-def relabelled(factorization: Factorization, name: str) -> Factorization:
-    """Returns a factorization of the library's classes under another mechanism's name.
-
-    Args:
-      factorization: The factorization.
-      name: The mechanism.
-    """
-    labelled = copy.copy(factorization)
-    labelled.mechanism = name
-    return labelled
 
 
 def _rebuilt(recursion: NoiseRecursion) -> NoiseRecursion:

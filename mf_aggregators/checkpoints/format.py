@@ -246,7 +246,7 @@ def _describe(
         "library_version": version.__version__,
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
-        "parameters": factorization.parameters,
+        "parameters": dict(factorization.parameters),
         "optimised_for": (
             None if factorization.participation is None else factorization.participation.to_dict()
         ),

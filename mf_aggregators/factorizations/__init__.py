@@ -8,10 +8,9 @@ from mf_aggregators.factorizations.banded_inverse import (
 )
 from mf_aggregators.factorizations.blt import BltFactorization, blt
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
-from mf_aggregators.factorizations.dense import DenseFactorization
 from mf_aggregators.factorizations.factorization import Errors, ExtensionError, Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
-from mf_aggregators.factorizations.optimal import optimal
+from mf_aggregators.factorizations.optimal import DenseFactorization, optimal
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
 from mf_aggregators.factorizations.tree_aggregation import (
@@ -40,6 +39,5 @@ __all__ = [
     "optimal",
     "structured",
     "toeplitz",
-    "toeplitz_errors",
     "tree_aggregation",
 ]

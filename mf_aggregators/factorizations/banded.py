@@ -1,61 +1,99 @@
-"""Banded factorizations, with equal column norms (BandMF Problem 2) and without (App. B)."""
+r"""Banded factorizations, with equal column norms (BandMF Problem 2) and without (App. B).
 
-from collections.abc import Mapping
+**Sensitivity.** The statements are those of :mod:`mf_aggregators.sensitivity`, and so are the
+values; X = C^T C is banded here, and no sum over a pattern needs what is zero.
+
+**Extension.** Rows of C that were used do not change. What is free is every entry in a later row:
+whole columns from the first new round on, and the lower ends of the last b - 1 columns, which ended
+with the plan. New columns get the norm that the old ones have. An old column can only become
+longer, which takes of the guarantee; where it stays as it is, no later row of the noise takes
+anything back of the noise of its round. Between the two, the squared norm of each of these columns
+may grow by at most a share of what it was. A client has at most one participation in b - 1 rounds,
+so that the share raises the squared sensitivity of k participations by a k-th of it.
+
+The best share of a few is chosen by the error of a simple matrix, and then L-BFGS runs over all
+free entries, for the squared error at that share and at none: new columns are scaled to their norm,
+and ends of old ones are r v / sqrt(1 + |v|^2), which no v makes longer than r. Error and slope come
+from :mod:`mf_aggregators.linear_algebra.banded_matrices`, in O(n b^2) operations.
+"""
+
+import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.factorizations import band_algebra, banded_extension, banded_sensitivity
-from mf_aggregators.factorizations.band_constraints import (
+from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations._banded_search import BandedSearch, BandedWorkload
+from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
     EqualNorms,
+    PatternLayout,
     PatternNorms,
 )
-from mf_aggregators.factorizations.banded_search import BandedSearch
-from mf_aggregators.factorizations.banded_workloads import BandedWorkload
-from mf_aggregators.factorizations.convergence import Converged, warn_unless_reached
-from mf_aggregators.factorizations.dense import squared_rows_of_prefix_sums
-from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances, WorkloadBlocks
+from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
+from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
+from mf_aggregators.linear_algebra.banded_matrices import (
+    BandedCovariances,
+    BandedMatrix,
+    WorkloadBlocks,
+    column_sums,
+    spread_columns,
+    square_root_bands,
+)
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
+    SingleParticipation,
     check,
     check_fits,
 )
+from mf_aggregators.participation.fixed_epoch_order import maximal_starts
 from mf_aggregators.sensitivity import Sensitivity
+from mf_aggregators.workloads import Workload
 
 # Of bands, blocks and steps that a search keeps, at least, for each entry of C.
 _BYTES_PER_ENTRY = 8 * 30
 # With more bands than one in so many rounds, up to so many, the inverse of the dense matrix is
 # quicker than blocks.
 _MOST_SHARE_OF_BANDS, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
+# Rows of X that are treated at a time.
+_ROWS_AT_A_TIME = 4096
+# For more participations of the worst pattern, only matrices without signs are seen to be exact.
+_MOST_PARTICIPATIONS_WITH_SIGNS = 2048
+_ROUNDING_OF_GRAM = 1e-14
+# By which share the squared norm of a column that ended with the plan may grow.
+_SHARES_OF_GROWTH = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+_MOST_EVALUATIONS_OF_EXTENSION = 200
+_LEAST_CHANGE_OF_EXTENSION = 1e-9
+# In place of the logarithm of an error beyond floats.
+_LARGEST_LOG = 1e3
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BandedFactorization(Factorization):
-    """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands."""
+    """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands.
+
+    Attributes:
+      bands: (n, b), read-only, with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
+        ``bands[:, 0]`` has no zero.
+
+    Raises:
+      ValueError: If the array is not as said.
+    """
 
     mechanism = "banded"
     goes_on = "with further rows of the bands, optimised while those of the first rounds stay"
 
-    def __init__(self, bands: np.ndarray, **attributes: Any) -> None:
-        """Creates the factorization.
+    bands: np.ndarray
 
-        Args:
-          bands: (n, b) with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal
-            ``bands[:, 0]`` has no zero.
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If the array is not as said.
-        """
-        super().__init__(**attributes)
-        bands = validation.real_array(bands, "bands").copy()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bands = validation.real_array(self.bands, "bands").copy()
         if bands.ndim != 2 or not 1 <= bands.shape[1] <= bands.shape[0]:
             raise ValueError(
                 "bands must have a row for each round and 1 to num_rounds columns, found an "
@@ -67,18 +105,12 @@ class BandedFactorization(Factorization):
             raise ValueError("the strategy matrix must be non-singular, found a zero diagonal.")
         if np.any(bands[~np.tri(bands.shape[0], bands.shape[1], dtype=bool)]):
             raise ValueError("bands must be zero before the first column of the matrix.")
-        bands.flags.writeable = False
-        self._bands = bands
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return int(self._bands.shape[0])
+        self._set(bands=bands, num_rounds=len(bands))
 
     @property
     def num_bands(self) -> int:
         """The number of bands b."""
-        return int(self._bands.shape[1])
+        return int(self.bands.shape[1])
 
     def strategy_bands(self) -> int:
         """Returns the number of bands of C."""
@@ -86,20 +118,20 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C as a dense (n, n) array."""
-        return recursions.matrix_from_bands(self._bands)
+        return recursions.matrix_from_bands(self.bands)
 
     def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
         """Returns the leading part of C, in no more memory than that."""
-        return recursions.matrix_from_bands(self._bands[:num_rounds, :num_rounds])
+        return recursions.matrix_from_bands(self.bands[:num_rounds, :num_rounds])
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
-        return BandedNoise(self._bands)
+        return BandedNoise(self.bands)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
-        return banded_sensitivity.compute(
-            self._bands[:rounds, : min(self.num_bands, rounds)], participation
+        return sensitivity_of_bands(
+            self.bands[:rounds, : min(self.num_bands, rounds)], participation
         )
 
     def gap_holds_for(self, participation: Participation) -> bool:
@@ -114,14 +146,14 @@ class BandedFactorization(Factorization):
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns ||row i of B||^2, in O(n b) memory where A has a banded inverse."""
         workload = workloads.resolve(workload)
-        if isinstance(workload, workloads.Workload):
+        if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
         else:
             workload = self._checked(workload)
         if (
             _MOST_SHARE_OF_BANDS * self.num_bands > self.num_rounds
             and self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
-            and isinstance(workload, workloads.Workload)
+            and isinstance(workload, Workload)
             and workload.name == "prefix_sum"
         ):
             return squared_rows_of_prefix_sums(self.strategy_matrix())
@@ -129,12 +161,12 @@ class BandedFactorization(Factorization):
         if inverse is None:
             return super().squared_decoder_rows(workload)
         blocks = WorkloadBlocks.of_inverse(inverse, self.num_bands)
-        return BandedCovariances(self._bands, blocks).squared_rows()
+        return BandedCovariances(self.bands, blocks).squared_rows()
 
     def _encode(self, x: np.ndarray) -> np.ndarray:
         product = np.zeros(x.shape)
         for lag in range(self.num_bands):
-            weights = self._bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
+            weights = self.bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
             product[lag:] += weights * x[: self.num_rounds - lag]
         return product
 
@@ -142,14 +174,14 @@ class BandedFactorization(Factorization):
         self,
         num_rounds: int,
         participation: Participation,
-        workload: workloads.Workload,
+        workload: Workload,
         parameters: dict[str, Any],
     ) -> "BandedFactorization":
         memory.check_rounds(
             num_rounds, _BYTES_PER_ENTRY * self.num_bands, "the extended banded factorization"
         )
         return BandedFactorization(
-            banded_extension.extended(self._bands, workload, participation),
+            _extended_bands(self.bands, workload, participation),
             participation=participation,
             parameters={**parameters, "workload": workloads.fingerprint(workload)},
         )
@@ -158,24 +190,8 @@ class BandedFactorization(Factorization):
         self, num_rounds: int, parameters: dict[str, Any]
     ) -> "BandedFactorization":
         return BandedFactorization(
-            self._bands[:num_rounds], participation=self.participation, parameters=parameters
+            self.bands[:num_rounds], participation=self.participation, parameters=parameters
         )
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the (n, b) bands of C."""
-        return {"bands": self._bands}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "BandedFactorization":
-        """Rebuilds the factorization; see the base class."""
-        if arrays["bands"].shape[:1] != (num_rounds,):
-            raise ValueError(
-                f"bands has shape {arrays['bands'].shape}, which is not that of a matrix for "
-                f"{num_rounds} rounds"
-            )
-        return cls(arrays["bands"], **attributes)
 
 
 def banded(
@@ -240,7 +256,7 @@ def banded(
       True
     """
     workload = workloads.resolve(workload)
-    if isinstance(workload, workloads.Workload):
+    if isinstance(workload, Workload):
         num_rounds = workload.num_rounds
     else:
         num_rounds = validation.num_rows(workload, "the workload")
@@ -292,7 +308,7 @@ def banded(
         participation = FixedEpochOrder(most, separation)
         layout = PatternLayout(num_rounds, separation, most)
         constraint = PatternNorms(num_bands, layout)
-    start = band_algebra.square_root_bands(num_rounds, num_bands)
+    start = square_root_bands(num_rounds, num_bands)
     if len(constraint.sharpness) > 1:
         # Where patterns share rounds the search is harder; equal norms are a good start.
         easier = BandedSearch(
@@ -326,3 +342,235 @@ def banded(
             "workload": workloads.fingerprint(workload),
         },
     )
+
+
+def sensitivity_of_bands(bands: np.ndarray, participation: Participation) -> Sensitivity:
+    """Computes the sensitivity of a banded strategy matrix under a participation schema.
+
+    Args:
+      bands: (n, b) finite floats with ``bands[i, t] = C[i, i - t]``, zero where i < t.
+      participation: The schema.
+
+    Returns:
+      The sensitivity, exact or an upper bound.
+
+    Raises:
+      TypeError: If ``participation`` is not a participation schema.
+    """
+    check(participation)
+    largest = float(np.max(np.abs(bands)))
+    if largest == 0.0:
+        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
+    used = int(np.flatnonzero(np.any(bands, axis=0))[-1]) + 1
+    # Squares of very large or small entries would over- or underflow.
+    return _of_unit_scale(bands[:, :used] / largest, participation).times(largest)
+
+
+def _of_unit_scale(bands: np.ndarray, participation: Participation) -> Sensitivity:
+    num_rounds, num_bands = bands.shape
+    strategy = BandedMatrix.lower_triangular(bands)
+    squared_norms = np.sum(np.square(strategy.transposed().rows), axis=1)
+    most = participation.most_participations(num_rounds)
+    if most == 1:
+        return sensitivities.from_column_norms(squared_norms, SingleParticipation(), None)
+    separation = participation.separation_in(num_rounds)
+    if num_bands <= separation:
+        return sensitivities.from_column_norms(squared_norms, participation, num_bands)
+    gram = strategy.transposed().times(strategy)
+    # above[i, t] = X[i, i + t].
+    above = gram.rows[:, gram.lower :]
+    above[:, 0] = squared_norms
+    if participation.is_evenly_spaced:
+        return _enumerated(above, separation, most)
+    if int(np.flatnonzero(np.any(above, axis=0))[-1]) < separation:
+        return sensitivities.from_column_norms(squared_norms, participation, separation)
+    below = np.abs(gram.rows[:, gram.lower :: -1])
+    above = np.abs(above)
+    row_bounds = np.empty(num_rounds)
+    for start in range(0, num_rounds, _ROWS_AT_A_TIME):
+        rows = slice(start, start + _ROWS_AT_A_TIME)
+        row_bounds[rows] = above[rows, 0] + _largest_sums_of_both_sides(
+            np.ascontiguousarray(above[rows].T),
+            np.ascontiguousarray(below[rows].T),
+            separation,
+            most,
+        )
+    return sensitivities.from_row_bounds(row_bounds, squared_norms, separation, most)
+
+
+def _enumerated(above: np.ndarray, separation: int, most: int) -> Sensitivity:
+    """BandMF Eq. 5: sums over all patterns at once, diagonal by diagonal of X."""
+    num_rounds, num_bands = above.shape
+    sums = sensitivities.pattern_sum_adjoint(above[:, 0], separation, most)
+    for count in range(1, min(most, -(-num_bands // separation))):
+        # Pairs of participations so many separations apart, the first of each pair.
+        pairs = np.abs(above[:, count * separation])
+        sums = sums + 2.0 * sensitivities.pattern_sum_adjoint(pairs, separation, most - count)
+    starts = maximal_starts(num_rounds, separation, most)
+    start = int(np.argmax(sums[: len(starts)]))
+    rounds = np.arange(start, min(num_rounds, start + separation * most), separation)
+    return Sensitivity(
+        float(np.sqrt(sums[start])),
+        is_exact=_is_reached(above[rounds], separation),
+        theorem="enumeration of patterns (BandMF Eq. 5)",
+    )
+
+
+def _is_reached(above: np.ndarray, separation: int) -> bool:
+    """Whether the sum over a pattern is reached, X being given by its rows of the pattern."""
+    lags = above[:, ::separation]
+    if np.all(lags >= -_ROUNDING_OF_GRAM * np.max(lags[:, 0])):
+        return True
+    count = len(lags)
+    if count > _MOST_PARTICIPATIONS_WITH_SIGNS:
+        return False
+    pattern = np.zeros((count, count))
+    for lag in range(min(count, lags.shape[1])):
+        first = np.arange(count - lag)
+        pattern[first, first + lag] = pattern[first + lag, first] = lags[: count - lag, lag]
+    return sensitivities.is_reached(pattern)
+
+
+def _largest_sums_of_both_sides(
+    above: np.ndarray, below: np.ndarray, separation: int, most: int
+) -> np.ndarray:
+    """For each row of |X|, its largest sum over the other rounds of a pattern that holds it.
+
+    Args:
+      above: (b, rows): entry t after the diagonal.
+      below: (b, rows): entry t before it.
+      separation: At most b - 1.
+      most: k.
+    """
+    fitting = (len(above) - 1) // separation
+    if most - 1 >= 2 * fitting:
+        unlimited = [_largest_sums(side, separation, None)[-1] for side in (above, below)]
+        return unlimited[0] + unlimited[1]
+    levels = min(most - 1, fitting)
+    after, before = (_largest_sums(side, separation, levels) for side in (above, below))
+    # m participations after the row leave most - 1 - m before it.
+    return np.max([after[m] + before[min(most - 1 - m, levels)] for m in range(levels + 1)], axis=0)
+
+
+def _largest_sums(side: np.ndarray, separation: int, levels: int | None) -> list[np.ndarray]:
+    """The largest sums over at most 0, 1, ..., ``levels`` entries of each row, b or more apart.
+
+    The first is at least b from the diagonal as well. Without levels, one sum without a limit.
+    """
+    width, rows = side.shape
+    if levels is None:
+        sums = np.zeros((width + separation, rows))
+        for t in range(width - 1, separation - 1, -1):
+            np.maximum(side[t] + sums[t + separation], sums[t + 1], out=sums[t])
+        return [sums[separation]]
+    found = [np.zeros(rows)]
+    fewer = np.zeros((width + separation, rows))
+    for _ in range(levels):
+        sums = np.zeros_like(fewer)
+        for t in range(width - 1, separation - 1, -1):
+            np.maximum(side[t] + fewer[t + separation], sums[t + 1], out=sums[t])
+        found.append(sums[separation])
+        fewer = sums
+    return found
+
+
+def _extended_bands(
+    bands: np.ndarray, workload: Workload, participation: Participation
+) -> np.ndarray:
+    """Returns the bands of a matrix for more rounds whose first rows are given.
+
+    Args:
+      bands: (n, b) of the rows that stay, ``bands[i, t] = C[i, i - t]``.
+      workload: The workload of the whole, for m > n rounds, which names that number.
+      participation: The schema of the whole.
+
+    Returns:
+      (m, b), whose first n rows are those that were given.
+    """
+    prepared = BandedWorkload.of(workload, bands.shape[1])
+    rows = _FreeRows(bands, workload.num_rounds)
+    start = rows.start()
+
+    def squared_error(free: np.ndarray, share: float) -> float:
+        made = rows.of(free, share)
+        error = BandedCovariances(made, prepared.blocks).squared_error
+        return error * sensitivity_of_bands(made, participation).value ** 2
+
+    def log_error(free: np.ndarray, share: float) -> tuple[float, np.ndarray]:
+        with np.errstate(all="ignore"):
+            covariances = BandedCovariances(rows.of(free, share), prepared.blocks)
+            error = covariances.squared_error
+            slope = covariances.slope() if np.isfinite(error) else np.full(rows.shape, np.nan)
+            slope = rows.by_free(free, share, slope) / error
+        if not (0.0 < error < np.inf and np.all(np.isfinite(slope))):
+            # The line search takes a shorter step.
+            return _LARGEST_LOG, np.zeros(free.shape)
+        return float(np.log(error)), slope
+
+    share = min(_SHARES_OF_GROWTH, key=lambda share: squared_error(start, share))
+    found = [(start, share)]
+    for tried in {0.0, share}:
+        result = minimise(
+            functools.partial(log_error, share=tried),
+            start,
+            max_evaluations=_MOST_EVALUATIONS_OF_EXTENSION,
+            corrections=10,
+            least_change=_LEAST_CHANGE_OF_EXTENSION,
+        )
+        found.append((np.asarray(result.x), tried))
+    # Longer ends of old columns have made the sensitivity larger as well.
+    return rows.of(*min(found, key=lambda each: squared_error(*each)))
+
+
+class _FreeRows:
+    """The matrix as a function of its free entries."""
+
+    def __init__(self, bands: np.ndarray, num_rounds: int) -> None:
+        self._released = bands
+        released, num_bands = bands.shape
+        self.shape = (num_rounds, num_bands)
+        squared_norms = column_sums(np.square(bands))
+        # Whole columns of C; the others are shorter where norms are not equal.
+        whole = squared_norms[: max(1, released - num_bands + 1)]
+        self._norm = float(np.sqrt(np.mean(whole)))
+        self._is_free = np.zeros(self.shape, dtype=bool)
+        self._is_free[released:] = np.tri(num_rounds, num_bands, dtype=bool)[released:]
+        self._is_new = np.arange(num_rounds) >= released
+        # What a share of the squared norm is, of old columns.
+        self._radii = np.zeros(num_rounds)
+        self._radii[:released] = np.sqrt(squared_norms)
+
+    def start(self) -> np.ndarray:
+        """The free entries of the Toeplitz square root of the prefix sum."""
+        return square_root_bands(*self.shape)[self._is_free]
+
+    def of(self, free: np.ndarray, share: float) -> np.ndarray:
+        """Returns the (m, b) bands of the matrix.
+
+        Args:
+          free: The free entries, before columns are scaled.
+          share: By which the squared norms of old columns may grow.
+        """
+        entries, scales, _ = self._scaled(free, share)
+        bands = entries * spread_columns(scales, self.shape[1])
+        bands[: len(self._released)] = self._released
+        return bands
+
+    def by_free(self, free: np.ndarray, share: float, slope: np.ndarray) -> np.ndarray:
+        """Returns the slope by the free entries, from the (m, b) slope by the matrix."""
+        entries, scales, squares = self._scaled(free, share)
+        slope = np.where(self._is_free, slope, 0.0)
+        along = column_sums(entries * slope)
+        # Of 1 / |v|, and of 1 / sqrt(1 + |v|^2).
+        divisors = np.where(self._is_new, squares, 1.0 + squares)
+        inner = slope - entries * spread_columns(along / divisors, self.shape[1])
+        return (inner * spread_columns(scales, self.shape[1]))[self._is_free]
+
+    def _scaled(self, free: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The entries, what multiplies the columns, and the squared norms of the entries."""
+        entries = np.zeros(self.shape)
+        entries[self._is_free] = free
+        squares = column_sums(np.square(entries))
+        new = self._norm / np.sqrt(np.where(self._is_new, squares, 1.0))
+        old = np.sqrt(share) * self._radii / np.sqrt(1.0 + squares)
+        return entries, np.where(self._is_new, new, old), squares

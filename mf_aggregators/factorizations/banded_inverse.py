@@ -7,7 +7,6 @@ square roots").
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +15,7 @@ import scipy.special
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
-from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
-from mf_aggregators.factorizations.toeplitz import check_range, checked_coefficients
-from mf_aggregators.factorizations.toeplitz_errors import (
+from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
     check_bands,
@@ -29,7 +26,12 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     with_momentum,
     with_momentum_adjoint,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
+from mf_aggregators.factorizations.toeplitz import (
+    ToeplitzStructure,
+    check_range,
+    checked_coefficients,
+)
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
@@ -39,56 +41,47 @@ from mf_aggregators.progress_bars import ProgressBar
 _LARGEST_LOG = 40.0
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BandedInverseFactorization(ToeplitzStructure):
-    """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients."""
+    """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients.
+
+    Attributes:
+      num_rounds: n.
+      coefficients: (p,), read-only: the first column of C^-1, p at most n; zeros follow. The
+        first is not zero.
+
+    Raises:
+      ValueError: If the coefficients are not as said.
+    """
 
     mechanism = "banded_inverse"
+    _described_as = "the banded inverse"
     ends_because = "the bands of C^-1 are optimised together for all rounds"
 
-    def __init__(self, num_rounds: int, coefficients: np.ndarray, **attributes: Any) -> None:
-        """Creates the factorization.
+    coefficients: np.ndarray
 
-        Args:
-          num_rounds: n.
-          coefficients: (p,) the first column of C^-1, p at most n; zeros follow. The
-            first is not zero.
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If the coefficients are not as said.
-        """
-        super().__init__(num_rounds, "the banded inverse", **attributes)
-        self._coefficients = checked_coefficients(coefficients, self._num_rounds)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(coefficients=checked_coefficients(self.coefficients, self.num_rounds))
         check_range(self.strategy_coefficients(), self.noising_coefficients())
 
     @property
     def num_bands(self) -> int:
         """The number of bands of C^-1."""
-        return len(self._coefficients)
+        return len(self.coefficients)
 
     def strategy_coefficients(self) -> np.ndarray:
         """Returns the first column of C, (n,) float64."""
-        return power_series.reciprocal(self._coefficients, self._num_rounds)
+        return power_series.reciprocal(self.coefficients, self.num_rounds)
 
     def noising_coefficients(self) -> np.ndarray:
         """Returns the first column of C^-1, (n,) float64."""
-        return power_series.padded(self._coefficients, self._num_rounds)
+        return power_series.padded(self.coefficients, self.num_rounds)
 
     def noise_recursion(self) -> WindowNoise:
         """Returns the combination of the last ``num_bands`` rows of Z."""
-        none = np.empty((self._num_rounds, 0))
-        return WindowNoise(self._num_rounds, self._coefficients[np.newaxis], none, none)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the (p,) coefficients of C^-1."""
-        return {"coefficients": self._coefficients}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "BandedInverseFactorization":
-        """Rebuilds the factorization; see the base class."""
-        return cls(num_rounds, arrays["coefficients"], **attributes)
+        none = np.empty((self.num_rounds, 0))
+        return WindowNoise(self.num_rounds, self.coefficients[np.newaxis], none, none)
 
 
 def banded_inverse(

@@ -9,9 +9,22 @@ near-optimal noise generation for streaming differential privacy").
 All matrices here interlace, 1 > d_1 > e_1 > d_2 > e_2 > ... > e_m > -1, which makes all
 weights of C positive and all weights of C^-1 negative: no sum below cancels, and the
 coefficients of C are non-negative and non-increasing, so that its sensitivity is exact.
+
+**The error in closed form.** With decays d of C and e of C^-1 that interlace, in distances y = 1 -
+d and z = 1 - e,
+
+* c_0 = 1 and c_t = sum_m w_m d_m^(t-1), w_m = prod_j (z_j - y_m) / prod_{j != m} (y_j - y_m),
+* b_t, the running sum of C^-1's coefficients, is beta + sum_m g_m e_m^t, with
+  beta = prod_m y_m / z_m and g_m = -w'_m / z_m for the weights w' of C^-1,
+
+where all w, g and beta are positive. The sensitivity sums c_t over a pattern 0, b, 2 b, ...:
+a sum of powers within each stretch of b rounds. Sums of squares of such sums are geometric
+series in products of decays, so that the error costs the number of stretches and not of
+rounds, and nothing cancels.
 """
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +32,7 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import validation
-from mf_aggregators.factorizations import blt_errors
-from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
-from mf_aggregators.factorizations.toeplitz_errors import (
+from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
     check_measure,
@@ -30,7 +41,8 @@ from mf_aggregators.factorizations.toeplitz_errors import (
     parameters_of,
     with_momentum,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
+from mf_aggregators.factorizations.toeplitz import ToeplitzStructure
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar
@@ -38,44 +50,48 @@ from mf_aggregators.workloads import Workload
 
 MOST_BUFFERS = 8
 _ROUNDING = 1e-14
-
 # How many of the places where one more buffer can start are followed to the end.
 _STARTS_FOLLOWED = 3
 # Logarithms of the least and the largest ratio of neighbouring distances in a search.
 _CLOSEST, _FARTHEST = 1e-9, 20.0
 # A logarithm of an error that no decays have.
 _INFEASIBLE = 1e3
+# An imaginary step of a complex-step derivative: exact to rounding, however small.
+_STEP = 1e-100
+# Stretches times the 2 m variables, above which closed forms would take much memory.
+_LARGEST_CLOSED_FORM = 1 << 22
+# Below this exponent a weighted geometric series is summed by its Taylor series.
+_SMALL_EXPONENT = 1e-4
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BltFactorization(ToeplitzStructure):
-    """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers."""
+    """C is Toeplitz with coefficients that are a sum of ``num_buffers`` decaying powers.
+
+    Its generating function is c(x) = prod_m (1 - e_m x) / (1 - d_m x).
+
+    Attributes:
+      num_rounds: n.
+      buffer_decays: (m,) decays d of C, decreasing, read-only.
+      inverse_decays: (m,) decays e of C^-1, read-only, with
+        1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a pair of equal decays has no effect.
+
+    Raises:
+      ValueError: If the decays do not interlace, or the coefficients of C are not
+        non-increasing: its sensitivity would not be known.
+    """
 
     mechanism = "blt"
+    _described_as = "the BLT matrix"
     goes_on = "with the same decays"
 
-    def __init__(
-        self,
-        num_rounds: int,
-        buffer_decays: np.ndarray,
-        inverse_decays: np.ndarray,
-        **attributes: Any,
-    ) -> None:
-        """Creates the factorization with c(x) = prod_m (1 - e_m x) / (1 - d_m x).
+    buffer_decays: np.ndarray
+    inverse_decays: np.ndarray
 
-        Args:
-          num_rounds: n.
-          buffer_decays: (m,) decays d of C, decreasing.
-          inverse_decays: (m,) decays e of C^-1, with 1 > d_1 >= e_1 > d_2 >= ... >= e_m > -1; a
-            pair of equal decays has no effect.
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If the decays do not interlace, or the coefficients of C are not
-            non-increasing: its sensitivity would not be known.
-        """
-        super().__init__(num_rounds, "the BLT matrix", **attributes)
-        decays = validation.real_array(buffer_decays, "buffer_decays").copy()
-        inverse = validation.real_array(inverse_decays, "inverse_decays").copy()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decays = validation.real_array(self.buffer_decays, "buffer_decays").copy()
+        inverse = validation.real_array(self.inverse_decays, "inverse_decays").copy()
         if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
             raise ValueError(
                 "buffer_decays and inverse_decays must be vectors of one length, found shapes "
@@ -87,16 +103,13 @@ class BltFactorization(ToeplitzStructure):
                 "the decays must interlace, 1 > buffer_decays[0] >= inverse_decays[0] > "
                 "buffer_decays[1] >= ... > -1: the sensitivity is known only then."
             )
-        self._decays, self._inverse_decays = decays, inverse
-        self._weights = _partial_fractions(decays, inverse)
         # Rounding may add to a sum of one; the sensitivity counts for more than that.
-        if np.sum(self._weights) > 1.0 + _ROUNDING or decays[-1] < 0.0:
+        if np.sum(_partial_fractions(decays, inverse)) > 1.0 + _ROUNDING or decays[-1] < 0.0:
             raise ValueError(
                 "the coefficients of the strategy matrix must be non-negative and "
                 "non-increasing: the sensitivity is known only then."
             )
-        for array in (decays, inverse):
-            array.flags.writeable = False
+        self._set(buffer_decays=decays, inverse_decays=inverse)
 
     @classmethod
     def from_output_scales(
@@ -134,45 +147,35 @@ class BltFactorization(ToeplitzStructure):
     @property
     def num_buffers(self) -> int:
         """The number of buffers m: vectors of state in C and in C^-1."""
-        return len(self._decays)
-
-    @property
-    def buffer_decays(self) -> np.ndarray:
-        """The (m,) decays of C, read-only."""
-        return self._decays
+        return len(self.buffer_decays)
 
     @property
     def output_scales(self) -> np.ndarray:
         """The (m,) positive weights of C's decays."""
-        return self._weights.copy()
-
-    @property
-    def inverse_decays(self) -> np.ndarray:
-        """The (m,) decays of C^-1, read-only."""
-        return self._inverse_decays
+        return _partial_fractions(self.buffer_decays, self.inverse_decays)
 
     @property
     def inverse_output_scales(self) -> np.ndarray:
         """The (m,) negative weights of C^-1's decays."""
-        return _partial_fractions(self._inverse_decays, self._decays)
+        return _partial_fractions(self.inverse_decays, self.buffer_decays)
 
     def strategy_coefficients(self) -> np.ndarray:
         """Returns the first column of C, (n,) float64."""
-        return _coefficients(self._decays, self._weights, self._num_rounds)
+        return _coefficients(self.buffer_decays, self.output_scales, self.num_rounds)
 
     def noising_coefficients(self) -> np.ndarray:
         """Returns the first column of C^-1, (n,) float64."""
-        return _coefficients(self._inverse_decays, self.inverse_output_scales, self._num_rounds)
+        return _coefficients(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion over ``num_buffers`` vectors, the buffers of C: C Y = Z."""
         count = self.num_buffers
         return StateSpaceNoise(
-            phases=np.zeros(self._num_rounds, np.int64),
+            phases=np.zeros(self.num_rounds, np.int64),
             gains=np.ones(1),
-            outputs=-self._weights[np.newaxis],
+            outputs=-self.output_scales[np.newaxis],
             sources=np.arange(count)[np.newaxis],
-            decays=self._decays[np.newaxis].copy(),
+            decays=self.buffer_decays[np.newaxis].copy(),
             feedbacks=np.ones((1, count)),
         )
 
@@ -180,9 +183,10 @@ class BltFactorization(ToeplitzStructure):
         """Streams C x with the buffers of C."""
         product = np.empty_like(x)
         buffers = np.zeros((self.num_buffers, *x.shape[1:]))
-        decays = self._decays.reshape((-1,) + (1,) * (x.ndim - 1))
+        decays = self.buffer_decays.reshape((-1,) + (1,) * (x.ndim - 1))
+        weights = self.output_scales
         for i, row in enumerate(x):
-            product[i] = row + np.tensordot(self._weights, buffers, axes=1)
+            product[i] = row + np.tensordot(weights, buffers, axes=1)
             buffers *= decays
             buffers += row
         return product
@@ -197,8 +201,8 @@ class BltFactorization(ToeplitzStructure):
         del workload
         return BltFactorization(
             num_rounds,
-            self._decays,
-            self._inverse_decays,
+            self.buffer_decays,
+            self.inverse_decays,
             participation=participation,
             parameters=parameters,
         )
@@ -206,22 +210,11 @@ class BltFactorization(ToeplitzStructure):
     def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BltFactorization":
         return BltFactorization(
             num_rounds,
-            self._decays,
-            self._inverse_decays,
+            self.buffer_decays,
+            self.inverse_decays,
             participation=self.participation,
             parameters=parameters,
         )
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the decays of C and of C^-1."""
-        return {"buffer_decays": self._decays, "inverse_decays": self._inverse_decays}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "BltFactorization":
-        """Rebuilds the factorization; see the base class."""
-        return cls(num_rounds, arrays["buffer_decays"], arrays["inverse_decays"], **attributes)
 
 
 def blt(
@@ -364,8 +357,8 @@ class _Search:
             return np.inf, np.zeros_like(distances)
         stretches = -(-self._pattern.num_rounds // self._pattern.separation)
         # The closed form is that of prefix sums.
-        if not self._momentum and stretches * len(distances) <= blt_errors.LARGEST:
-            return blt_errors.log_squared_error(distances, self._pattern, self._error)
+        if not self._momentum and stretches * len(distances) <= _LARGEST_CLOSED_FORM:
+            return log_squared_error(distances, self._pattern, self._error)
         return self._log_error_by_rounds(distances)
 
     def _log_error_by_rounds(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
@@ -436,3 +429,112 @@ def _coefficients(decays: np.ndarray, weights: np.ndarray, num_rounds: int) -> n
         powers = np.multiply.outer(weight * decay**starts, decay**within)
         series[1:] += powers.ravel()[: num_rounds - 1]
     return series
+
+
+def log_squared_error(
+    distances: np.ndarray, pattern: PatternOfRounds, error: ErrorMeasure
+) -> tuple[float, np.ndarray]:
+    """Returns the logarithm of sens(C)^2 times the squared error, and its gradient.
+
+    Args:
+      distances: (2 m,) increasing distances y_1, z_1, y_2, z_2, ..., all above 0 and below 1.
+      pattern: The pattern that gives the sensitivity.
+      error: Which squared error: ``mean`` over rounds, or ``max``.
+
+    Returns:
+      The value and a (2 m,) gradient.
+    """
+    count = len(distances)
+    perturbed = distances + 1j * _STEP * np.eye(count)
+    ours, inverse = perturbed[:, 0::2], perturbed[:, 1::2]
+    squared_sensitivity = _squared_sensitivity(ours, _weights(ours, inverse), pattern)
+    squared_rows = _squared_rows(ours, inverse, pattern.num_rounds, error)
+    logs = np.log(squared_sensitivity.real) + np.log(squared_rows.real)
+    gradient = squared_sensitivity.imag / squared_sensitivity.real
+    gradient += squared_rows.imag / squared_rows.real
+    return float(logs[0]), gradient / _STEP
+
+
+def _weights(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """(p, m) weights of the decays 1 - poles, from (p, m) distances."""
+    ratios = zeros[:, np.newaxis, :] - poles[:, :, np.newaxis]
+    between = poles[:, np.newaxis, :] - poles[:, :, np.newaxis]
+    diagonal = np.arange(poles.shape[1])
+    between[:, diagonal, diagonal] = 1.0
+    return np.prod(ratios / between, axis=2)
+
+
+def _squared_sensitivity(
+    distances: np.ndarray, weights: np.ndarray, pattern: PatternOfRounds
+) -> np.ndarray:
+    """(p,) squared norms of the pattern's columns, summed, for (p, m) decays of C."""
+    separation, most = pattern.separation, pattern.most
+    starts = np.arange(0, pattern.num_rounds, separation)
+    stretch = np.arange(len(starts))
+    lengths = np.minimum(separation, pattern.num_rounds - starts)
+    logs = _log1p(-distances)[:, :, np.newaxis]
+    weighted = weights[:, :, np.newaxis]
+
+    def powers(first: np.ndarray, last: np.ndarray, shift: int) -> np.ndarray:
+        """The sums of d^(i b + shift) over i from first to last, (p, m, stretches)."""
+        series = _geometric(separation * logs, last - first + 1)
+        return np.exp((first * separation + shift) * logs) * series
+
+    # In stretch r, lags are (r - j) b + o for up to k participations j, offset o < b.
+    earliest = np.maximum(0, stretch - most + 1)
+    # At offset 0 the lag 0 of a participation in this round has coefficient one.
+    at_start = np.sum(weighted * powers(np.maximum(earliest, 1), stretch, -1), axis=1)
+    at_start = at_start + (stretch < most)
+    amplitudes = weighted * powers(earliest, stretch, 0)
+    total = np.sum(np.square(at_start), axis=1)
+    decays = logs[:, :, 0]
+    for m in range(distances.shape[1]):
+        for other in range(m, distances.shape[1]):
+            series = _geometric((decays[:, m] + decays[:, other])[:, np.newaxis], lengths - 1)
+            products = amplitudes[:, m] * amplitudes[:, other] * series
+            total = total + (1.0 if m == other else 2.0) * np.sum(products, axis=1)
+    return np.asarray(total)
+
+
+def _squared_rows(
+    ours: np.ndarray, inverse: np.ndarray, num_rounds: int, error: ErrorMeasure
+) -> np.ndarray:
+    """(p,) weighted sums of b_t^2 over rounds."""
+    constant = np.prod(ours / inverse, axis=1)[:, np.newaxis]
+    amplitudes = np.concatenate([constant, -_weights(inverse, ours) / inverse], axis=1)
+    logs = np.concatenate([np.zeros_like(constant), _log1p(-inverse)], axis=1)
+    pairs = logs[:, :, np.newaxis] + logs[:, np.newaxis]
+    if error == "max":
+        series = _geometric(pairs, np.asarray(num_rounds))
+    else:
+        series = _weighted_geometric(pairs, num_rounds)
+    return np.einsum("pi,pij,pj->p", amplitudes, series, amplitudes)
+
+
+def _geometric(logs: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The sums of exp(t log) over t from 0 to counts - 1; logs are zero or negative."""
+    safe = np.where(logs == 0.0, -1.0, logs)
+    return np.where(logs == 0.0, counts, _expm1(counts * safe) / _expm1(safe))
+
+
+def _weighted_geometric(logs: np.ndarray, num_rounds: int) -> np.ndarray:
+    """The sums of (1 - t / n) exp(t log) over t from 0 to n - 1."""
+    n = float(num_rounds)
+    small = np.abs(logs.real) * n < _SMALL_EXPONENT
+    safe = np.where(small, -1.0, logs)
+    series = _expm1(n * safe) / _expm1(safe)
+    # (n - q S) / (n (1 - q)) for q = exp(log) and S = (1 - q^n) / (1 - q).
+    closed = (n - np.exp(safe) * series) / (-n * _expm1(safe))
+    moments = [(n + 1.0) / 2.0, (n - 1.0) * (n + 1.0) / 6.0, (n - 1.0) * n * (n + 1.0) / 12.0]
+    taylor = moments[0] + logs * moments[1] + np.square(logs) * moments[2] / 2.0
+    return np.where(small, taylor, closed)
+
+
+# NumPy's complex log1p and expm1 lose the digits that these keep; imaginary parts are
+# infinitesimal here.
+def _log1p(z: np.ndarray) -> np.ndarray:
+    return np.log1p(z.real) + 1j * z.imag / (1.0 + z.real)
+
+
+def _expm1(z: np.ndarray) -> np.ndarray:
+    return np.expm1(z.real) + 1j * np.exp(z.real) * z.imag

@@ -4,7 +4,7 @@ import abc
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import scipy.linalg
@@ -23,6 +23,9 @@ from mf_aggregators.workloads import Workload
 
 # Among the parameters: the rounds of the plans that were extended.
 _EXTENDS = "extends"
+_Made = TypeVar("_Made", bound="Factorization")
+# Rows of a decoder that are summed together.
+_ROWS_AT_A_TIME = 256
 
 
 class ExtensionError(ValueError):
@@ -61,6 +64,7 @@ class Errors:
         return {name: getattr(self, name) for name in ("total_error", "rmse", "max_error")}
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Factorization(abc.ABC):
     """A strategy matrix C with its structure; the decoder of a workload A is B = A C^-1.
 
@@ -68,8 +72,12 @@ class Factorization(abc.ABC):
     multiplier 1: the variance of output i is sens(C)^2 ||row i of B||^2, so that a
     scaling of C changes none of them.
 
+    A class is a frozen dataclass. Its fields are what a checkpoint holds: arrays in their file,
+    other fields among the parameters.
+
     Attributes:
       mechanism: The mechanism's name, as ``mf-factorize --mechanism`` spells it.
+      num_rounds: The number of rounds n.
       participation: The schema that the factorization was optimised for, or None
         where no optimisation took place.
       optimality_gap: A certified bound on how far the squared total error is above
@@ -80,40 +88,29 @@ class Factorization(abc.ABC):
       ends_because: Why no rounds can follow, as the end of a sentence; empty if they can.
     """
 
-    mechanism: str
+    mechanism = ""
     goes_on: ClassVar[str] = ""
     ends_because: ClassVar[str] = "its class says of no further rounds how they would follow"
 
-    def __init__(
-        self,
-        *,
-        participation: Participation | None = None,
-        optimality_gap: float | None = None,
-        parameters: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._participation = participation
-        self._optimality_gap = optimality_gap
-        self._parameters = dict(parameters or {})
+    num_rounds: int = dataclasses.field(init=False)
+    participation: Participation | None = dataclasses.field(default=None, kw_only=True)
+    optimality_gap: float | None = dataclasses.field(default=None, kw_only=True)
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
 
-    @property
-    def participation(self) -> Participation | None:
-        """The schema that the factorization was optimised for, if any."""
-        return self._participation
+    def __post_init__(self) -> None:
+        self._set(parameters=dict(self.parameters or {}))
 
-    @property
-    def optimality_gap(self) -> float | None:
-        """The certified relative gap of the squared total error, if any."""
-        return self._optimality_gap
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """A copy of the parameters the mechanism was made with."""
-        return dict(self._parameters)
+    def _set(self, **values: Any) -> None:
+        """Sets fields while the factorization is being made; arrays become read-only."""
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            object.__setattr__(self, name, value)
 
     @property
     def plans(self) -> tuple[int, ...]:
         """The rounds of the plans that were extended to this one, increasing; empty for none."""
-        return tuple(int(rounds) for rounds in self._parameters.get(_EXTENDS, ()))
+        return tuple(int(rounds) for rounds in self.parameters.get(_EXTENDS, ()))
 
     def extended(
         self,
@@ -148,15 +145,15 @@ class Factorization(abc.ABC):
                 f"this {self.mechanism} factorization has {self.num_rounds} rounds already: an "
                 f"extension has more, found {rounds}."
             )
-        schema = check_fits(participation or self._participation or SingleParticipation(), rounds)
+        schema = check_fits(participation or self.participation or SingleParticipation(), rounds)
         whole: Workload = workloads.resolve(rounds if workload is None else workload)
         if whole.num_rounds != rounds:
             raise ValueError(
                 f"the workload is for {whole.num_rounds} rounds, and the extension for {rounds}."
             )
-        parameters = {**self._parameters, _EXTENDS: [*self.plans, self.num_rounds]}
+        parameters = {**self.parameters, _EXTENDS: [*self.plans, self.num_rounds]}
         made = self._extended(rounds, schema, whole, parameters)
-        return made._labelled(self.mechanism)
+        return made.relabelled(self.mechanism)
 
     def _extended(
         self,
@@ -189,10 +186,10 @@ class Factorization(abc.ABC):
                 f"the plans that were extended to this one are for {list(self.plans)} rounds, "
                 f"found {num_rounds}."
             )
-        parameters = {name: each for name, each in self._parameters.items() if name != _EXTENDS}
+        parameters = {name: each for name, each in self.parameters.items() if name != _EXTENDS}
         if earlier := [rounds for rounds in self.plans if rounds < num_rounds]:
             parameters[_EXTENDS] = earlier
-        return self._of_first_rounds(num_rounds, parameters)._labelled(self.mechanism)
+        return self._of_first_rounds(num_rounds, parameters).relabelled(self.mechanism)
 
     def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "Factorization":
         """Makes what :meth:`of_plan` returns, for a class that can be extended."""
@@ -202,12 +199,14 @@ class Factorization(abc.ABC):
             "and its class cannot be extended: the checkpoint is broken, or of another version."
         )
 
-    def _labelled(self, mechanism: str) -> "Factorization":
-        """The factorization under a mechanism's name."""
-        if self.mechanism == mechanism:
-            return self
+    def relabelled(self, mechanism: str) -> "Factorization":
+        """Returns the factorization under another mechanism's name.
+
+        Args:
+          mechanism: The name.
+        """
         labelled = copy.copy(self)
-        labelled.mechanism = mechanism
+        object.__setattr__(labelled, "mechanism", mechanism)
         return labelled
 
     def has_same_matrix(self, other: "Factorization") -> bool:
@@ -233,18 +232,13 @@ class Factorization(abc.ABC):
         Returns:
           True for the schema that was optimised for, and for what it is the same as.
         """
-        own = self._participation
+        own = self.participation
         if own is None:
             return False
         return own == participation or (
             own.most_participations(self.num_rounds) == 1
             and participation.most_participations(self.num_rounds) == 1
         )
-
-    @property
-    @abc.abstractmethod
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
 
     @abc.abstractmethod
     def strategy_matrix(self) -> np.ndarray:
@@ -261,24 +255,26 @@ class Factorization(abc.ABC):
     def noise_recursion(self) -> NoiseRecursion:
         """Returns how the noise rows [C^-1 Z] follow from one another."""
 
-    @abc.abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the float64 arrays that a checkpoint stores: what the structure needs, no more.
 
-        The class takes them back, under the same names, in :meth:`from_arrays`.
+        They are the fields that are arrays. The class takes them back, under the same names, in
+        :meth:`from_arrays`.
         """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     @classmethod
-    @abc.abstractmethod
     def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "Factorization":
+        cls: type[_Made], num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> _Made:
         """Rebuilds a factorization of ``num_rounds`` rounds from what :meth:`arrays` returned.
 
         Args:
           num_rounds: n.
           arrays: The arrays by name.
-          **attributes: ``participation``, ``optimality_gap`` and ``parameters``.
+          **attributes: ``participation``, ``optimality_gap`` and ``parameters``. Fields that are
+            no arrays are taken from the parameters.
 
         Returns:
           The factorization.
@@ -287,6 +283,23 @@ class Factorization(abc.ABC):
           ValueError: If an array is missing or does not have the structure that the
             mechanism promises.
         """
+        known = {**(attributes.get("parameters") or {}), **arrays, "num_rounds": num_rounds}
+        common = {field.name for field in dataclasses.fields(Factorization)} - {"num_rounds"}
+        values = {}
+        for field in dataclasses.fields(cls):
+            if not field.init or field.name in common:
+                continue
+            if field.name in known:
+                values[field.name] = known[field.name]
+            elif field.default is dataclasses.MISSING:
+                raise ValueError(f"{field.name} is missing")
+        made = cls(**values, **attributes)
+        if made.num_rounds != num_rounds:
+            raise ValueError(
+                f"its arrays are of a matrix for {made.num_rounds} rounds, and it is said to be "
+                f"for {num_rounds}"
+            )
+        return made
 
     def noising_matrix(self) -> np.ndarray:
         """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
@@ -509,3 +522,23 @@ class Factorization(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"
+
+
+def squared_rows_of_prefix_sums(strategy_matrix: np.ndarray) -> np.ndarray:
+    """Returns ||row i of B||^2 of the prefix sum: running sums of the rows of C^-1.
+
+    The inverse of a triangle takes a third of the operations of a solve for B.
+
+    Args:
+      strategy_matrix: C, (n, n), lower triangular and invertible.
+    """
+    # LAPACK's order of columns makes rows of C^-1 of its columns.
+    inverse, _ = scipy.linalg.lapack.dtrtri(strategy_matrix.T, lower=0)
+    num_rounds = len(strategy_matrix)
+    sums, squared = np.zeros((1, num_rounds)), np.empty(num_rounds)
+    for first in range(0, num_rounds, _ROWS_AT_A_TIME):
+        rows = slice(first, first + _ROWS_AT_A_TIME)
+        decoder = sums + np.cumsum(np.triu(inverse[:, rows], -first).T, axis=0)
+        squared[rows] = np.einsum("ij,ij->i", decoder, decoder)
+        sums = decoder[-1:]
+    return squared

@@ -1,6 +1,6 @@
 """The identity factorization: independent noise in every round, as DP-SGD adds it."""
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,23 @@ from mf_aggregators.workloads import Workload
 _BYTES_PER_ROUND = 24
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class IdentityFactorization(Factorization):
-    """C = I and B = A: the noise of different rounds is independent."""
+    """C = I and B = A: the noise of different rounds is independent.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+    """
 
     mechanism = "identity"
     goes_on = "as before: rows of noise are independent"
 
-    def __init__(self, num_rounds: int, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the identity")
+    num_rounds: int
 
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return self._num_rounds
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.set_positive_integers(self, "num_rounds")
+        memory.check_rounds(self.num_rounds, _BYTES_PER_ROUND, "the identity")
 
     def strategy_bands(self) -> int:
         """Returns the number of bands of C."""
@@ -39,7 +41,7 @@ class IdentityFactorization(Factorization):
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns the (n, n) identity."""
-        return np.eye(self._num_rounds)
+        return np.eye(self.num_rounds)
 
     def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
         """Returns an identity of fewer rounds."""
@@ -47,7 +49,7 @@ class IdentityFactorization(Factorization):
 
     def noise_recursion(self) -> IndependentNoise:
         """Returns the recursion without memory."""
-        return IndependentNoise(self._num_rounds)
+        return IndependentNoise(self.num_rounds)
 
     def _encode(self, x: np.ndarray) -> np.ndarray:
         return x.copy()
@@ -79,17 +81,6 @@ class IdentityFactorization(Factorization):
         self, num_rounds: int, parameters: dict[str, Any]
     ) -> "IdentityFactorization":
         return IdentityFactorization(num_rounds, parameters=parameters)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns no arrays: the number of rounds says it all."""
-        return {}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "IdentityFactorization":
-        """Rebuilds the factorization; see the base class."""
-        return cls(num_rounds, **attributes)
 
 
 def identity(num_rounds: int) -> IdentityFactorization:

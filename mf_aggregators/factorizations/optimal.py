@@ -1,4 +1,4 @@
-"""The factorization of least total squared error, with a certificate.
+"""Dense factorizations, and the one of least total squared error, with a certificate.
 
 With X = C^T C the problem is: minimise tr(A^T A X^-1) over positive definite X with
 diagonal one (Denisov et al. Eq. 4). Its solution belongs to the fixed point of
@@ -8,31 +8,45 @@ v whose gradient, phi(v) / v - 1, vanishes at the fixed point, so the fixed poin
 found as its maximum: iterating phi is gradient ascent of fixed step, and L-BFGS from
 the same evaluations needs a third of them, fewer still for momentum workloads.
 
-Each evaluation is an eigendecomposition of V^1/2 A^T A V^1/2: see
-:mod:`mf_aggregators.factorizations.workload_spectra`, where it takes O(n^2) operations if A^-1 has
-two bands, as for prefix sums. The search then starts from the optimum of a fourth of the rounds.
+Each evaluation is an eigendecomposition of V^1/2 A^T A V^1/2. For a workload whose inverse D has
+two bands, as the prefix sum and SGD with learning rates have, the inverse V^-1/2 D D^T V^-1/2 is
+tridiagonal: its eigenvalues and eigenvectors take O(n^2) operations (Dhillon's multiple relatively
+robust representations, LAPACK's stemr), where those of a dense matrix take O(n^3). Inverses of
+three bands, as of momentum, would have to be brought to tridiagonal form first, and the
+eigenvectors back, in O(n^3) as well: nothing is gained there.
+
+A certificate needs the singular values of A V^1/2, which are one over those of the bidiagonal
+V^-1/2 D. They are eigenvalues of the tridiagonal matrix of Golub and Kahan of twice the size, whose
+condition number is that of A and not its square.
+
+Where A^-1 has two bands the search starts from the optimum of a fourth of the rounds.
 """
 
+import abc
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import scipy.linalg
+from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.factorizations import workload_spectra
+from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
+from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries, bounded_entries
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
-from mf_aggregators.factorizations.dense import DenseFactorization
-from mf_aggregators.factorizations.gram import lower_triangular_factor
-from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch
-from mf_aggregators.factorizations.multi_epoch_dual import PatternEntries, bounded_entries
-from mf_aggregators.factorizations.workload_spectra import WorkloadSpectra
+from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
+from mf_aggregators.linear_algebra import matrix_roots
+from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
+from mf_aggregators.noise.recursions import DenseNoise
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
     check_fits,
 )
 from mf_aggregators.progress_bars import ProgressBar
+from mf_aggregators.workloads import Workload
 
 # How far log(v) may move from the start: keeps exp() finite in a line search.
 _LARGEST_CHANGE_OF_LOG = 12.0
@@ -46,30 +60,74 @@ _TINY = 1e-300
 _GAP_OVER_DISTANCE = 2.0
 # The gap of the optimum of fewer rounds that a search starts from.
 _GAP_OF_START = 1e-4
+# Below so many rounds a search needs no start from fewer.
+_ROUNDS_OF_COARSEST = 256
+_ROUNDS_PER_COARSER_ROUND = 4
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Evaluation:
-    """phi at one v, and what follows from the same eigendecomposition."""
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class DenseFactorization(Factorization):
+    """Any lower-triangular, invertible strategy matrix; a checkpoint holds its lower triangle.
 
-    v: np.ndarray
-    phi: np.ndarray
-    eigenvalues: np.ndarray
+    Attributes:
+      matrix: C, (n, n), read-only.
 
-    @property
-    def estimated_bound(self) -> float:
-        """Eq. 8 at the best multiple of v, up to the rounding of eigenvalues.
+    Raises:
+      ValueError: If the matrix is not square, finite, lower triangular and invertible.
+    """
 
-        tr(V (2 X(v) - I)) = 2 sum(phi) - sum(v); for s v it is 2 sqrt(s) sum(phi) -
-        s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
-        """
-        return float(np.sum(self.phi) ** 2 / np.sum(self.v))
+    mechanism = "optimal"
+    ends_because = "its rows are optimised together, and those of the first rounds would be others"
 
-    @property
-    def distance_from_feasible(self) -> float:
-        """Mean squared deviation of diag X(v) = phi / v from one: of the order of the gap."""
-        ratios = self.phi / self.v * (np.sum(self.v) / np.sum(self.phi))
-        return float(np.sum(self.v * (ratios - 1.0) ** 2) / np.sum(self.v))
+    matrix: np.ndarray
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        matrix = validation.lower_triangular(self.matrix, "the strategy matrix").copy()
+        self._set(matrix=matrix, num_rounds=len(matrix))
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C, read-only."""
+        return self.matrix
+
+    def noise_recursion(self) -> DenseNoise:
+        """Returns the recursion over all earlier rows of Z."""
+        inverse = scipy.linalg.solve_triangular(
+            self.matrix, np.eye(self.num_rounds), lower=True, check_finite=False
+        )
+        return DenseNoise(np.tril(inverse))
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns ||row i of B||^2: for the prefix sum from the inverse alone."""
+        workload = workloads.resolve(workload)
+        if isinstance(workload, Workload) and workload.name == "prefix_sum":
+            self._check_rounds(workload.num_rounds)
+            return squared_rows_of_prefix_sums(self.matrix)
+        return super().squared_decoder_rows(workload)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the lower triangle of C, row by row."""
+        # Row by row: indices of the triangle would take as much memory as three matrices.
+        rows = [row[: i + 1] for i, row in enumerate(self.matrix)]
+        return {"lower_triangle": np.concatenate(rows)}
+
+    @classmethod
+    def from_arrays(
+        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    ) -> "DenseFactorization":
+        """Rebuilds the factorization; see the base class."""
+        triangle = arrays["lower_triangle"]
+        if triangle.shape != (num_rounds * (num_rounds + 1) // 2,):
+            raise ValueError(
+                f"lower_triangle has shape {triangle.shape}, which is not that of a matrix for "
+                f"{num_rounds} rounds"
+            )
+        matrix = np.zeros((num_rounds, num_rounds))
+        start = 0
+        for i in range(num_rounds):
+            matrix[i, : i + 1] = triangle[start : start + i + 1]
+            start += i + 1
+        return cls(matrix, **attributes)
 
 
 def optimal(
@@ -86,7 +144,7 @@ def optimal(
 
     Under single participation that is the fixed point of Denisov et al. Thm 3.2, whose
     columns have equal norms. Under (k, b)-participation it is the solution of BandMF
-    Problem 1: see ``multi_epoch``.
+    Problem 1.
 
     Args:
       workload: A, an (n, n) lower-triangular array of full rank, a ``workloads.Workload``, or an
@@ -124,12 +182,12 @@ def optimal(
       True
     """
     workload = workloads.resolve(workload)
-    if isinstance(workload, workloads.Workload):
+    if isinstance(workload, Workload):
         num_rounds = workload.num_rounds
     else:
         num_rounds = validation.num_rows(workload, "the workload")
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
-    if not isinstance(workload, workloads.Workload):
+    if not isinstance(workload, Workload):
         workload = validation.lower_triangular(workload, "the workload")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
@@ -149,7 +207,7 @@ def optimal(
 
     search: _Search | MultiEpochSearch
     if returns:
-        matrix = workload.matrix() if isinstance(workload, workloads.Workload) else workload
+        matrix = workload.matrix() if isinstance(workload, Workload) else workload
         # A factor on the workload changes nothing but the range of numbers.
         largest = np.max(np.abs(matrix))
         inverse_bands = workloads.inverse_bands(workload)
@@ -164,7 +222,7 @@ def optimal(
             show_progress=show_progress,
         )
     else:
-        spectra = workload_spectra.of(workload)
+        spectra = spectra_of(workload)
         search = _Search(spectra, relative_gap, max_evaluations, show_progress)
     try:
         search.run()
@@ -190,6 +248,212 @@ def optimal(
             "workload": workloads.fingerprint(workload),
         },
     )
+
+
+class WorkloadSpectra(abc.ABC):
+    """A workload over its largest entry, and its spectra.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+    """
+
+    num_rounds: int
+
+    @abc.abstractmethod
+    def gram_diagonal(self) -> np.ndarray:
+        """Returns the (n,) diagonal of A^T A."""
+
+    @abc.abstractmethod
+    def decomposition(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns eigenvalues and eigenvectors of V^1/2 A^T A V^1/2.
+
+        Args:
+          v: (n,) the diagonal of V, above zero.
+
+        Returns:
+          (n,) eigenvalues, what rounding made non-positive being set to rounding, and the (n, n)
+          eigenvectors, which the caller may overwrite.
+        """
+
+    @abc.abstractmethod
+    def safe_eigenvalues(self, eigenvalues: np.ndarray) -> np.ndarray:
+        """Returns (n,) eigenvalues less what rounding may have added to any of them."""
+
+    @abc.abstractmethod
+    def nuclear_norm_from_below(self, v: np.ndarray) -> float:
+        """Returns the sum of the singular values of A V^1/2, less what rounding may have added."""
+
+    @abc.abstractmethod
+    def squared_error(self, strategy: np.ndarray) -> float:
+        """Returns ||A C^-1||_F^2 of an (n, n) lower-triangular C."""
+
+    def coarser(self) -> "WorkloadSpectra | None":
+        """Returns the spectra of a similar workload of fewer rounds; None if there is none."""
+        return None
+
+
+class DenseSpectra(WorkloadSpectra):
+    """Those of any workload."""
+
+    def __init__(self, workload: np.ndarray) -> None:
+        """Computes A^T A.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+        """
+        self.num_rounds = len(workload)
+        # A factor on the workload changes nothing but the range of numbers.
+        self._workload = workload / np.max(np.abs(workload))
+        self._gram = self._workload.T @ self._workload
+
+    def gram_diagonal(self) -> np.ndarray:
+        """Returns the diagonal of A^T A."""
+        return np.diagonal(self._gram)
+
+    def decomposition(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns eigenvalues and eigenvectors."""
+        root_v = np.sqrt(v)
+        eigenvalues, eigenvectors = np.linalg.eigh(self._gram * root_v * root_v[:, np.newaxis])
+        floor = np.finfo(np.float64).eps * eigenvalues[-1]
+        return np.maximum(eigenvalues, floor), eigenvectors
+
+    def safe_eigenvalues(self, eigenvalues: np.ndarray) -> np.ndarray:
+        """Less rounding: once for the product A^T A, once for its eigenvalues."""
+        rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * np.max(eigenvalues)
+        return np.maximum(eigenvalues - rounding, 0.0)
+
+    def nuclear_norm_from_below(self, v: np.ndarray) -> float:
+        """Returns the sum of the singular values of A V^1/2."""
+        return matrix_roots.nuclear_norm_from_below(self._workload * np.sqrt(v))
+
+    def squared_error(self, strategy: np.ndarray) -> float:
+        """Returns ||A C^-1||_F^2, by a triangular solve."""
+        decoder = scipy.linalg.solve_triangular(
+            strategy, self._workload.T, lower=True, trans="T", check_finite=False
+        )
+        return float(np.sum(np.square(decoder)))
+
+
+class TridiagonalSpectra(WorkloadSpectra):
+    """Those of a workload whose inverse has one or two bands."""
+
+    def __init__(self, inverse_bands: np.ndarray) -> None:
+        """Keeps D.
+
+        Args:
+          inverse_bands: (n, 2), or (n, 1), with ``inverse_bands[i, t] = D[i, i - t]``.
+        """
+        self.num_rounds = len(inverse_bands)
+        self._diagonal = inverse_bands[:, 0]
+        # That of a diagonal workload has one band.
+        has_second = inverse_bands.shape[1] > 1
+        self._below = inverse_bands[1:, 1] if has_second else np.zeros(self.num_rounds - 1)
+
+    def gram_diagonal(self) -> np.ndarray:
+        """Returns the diagonal of A^T A, by the columns of A from the last one on."""
+        # Column j of A: 1 / D[j, j] in row j, and after that a multiple of column j + 1.
+        squares = np.empty(self.num_rounds)
+        later = 0.0
+        for j in range(self.num_rounds - 1, -1, -1):
+            if j + 1 < self.num_rounds:
+                later *= self._below[j] ** 2
+            later = (1.0 + later) / self._diagonal[j] ** 2
+            squares[j] = later
+        return squares
+
+    def decomposition(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns eigenvalues and eigenvectors."""
+        scales = 1.0 / np.sqrt(v)
+        diagonal = np.square(self._diagonal * scales)
+        diagonal[1:] += np.square(self._below * scales[1:])
+        off_diagonal = self._diagonal[:-1] * self._below * scales[:-1] * scales[1:]
+        inverses, eigenvectors = scipy.linalg.eigh_tridiagonal(
+            diagonal, off_diagonal, check_finite=False
+        )
+        floor = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
+        return 1.0 / np.maximum(inverses, floor), eigenvectors
+
+    def safe_eigenvalues(self, eigenvalues: np.ndarray) -> np.ndarray:
+        """Less rounding: their inverses are off by n units of the largest of them, at most."""
+        inverses = 1.0 / eigenvalues
+        rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * np.max(inverses)
+        return np.asarray(1.0 / (inverses + rounding))
+
+    def nuclear_norm_from_below(self, v: np.ndarray) -> float:
+        """Returns the sum of the singular values of A V^1/2."""
+        scales = 1.0 / np.sqrt(v)
+        off_diagonal = np.empty(2 * self.num_rounds - 1)
+        off_diagonal[0::2] = self._diagonal * scales
+        off_diagonal[1::2] = self._below * scales[1:]
+        values = scipy.linalg.eigvalsh_tridiagonal(
+            np.zeros(2 * self.num_rounds),
+            np.abs(off_diagonal),
+            check_finite=False,
+            lapack_driver="sterf",
+        )[self.num_rounds :]
+        rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * values[-1]
+        return float(np.sum(1.0 / (np.maximum(values, 0.0) + rounding)))
+
+    def squared_error(self, strategy: np.ndarray) -> float:
+        """Returns ||A C^-1||_F^2: rows of C^-1, summed as D B = C^-1 says."""
+        inverse, _ = dtrtri(strategy.T, lower=0)
+        # LAPACK's order of columns makes rows of C^-1 of its columns.
+        row, total = np.zeros(self.num_rounds), 0.0
+        for i in range(self.num_rounds):
+            if i:
+                row[:i] *= -self._below[i - 1]
+            row[: i + 1] += inverse[: i + 1, i]
+            row[: i + 1] /= self._diagonal[i]
+            total += float(np.dot(row[: i + 1], row[: i + 1]))
+        return total
+
+    def coarser(self) -> "WorkloadSpectra | None":
+        """Returns the spectra of a prefix sum of a fourth of the rounds, if that is one."""
+        if self.num_rounds <= _ROUNDS_OF_COARSEST:
+            return None
+        if np.ptp(self._diagonal) > 0.0 or np.ptp(self._below) > 0.0:
+            return None
+        rounds = self.num_rounds // _ROUNDS_PER_COARSER_ROUND
+        bands = np.column_stack(
+            [self._diagonal[:rounds], np.append(0.0, self._below[: rounds - 1])]
+        )
+        return TridiagonalSpectra(bands)
+
+
+def spectra_of(workload: Workload | np.ndarray) -> WorkloadSpectra:
+    """Returns the spectra of a workload.
+
+    Args:
+      workload: A, known by its name or an (n, n) lower-triangular array of full rank.
+    """
+    bands = workloads.inverse_bands(workload)
+    if bands is not None and bands.shape[1] <= 2:
+        return TridiagonalSpectra(bands * workloads.largest_entry(workload))
+    return DenseSpectra(workload.matrix() if isinstance(workload, Workload) else workload)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Evaluation:
+    """phi at one v, and what follows from the same eigendecomposition."""
+
+    v: np.ndarray
+    phi: np.ndarray
+    eigenvalues: np.ndarray
+
+    @property
+    def estimated_bound(self) -> float:
+        """Eq. 8 at the best multiple of v, up to the rounding of eigenvalues.
+
+        tr(V (2 X(v) - I)) = 2 sum(phi) - sum(v); for s v it is 2 sqrt(s) sum(phi) -
+        s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
+        """
+        return float(np.sum(self.phi) ** 2 / np.sum(self.v))
+
+    @property
+    def distance_from_feasible(self) -> float:
+        """Mean squared deviation of diag X(v) = phi / v from one: of the order of the gap."""
+        ratios = self.phi / self.v * (np.sum(self.v) / np.sum(self.phi))
+        return float(np.sum(self.v * (ratios - 1.0) ** 2) / np.sum(self.v))
 
 
 class _Search:

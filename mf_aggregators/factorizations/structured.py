@@ -6,8 +6,9 @@ needs a few rows of Z and r accumulators (Denisov et al. App. H, Alg. 3; prefix-
 Sec. 4.2).
 """
 
+import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ import scipy.sparse.linalg
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.linear_algebra import stacked_cholesky
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.progress_bars import ProgressBar
@@ -36,31 +36,32 @@ _STACK = 1 << 22
 _ROWS_OF_SOLVE = 32
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class StructuredFactorization(Factorization):
-    """C = B^-1 S for the prefix sum S and B = L R^T below the first h diagonals of B."""
+    """C = B^-1 S for the prefix sum S and B = L R^T below the first h diagonals of B.
+
+    Attributes:
+      diagonals: (n, h), read-only, with ``diagonals[i, t] = B[i, i - t]``, zero where i < t; the
+        main diagonal ``diagonals[:, 0]`` has no zero.
+      left: L, (n, r), read-only.
+      right: R, (n, r), read-only.
+
+    Raises:
+      ValueError: If the arrays are not as said.
+    """
 
     mechanism = "structured"
     ends_because = "it approximates a matrix of so many rounds as a whole"
 
-    def __init__(
-        self, diagonals: np.ndarray, left: np.ndarray, right: np.ndarray, **attributes: Any
-    ) -> None:
-        """Creates the factorization.
+    diagonals: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
 
-        Args:
-          diagonals: (n, h) with ``diagonals[i, t] = B[i, i - t]``, zero where i < t; the
-            main diagonal ``diagonals[:, 0]`` has no zero.
-          left: L, (n, r).
-          right: R, (n, r).
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If the arrays are not as said.
-        """
-        super().__init__(**attributes)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         diagonals, left, right = (
-            validation.real_array(array, name).copy()
-            for name, array in (("diagonals", diagonals), ("left", left), ("right", right))
+            validation.real_array(getattr(self, name), name).copy()
+            for name in ("diagonals", "left", "right")
         )
         if diagonals.ndim != 2 or not 1 <= diagonals.shape[1] <= diagonals.shape[0]:
             raise ValueError(
@@ -85,31 +86,24 @@ class StructuredFactorization(Factorization):
             raise ValueError("the decoder must be non-singular, found a zero on its diagonal.")
         if np.any(diagonals[~np.tri(num_rounds, diagonals.shape[1], dtype=bool)]):
             raise ValueError("diagonals must be zero before the first column of the matrix.")
-        for array in (diagonals, left, right):
-            array.flags.writeable = False
-        self._diagonals, self._left, self._right = diagonals, left, right
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return int(self._diagonals.shape[0])
+        self._set(diagonals=diagonals, left=left, right=right, num_rounds=num_rounds)
 
     @property
     def num_diagonals(self) -> int:
         """The number of diagonals h."""
-        return int(self._diagonals.shape[1])
+        return int(self.diagonals.shape[1])
 
     @property
     def rank(self) -> int:
         """The number of accumulators r."""
-        return int(self._left.shape[1])
+        return int(self.left.shape[1])
 
     def _prefix_decoder(self) -> np.ndarray:
         """Returns B, the decoder of the prefix sum, as a dense (n, n) array."""
-        decoder = np.tril(self._left @ self._right.T, -self.num_diagonals)
+        decoder = np.tril(self.left @ self.right.T, -self.num_diagonals)
         rounds = np.arange(self.num_rounds)
         for t in range(self.num_diagonals):
-            decoder[rounds[t:], rounds[: self.num_rounds - t]] = self._diagonals[t:, t]
+            decoder[rounds[t:], rounds[: self.num_rounds - t]] = self.diagonals[t:, t]
         return decoder
 
     def strategy_matrix(self) -> np.ndarray:
@@ -131,14 +125,14 @@ class StructuredFactorization(Factorization):
         """
         length = self.num_diagonals
         window = np.zeros((self.num_rounds, length + 1))
-        window[:, :length] = self._diagonals
-        window[1:, 1:] -= self._diagonals[:-1]
+        window[:, :length] = self.diagonals
+        window[1:, 1:] -= self.diagonals[:-1]
         if length < self.num_rounds:
-            leaving = self._left[length - 1 : -1] * self._right[: self.num_rounds - length]
+            leaving = self.left[length - 1 : -1] * self.right[: self.num_rounds - length]
             window[length:, length] += np.sum(leaving, axis=1)
-        left = self._left.copy()
-        left[1:] -= self._left[:-1]
-        return WindowNoise(self.num_rounds, window, left, self._right)
+        left = self.left.copy()
+        left[1:] -= self.left[:-1]
+        return WindowNoise(self.num_rounds, window, left, self.right)
 
     def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
         # A C^-1 = (A S^-1) B, and A S^-1 is the differences of adjacent columns of A.
@@ -158,25 +152,8 @@ class StructuredFactorization(Factorization):
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
-            return _squared_rows(self._diagonals, self._left, self._right)
+            return _squared_rows(self.diagonals, self.left, self.right)
         return super().squared_decoder_rows(workload)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the (n, h) diagonals and the (n, r) factors of B."""
-        return {"diagonals": self._diagonals, "left": self._left, "right": self._right}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "StructuredFactorization":
-        """Rebuilds the factorization; see the base class."""
-        for name in ("diagonals", "left", "right"):
-            if arrays[name].shape[:1] != (num_rounds,):
-                raise ValueError(
-                    f"{name} has shape {arrays[name].shape}, which is not that of a matrix for "
-                    f"{num_rounds} rounds"
-                )
-        return cls(arrays["diagonals"], arrays["left"], arrays["right"], **attributes)
 
 
 def structured(
@@ -325,7 +302,7 @@ def _ridge_rows(targets: np.ndarray, factors: np.ndarray, lag: int) -> np.ndarra
     solution = np.zeros_like(targets)
     penalty = _PENALTY * np.eye(factors.shape[1])
     for rows, grams in _running_grams(factors, lag):
-        solution[rows] = stacked_cholesky.solve(grams + penalty, targets[rows])
+        solution[rows] = solve_each(grams + penalty, targets[rows])
     return solution
 
 
@@ -384,3 +361,41 @@ def _total_error(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> 
             recent = recent[leaving:]
     squared_error = np.sum(_squared_rows(diagonals, left, right)) * np.max(squared_norms)
     return float(np.sqrt(squared_error))
+
+
+def solve_each(matrices: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Solves one symmetric positive definite system for each of a stack of matrices.
+
+    LAPACK takes one matrix at a time, and most of the time of a small one is that of the call.
+    Here each step of the factorization is one of all matrices.
+
+    Args:
+      matrices: (n, k, k) float64; only the lower triangles are read.
+      columns: (n, k) float64.
+
+    Returns:
+      (n, k): x[i] with ``matrices[i] @ x[i] = columns[i]``.
+
+    Raises:
+      LinAlgError: If a matrix is not positive definite.
+    """
+    # The stack is the last axis, along which all operations run.
+    lower = np.array(np.moveaxis(matrices, 0, -1), order="C")
+    solution = np.array(columns.T, order="C")
+    size = len(solution)
+    for j in range(size):
+        row = lower[j, :j]
+        pivot = lower[j, j] - np.einsum("pn,pn->n", row, row)
+        if not np.all(pivot > 0.0):
+            raise np.linalg.LinAlgError("a matrix of the stack is not positive definite.")
+        root = np.sqrt(pivot)
+        lower[j, j] = root
+        below = slice(j + 1, size)
+        lower[below, j] -= np.einsum("ipn,pn->in", lower[below, :j], row)
+        lower[below, j] /= root
+        solution[j] = (solution[j] - np.einsum("pn,pn->n", row, solution[:j])) / root
+    for j in reversed(range(size)):
+        below = slice(j + 1, size)
+        known = np.einsum("pn,pn->n", lower[below, j], solution[below])
+        solution[j] = (solution[j] - known) / lower[j, j]
+    return solution.T

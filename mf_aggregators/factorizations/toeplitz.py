@@ -1,25 +1,28 @@
 """Toeplitz factorizations: the square root of the prefix sum, banded, optimised, normalised."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import scipy.linalg
+import scipy.signal
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
-from mf_aggregators.factorizations import toeplitz_search
-from mf_aggregators.factorizations.factorization import ExtensionError
-from mf_aggregators.factorizations.toeplitz_errors import (
+from mf_aggregators.factorizations import _toeplitz_search
+from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
     check_bands,
     check_measure,
     check_momentum,
+    check_rounds,
     check_workload,
     parameters_of,
 )
-from mf_aggregators.factorizations.toeplitz_structure import ToeplitzStructure
+from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
@@ -31,6 +34,9 @@ from mf_aggregators.participation import (
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
+# Rounds squared times participations: up to here a sensitivity that Toeplitz structure
+# only bounds is also computed from the dense matrix, and the better of the two is taken.
+_LARGEST_DENSE_BOUND = 30_000_000
 # Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
 # instead of keeping as many rows of the noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
@@ -40,72 +46,136 @@ _LARGEST_DENSE_SENSITIVITY = 400_000_000
 _LARGEST_NORMALISED = 10**10
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ToeplitzStructure(Factorization):
+    """C is Toeplitz: C[i, j] depends on i - j alone. All but the dense views takes O(n) memory."""
+
+    # How messages about memory call the matrix.
+    _described_as: ClassVar[str]
+
+    num_rounds: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(num_rounds=check_rounds(self.num_rounds, self._described_as))
+
+    @abc.abstractmethod
+    def strategy_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C, (n,) float64; None if scaled columns are not Toeplitz."""
+
+    @abc.abstractmethod
+    def noising_coefficients(self) -> np.ndarray | None:
+        """Returns the first column of C^-1, (n,) float64; None if C^-1 is not Toeplitz."""
+
+    def _strategy_column(self) -> np.ndarray:
+        """The first column of C, of those who have one."""
+        column = self.strategy_coefficients()
+        assert column is not None
+        return column
+
+    def _noising_column(self) -> np.ndarray:
+        """The first column of C^-1, of those who have one."""
+        column = self.noising_coefficients()
+        assert column is not None
+        return column
+
+    def strategy_matrix(self) -> np.ndarray:
+        """Returns C as a dense (n, n) array."""
+        return _dense(self._strategy_column())
+
+    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+        """Returns the leading part of C, in no more memory than that."""
+        return _dense(self._strategy_column()[:num_rounds])
+
+    def noising_matrix(self) -> np.ndarray:
+        """Returns C^-1 as a dense (n, n) array."""
+        return _dense(self._noising_column())
+
+    def _encode(self, x: np.ndarray) -> np.ndarray:
+        if not x.size:
+            return x.copy()
+        column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))
+        return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
+
+    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+        coefficients = self._strategy_column()[:rounds]
+        bound = sensitivities.from_toeplitz_coefficients(coefficients, rounds, participation)
+        work = rounds**2 * participation.most_participations(rounds)
+        if bound.is_exact or work > _LARGEST_DENSE_BOUND:
+            return bound
+        dense = sensitivities.compute(_dense(coefficients), participation)
+        return dense if dense <= bound else bound
+
+    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+        """Returns the squared row norms of B; in O(n) memory for a Toeplitz ``Workload``."""
+        workload = workloads.resolve(workload)
+        if isinstance(workload, Workload):
+            self._check_rounds(workload.num_rounds)
+            coefficients = workload.coefficients()
+            if coefficients is not None:
+                noising = self._noising_column()
+                row = power_series.product(coefficients, noising, self.num_rounds)
+                return np.cumsum(np.square(row))
+        return super().squared_decoder_rows(workload)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ToeplitzFactorization(ToeplitzStructure):
-    """C = T, lower-triangular Toeplitz of few or all bands, or C = T D with columns of norm one."""
+    """C = T, lower-triangular Toeplitz of few or all bands, or C = T D with columns of norm one.
+
+    Attributes:
+      num_rounds: n.
+      coefficients: (b,), read-only: the first column of T, b at most n; zeros follow. The first
+        is not zero.
+      equal_column_norms: Whether the columns of T are scaled to norm one.
+
+    Raises:
+      ValueError: If the coefficients are not as said.
+    """
 
     mechanism = "toeplitz"
+    _described_as = "the Toeplitz matrix"
     goes_on = (
         "with the same bands; where C has all n, further ones by the optimiser, or by the closed "
         "form of the square root"
     )
 
-    def __init__(
-        self,
-        num_rounds: int,
-        coefficients: np.ndarray,
-        *,
-        equal_column_norms: bool = False,
-        **attributes: Any,
-    ) -> None:
-        """Creates the factorization.
+    coefficients: np.ndarray
+    equal_column_norms: bool = dataclasses.field(default=False, kw_only=True)
 
-        Args:
-          num_rounds: n.
-          coefficients: (b,) the first column of T, b at most n; zeros follow. The first
-            is not zero.
-          equal_column_norms: Whether the columns of T are scaled to norm one.
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If the coefficients are not as said.
-        """
-        attributes["parameters"] = {
-            **(attributes.get("parameters") or {}),
-            "equal_column_norms": bool(equal_column_norms),
-        }
-        super().__init__(num_rounds, "the Toeplitz matrix", **attributes)
-        self._coefficients = checked_coefficients(coefficients, self._num_rounds)
-        self._equal_column_norms = bool(equal_column_norms)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        normalised = bool(self.equal_column_norms)
+        self._set(
+            coefficients=checked_coefficients(self.coefficients, self.num_rounds),
+            equal_column_norms=normalised,
+            parameters={**self.parameters, "equal_column_norms": normalised},
+        )
         check_range(self._strategy_column(), self._noising_column())
 
     @property
     def num_bands(self) -> int:
         """The number of bands b."""
-        return len(self._coefficients)
-
-    @property
-    def equal_column_norms(self) -> bool:
-        """Whether the columns of C are scaled to norm one."""
-        return self._equal_column_norms
+        return len(self.coefficients)
 
     def strategy_coefficients(self) -> np.ndarray | None:
         """Returns the first column of C, (n,) float64; None with equal column norms."""
-        return None if self._equal_column_norms else self._strategy_column()
+        return None if self.equal_column_norms else self._strategy_column()
 
     def noising_coefficients(self) -> np.ndarray | None:
         """Returns the first column of C^-1, (n,) float64; None with equal column norms."""
-        return None if self._equal_column_norms else self._noising_column()
+        return None if self.equal_column_norms else self._noising_column()
 
     def _strategy_column(self) -> np.ndarray:
         """The first column of T, also where C is T with its columns scaled."""
-        return power_series.padded(self._coefficients, self._num_rounds)
+        return power_series.padded(self.coefficients, self.num_rounds)
 
     def _noising_column(self) -> np.ndarray:
         """The first column of T^-1."""
         column = np.empty(0)
-        for rounds in (*self.plans, self._num_rounds):
+        for rounds in (*self.plans, self.num_rounds):
             # The last bits of a longer reciprocal may be others, and rows were released with these.
-            longer = power_series.reciprocal(self._coefficients[:rounds], rounds)
+            longer = power_series.reciprocal(self.coefficients[:rounds], rounds)
             column = np.concatenate([column, longer[len(column) :]])
         return column
 
@@ -130,10 +200,10 @@ class ToeplitzFactorization(ToeplitzStructure):
         return super()._encode(x / norms)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        if not self._equal_column_norms:
+        if not self.equal_column_norms:
             return super()._sensitivity_of_first(rounds, participation)
         most = check(participation).most_participations(rounds)
-        if rounds == self._num_rounds and (
+        if rounds == self.num_rounds and (
             most == 1 or self.num_bands <= participation.separation_in(rounds)
         ):
             return Sensitivity(
@@ -142,7 +212,7 @@ class ToeplitzFactorization(ToeplitzStructure):
                 theorem="columns of norm one, orthogonal in every pattern (BandMF Thm 2)",
             )
         norms = self._column_norms()[:rounds]
-        first = power_series.padded(self._coefficients, rounds)
+        first = power_series.padded(self.coefficients, rounds)
         if most == 1:
             squared = power_series.truncated_column_norms(first, rounds) / np.square(norms)
             return sensitivities.from_column_norms(squared, SingleParticipation(), None)
@@ -164,14 +234,14 @@ class ToeplitzFactorization(ToeplitzStructure):
 
     def noise_recursion(self) -> ToeplitzNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
-        scales = self._column_norms() if self._equal_column_norms else None
+        scales = self._column_norms() if self.equal_column_norms else None
         return recursion_of(
-            self._num_rounds, self._coefficients, self._noising_column, scales, self.plans[:1]
+            self.num_rounds, self.coefficients, self._noising_column, scales, self.plans[:1]
         )
 
     def squared_decoder_rows(self, workload: Any) -> np.ndarray:
         """Returns the squared row norms of B: see the base class."""
-        if not self._equal_column_norms:
+        if not self.equal_column_norms:
             return super().squared_decoder_rows(workload)
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
@@ -181,21 +251,21 @@ class ToeplitzFactorization(ToeplitzStructure):
         return np.einsum("ij,ij->i", decoder, decoder)
 
     def _column_norms(self) -> np.ndarray:
-        if not self._equal_column_norms:
-            return np.ones(self._num_rounds)
-        return np.sqrt(power_series.truncated_column_norms(self._coefficients, self._num_rounds))
+        if not self.equal_column_norms:
+            return np.ones(self.num_rounds)
+        return np.sqrt(power_series.truncated_column_norms(self.coefficients, self.num_rounds))
 
     def _squared_rows_of_prefix_sums(self) -> np.ndarray:
         """Row i of B is row i - 1 plus column norm i times row i of T^-1: O(n) memory."""
         norms, inverse = self._column_norms(), self._noising_column()
         # All columns but the last b - 1 have the same norm, so that B is Toeplitz at first.
-        alike = self._num_rounds - self.num_bands + 1
+        alike = self.num_rounds - self.num_bands + 1
         decoder = norms[0] * np.cumsum(inverse)[:alike]
-        squared = np.empty(self._num_rounds)
+        squared = np.empty(self.num_rounds)
         squared[:alike] = np.cumsum(np.square(decoder))
-        row = np.zeros(self._num_rounds)
+        row = np.zeros(self.num_rounds)
         row[:alike] = decoder[::-1]
-        for i in range(alike, self._num_rounds):
+        for i in range(alike, self.num_rounds):
             row[: i + 1] += norms[i] * inverse[i::-1]
             squared[i] = row @ row
         return squared
@@ -207,21 +277,21 @@ class ToeplitzFactorization(ToeplitzStructure):
         workload: Workload,
         parameters: dict[str, Any],
     ) -> "ToeplitzFactorization":
-        if self._equal_column_norms:
+        if self.equal_column_norms:
             raise ExtensionError(
-                f"a Toeplitz factorization with equal column norms for {self._num_rounds} rounds "
+                f"a Toeplitz factorization with equal column norms for {self.num_rounds} rounds "
                 "cannot be extended: its last columns were scaled up because they end with the "
                 "last round, and would not end there."
             )
         kept = ToeplitzFactorization(
-            num_rounds, self._coefficients, participation=participation, parameters=parameters
+            num_rounds, self.coefficients, participation=participation, parameters=parameters
         )
-        has_all_bands = self.num_bands == self._num_rounds
-        if not (has_all_bands and _is_redrawn(self.num_bands, (*self.plans, self._num_rounds)[0])):
+        has_all_bands = self.num_bands == self.num_rounds
+        if not (has_all_bands and _is_redrawn(self.num_bands, (*self.plans, self.num_rounds)[0])):
             return kept
         momentum = check_momentum(workload, num_rounds)
-        series = toeplitz_search.continued(
-            self._coefficients,
+        series = _toeplitz_search.continued(
+            self.coefficients,
             PatternOfRounds.of(participation, num_rounds),
             check_measure(parameters.get("error", "mean")),
             momentum,
@@ -238,26 +308,12 @@ class ToeplitzFactorization(ToeplitzStructure):
     def _of_first_rounds(
         self, num_rounds: int, parameters: dict[str, Any]
     ) -> "ToeplitzFactorization":
-        series = self._coefficients[:num_rounds]
+        series = self.coefficients[:num_rounds]
         return ToeplitzFactorization(
             num_rounds,
             series,
             participation=self.participation,
             parameters={**parameters, "num_bands": len(series)},
-        )
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the (b,) coefficients of T."""
-        return {"coefficients": self._coefficients}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "ToeplitzFactorization":
-        """Rebuilds the factorization; see the base class."""
-        normalised = (attributes.get("parameters") or {}).get("equal_column_norms", False)
-        return cls(
-            num_rounds, arrays["coefficients"], equal_column_norms=bool(normalised), **attributes
         )
 
 
@@ -330,7 +386,7 @@ def toeplitz(
         )
     series = power_series.square_root_coefficients(num_bands, momentum)
     if coefficients == "optimised" and num_bands > 1:
-        series = toeplitz_search.optimised(
+        series = _toeplitz_search.optimised(
             series, pattern, error, momentum, max_evaluations, show_progress
         )
     return ToeplitzFactorization(
@@ -346,6 +402,10 @@ def toeplitz(
             **parameters_of(momentum),
         },
     )
+
+
+def _dense(column: np.ndarray) -> np.ndarray:
+    return np.asarray(scipy.linalg.toeplitz(column, np.zeros_like(column)))
 
 
 def recursion_of(

@@ -5,7 +5,7 @@ rounds, so that C_T x holds the sums over the nodes (Denisov et al. App. C, Eq. 
 prefix-sum paper Sec. 2). It has more rows than columns, and Honaker's two estimators are
 two choices of its left inverse (Denisov et al. Prop. C.1).
 
-The tree (see ``binary_tree``) exists for any number n of rounds. Unless n is a power of
+The tree (see ``_binary_tree``) exists for any number n of rounds. Unless n is a power of
 two, the nodes on the right edge are over a number of leaves that is none; the sums over
 those are not released, as in DP-FTRL, where a node is released when all of its 2^h leaves
 have arrived. Their rows of C_T are zero, and what remains are the complete trees of the
@@ -13,16 +13,20 @@ binary expansion of n. That is the matrix of BandMF's printed errors for n = 205
 over all 2052 rounds would cost more than it brings, 1.72 instead of 1.53 of the optimum.
 """
 
+import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.factorizations import tree_noise, tree_sensitivity
-from mf_aggregators.factorizations.binary_tree import Tree, binary_tree
+from mf_aggregators.factorizations._binary_tree import (
+    Tree,
+    binary_tree,
+    equally_spaced_sums,
+    sensitivity_of_least_separation,
+)
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import (
@@ -33,11 +37,13 @@ from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
 _DECODERS = ("online", "full")
-
 # A lower estimate, for its errors and its sensitivity as well.
 _BYTES_PER_ROUND = 150
+# State vectors that no round of a plan needs, and those of one of four times its rounds do.
+_SPARE_SLOTS = 2
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TreeAggregationFactorization(Factorization):
     """C = C_T, with one of Honaker's two estimators as its left inverse.
 
@@ -52,47 +58,38 @@ class TreeAggregationFactorization(Factorization):
     change of x changes C_s x more than C_T x.
 
     Decoders are (n, 2 n - 1): B = A N, so that B C_T = A.
+
+    Attributes:
+      num_rounds: The number of rounds n, at least 1.
+      decoder: The estimator, ``online`` or ``full``, as in :func:`tree_aggregation`.
+
+    Raises:
+      ValueError: If one is out of its range.
     """
 
     mechanism = "tree"
     goes_on = "in the same tree, with the decoder `online`, up to four times the rounds and more"
 
-    def __init__(self, num_rounds: int, decoder: str = "online", **attributes: Any) -> None:
-        """Creates the factorization.
+    num_rounds: int
+    decoder: str
 
-        Args:
-          num_rounds: The number of rounds n, at least 1.
-          decoder: ``online`` or ``full``, as in :func:`tree_aggregation`.
-          **attributes: Those of the base class.
-
-        Raises:
-          ValueError: If an argument is out of its range.
-        """
-        if decoder not in _DECODERS:
-            raise ValueError(f"decoder must be one of {', '.join(_DECODERS)}, found {decoder!r}.")
-        attributes["parameters"] = {**(attributes.get("parameters") or {}), "decoder": decoder}
-        super().__init__(**attributes)
-        self._decoder = decoder
-        self._num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-        memory.check_rounds(self._num_rounds, _BYTES_PER_ROUND, "the tree")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decoder not in _DECODERS:
+            raise ValueError(
+                f"decoder must be one of {', '.join(_DECODERS)}, found {self.decoder!r}."
+            )
+        validation.set_positive_integers(self, "num_rounds")
+        memory.check_rounds(self.num_rounds, _BYTES_PER_ROUND, "the tree")
+        self._set(parameters={**self.parameters, "decoder": self.decoder})
 
     @functools.cached_property
     def _tree(self) -> Tree:
-        return binary_tree(self._num_rounds)
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return self._num_rounds
-
-    @property
-    def decoder(self) -> str:
-        """The estimator: ``online`` or ``full``."""
-        return self._decoder
+        return binary_tree(self.num_rounds)
 
     def strategy_matrix(self) -> np.ndarray:
         """Returns C_T: (2 n - 1, n) float64 zeros and ones, in the tree's order of nodes."""
-        return self._columns(np.arange(self._num_rounds), slice(None))
+        return self._columns(np.arange(self.num_rounds), slice(None))
 
     def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
         """Returns the first columns of C_T, without the nodes that have none of their rounds."""
@@ -110,18 +107,18 @@ class TreeAggregationFactorization(Factorization):
         For ``full`` the pseudo-inverse of C_T, for ``online`` S^-1 B with B the streaming
         estimator of the prefix sums (Denisov et al. Prop. C.1).
         """
-        if self._decoder == "full":
+        if self.decoder == "full":
             strategy = self.strategy_matrix()
             gram = strategy.T @ strategy
             return scipy.linalg.solve(gram, strategy.T, assume_a="pos", check_finite=False)
-        return tree_noise.online_noising_matrix(self._tree)
+        return online_noising_matrix(self._tree)
 
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion of O(log n) state vectors and one row of Z a round."""
-        if self._decoder == "full":
-            return tree_noise.full_recursion(self._tree)
-        first = self.plans[0] if self.plans else self._num_rounds
-        return tree_noise.online_recursion(self._num_rounds, tree_noise.num_slots(first))
+        if self.decoder == "full":
+            return full_recursion(self._tree)
+        first = self.plans[0] if self.plans else self.num_rounds
+        return online_recursion(self.num_rounds, num_slots(first))
 
     def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
         # (n, 2 n - 1): B C_T = A N C_T = A.
@@ -141,9 +138,9 @@ class TreeAggregationFactorization(Factorization):
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
             self._check_rounds(workload.num_rounds)
-            if self._decoder == "full":
-                return tree_noise.full_prefix_variances(self._tree)
-            return tree_noise.online_prefix_variances(self._num_rounds)
+            if self.decoder == "full":
+                return full_prefix_variances(self._tree)
+            return online_prefix_variances(self.num_rounds)
         return super().squared_decoder_rows(workload)
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
@@ -161,22 +158,20 @@ class TreeAggregationFactorization(Factorization):
         if most == 1:
             # The first round is in the largest complete tree, below all of its levels.
             return Sensitivity(
-                float(np.sqrt(self._num_rounds.bit_length())),
+                float(np.sqrt(self.num_rounds.bit_length())),
                 is_exact=True,
                 theorem="largest column norm (Denisov et al. Thm 4.1)",
             )
         separation = participation.separation_in(rounds)
-        equally_spaced = int(
-            np.max(tree_sensitivity.equally_spaced_sums(tree, rounds, separation, most))
-        )
+        equally_spaced = int(np.max(equally_spaced_sums(tree, rounds, separation, most)))
         if participation.is_evenly_spaced:
             return Sensitivity(
                 float(np.sqrt(equally_spaced)),
                 is_exact=True,
                 theorem="enumeration of patterns (BandMF Eq. 5)",
             )
-        return tree_sensitivity.of_least_separation(
-            self._num_rounds, rounds, separation, most, equally_spaced
+        return sensitivity_of_least_separation(
+            self.num_rounds, rounds, separation, most, equally_spaced
         )
 
     def _extended(
@@ -187,36 +182,24 @@ class TreeAggregationFactorization(Factorization):
         parameters: dict[str, Any],
     ) -> "TreeAggregationFactorization":
         del participation, workload
-        if self._decoder != "online":
+        if self.decoder != "online":
             raise ExtensionError(
-                f"a tree of {self._num_rounds} rounds with the decoder {self._decoder!r} cannot be "
+                f"a tree of {self.num_rounds} rounds with the decoder {self.decoder!r} cannot be "
                 "extended: each of its rows of noise is made in view of all rounds that follow."
             )
-        first = self.plans[0] if self.plans else self._num_rounds
-        most = tree_noise.most_rounds(tree_noise.num_slots(first))
+        first = self.plans[0] if self.plans else self.num_rounds
+        most = most_rounds(num_slots(first))
         if num_rounds > most:
             raise ExtensionError(
                 f"a tree that began with {first} rounds cannot be extended to {num_rounds}: its "
                 f"noise keeps the sums of a tree of at most {most} rounds."
             )
-        return TreeAggregationFactorization(num_rounds, self._decoder, parameters=parameters)
+        return TreeAggregationFactorization(num_rounds, self.decoder, parameters=parameters)
 
     def _of_first_rounds(
         self, num_rounds: int, parameters: dict[str, Any]
     ) -> "TreeAggregationFactorization":
-        return TreeAggregationFactorization(num_rounds, self._decoder, parameters=parameters)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns no arrays: the number of rounds and the decoder say it all."""
-        return {}
-
-    @classmethod
-    def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
-    ) -> "TreeAggregationFactorization":
-        """Rebuilds the factorization; see the base class."""
-        decoder: Any = (attributes.get("parameters") or {}).get("decoder")
-        return cls(num_rounds, decoder, **attributes)
+        return TreeAggregationFactorization(num_rounds, self.decoder, parameters=parameters)
 
 
 def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregationFactorization:
@@ -244,3 +227,235 @@ def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregatio
       2.518
     """
     return TreeAggregationFactorization(num_rounds, decoder)
+
+
+def _variances_from_below(tree: Tree) -> np.ndarray:
+    """Returns for each node the variance of the best estimate of its sum from its subtree alone.
+
+    A leaf has only its own observation, of variance 1. The sum of a node is observed twice,
+    by the node itself and by the sum of its children's estimates, and precisions add:
+    1 / v = 1 + 1 / (v_left + v_right), without the 1 where the node is not released.
+    """
+    variances = np.ones(len(tree.starts))
+    for nodes in reversed(tree.levels):
+        below = variances[tree.left[nodes]] + variances[tree.right[nodes]]
+        variances[nodes] = below / (1.0 + tree.precisions[nodes] * below)
+    return variances
+
+
+def online_noising_matrix(tree: Tree) -> np.ndarray:
+    """Returns the left inverse of C_T that is the estimator from below.
+
+    Row i is the change of the prefix estimate, a sum of estimates E of completed nodes.
+    E = w Z + (1 - w) (E_left + E_right) with weights in the ratio of the precisions, of
+    which the node's own is 1, so that w is the variance of E.
+
+    Args:
+      tree: The tree.
+
+    Returns:
+      (n, 2 n - 1) float64.
+    """
+    weights = _variances_from_below(tree)
+    noising = np.zeros((tree.num_rounds, len(tree.starts)))
+    # E of the largest completed nodes, from left to right.
+    estimates: list[np.ndarray] = []
+    for i in range(tree.num_rounds):
+        leaf, *completed = tree.completed_by(i)
+        estimate = np.zeros(len(tree.starts))
+        estimate[leaf] = 1.0
+        for node in completed:
+            merged = estimates.pop()
+            noising[i] -= merged
+            estimate = (1.0 - weights[node]) * (merged + estimate)
+            estimate[node] = weights[node]
+        noising[i] += estimate
+        estimates.append(estimate)
+    return noising
+
+
+def _complete_variances(num_heights: int) -> np.ndarray:
+    """Returns :func:`_variances_from_below` of complete nodes over 1, 2, 4, ... leaves."""
+    variances = np.ones(num_heights)
+    for height in range(1, num_heights):
+        variances[height] = 2.0 * variances[height - 1] / (1.0 + 2.0 * variances[height - 1])
+    return variances
+
+
+def num_slots(num_rounds: int) -> int:
+    """Returns how many state vectors the estimator from below keeps.
+
+    Args:
+      num_rounds: The number of rounds n that a run is planned for.
+
+    Returns:
+      floor(log2 n) for these rounds, and :data:`_SPARE_SLOTS` for a run that is extended: products
+      over another number of vectors would not be the same to the last bit.
+    """
+    return num_rounds.bit_length() - 1 + _SPARE_SLOTS
+
+
+def most_rounds(num_slots: int) -> int:
+    """Returns the most rounds that so many state vectors are enough for."""
+    return (1 << (num_slots + 1)) - 1
+
+
+def online_recursion(num_rounds: int, num_slots: int) -> StateSpaceNoise:
+    """Returns the recursion of the estimator from below.
+
+    The estimates E of the largest completed nodes form a stack, a node of 2^h leaves in
+    slot h, and their sum is the prefix estimate. Round i completes its leaf and merges it
+    with the slots 0 to t - 1, for t the number of trailing ones of i in binary. Of the new
+    noise in the nodes completed together only the part in the topmost is ever used,
+    E_top = g Z_i + sum_h c_h s_h with s_h the entry of slot h, c_h the product of 1 - w
+    over the new nodes of more than 2^h leaves, and g^2 the variance of what the new nodes
+    contribute: f = 1 for the leaf, then w^2 + (1 - w)^2 f. The noise row is
+    E_top - sum_h s_h. State vector h is Q_h, the sum of slots 0 to h, which changes by that
+    row unless all of them were merged, and then is zero.
+
+    Args:
+      num_rounds: The number of rounds n.
+      num_slots: The number of state vectors, for at least so many rounds.
+    """
+    weights = _complete_variances(num_slots + 1)
+    gains = np.ones(num_slots + 1)
+    # A phase for each number of merges.
+    outputs, kept = (np.zeros((num_slots + 1, num_slots)) for _ in range(2))
+    for merges in range(1, num_slots + 1):
+        own = weights[merges]
+        gains[merges] = np.sqrt(own**2 + ((1.0 - own) * gains[merges - 1]) ** 2)
+        changes = np.cumprod(1.0 - weights[merges:0:-1])[::-1] - 1.0
+        # s_h = Q_h - Q_{h - 1}.
+        outputs[merges, :merges] = changes
+        outputs[merges, : merges - 1] -= changes[1:]
+    for merges in range(num_slots + 1):
+        kept[merges, merges:] = 1.0
+    lengths = np.arange(1, num_rounds + 1)
+    trailing_ones = np.frexp((lengths & -lengths).astype(np.float64))[1] - 1
+    return StateSpaceNoise(
+        phases=trailing_ones.astype(np.int64),
+        gains=gains,
+        outputs=outputs,
+        sources=np.tile(np.arange(num_slots), (num_slots + 1, 1)),
+        decays=kept,
+        feedbacks=kept.copy(),
+    )
+
+
+def full_recursion(tree: Tree) -> StateSpaceNoise:
+    """Returns the recursion of the pseudo-inverse, whose noise has precision matrix C_T^T C_T.
+
+    Its density is a product with a factor exp(-s_v^2 / 2) for the sum s_v over each
+    released node, so that rows can be drawn one after the other by messages along the tree.
+    Given the rows before its first leaf, and by the factors of v and of all nodes that are
+    not below v, the sum over v is normal with a precision lambda_v and a mean mu_v. Let
+    p_v be 1 if v is released and else 0, and tau_v the variance of the sum by the factors
+    of v and below (:func:`_variances_from_below`):
+
+    * for the root r, lambda = p_r and mu = 0;
+    * for the left child a of v, with b its sibling and
+      rho = 1 / (1 / lambda_v + tau_b), lambda = p_a + rho and mu = rho / lambda mu_v;
+    * for the right child b, the sum s over the left one being known,
+      lambda = p_b + lambda_v and mu = lambda_v / lambda (mu_v - s).
+
+    (Where lambda is zero, so is mu.) Row i is mu of its leaf plus Z_i / sqrt(lambda). State
+    vector d belongs to the node at depth d above the current leaf and is R = mu_v - (sum of
+    the rows within v so far): every mean is then a multiple of its parent's R, so that
+    the nodes on the way from the last common ancestor of leaves i and i + 1 down to leaf
+    i + 1 get multiples of that ancestor's R, and the nodes above it lose the row.
+
+    Args:
+      tree: The tree.
+    """
+    # At least one state vector, unused for one round: a recurrence without a state is none.
+    num_rounds, height = tree.num_rounds, max(tree.height, 1)
+    variances = _variances_from_below(tree)
+    precisions = tree.precisions.copy()
+    # mu of a node over R of the node from which the way to its first leaf branches off.
+    shares = np.ones(len(tree.starts))
+    for nodes in tree.levels:
+        left, right = tree.left[nodes], tree.right[nodes]
+        from_above = precisions[nodes] / (1.0 + precisions[nodes] * variances[right])
+        precisions[left] += from_above
+        precisions[right] += precisions[nodes]
+        shares[left] = shares[nodes] * from_above / precisions[left]
+        known = precisions[right] > 0.0
+        shares[right] = np.where(
+            known, precisions[nodes] / np.where(known, precisions[right], 1), 0
+        )
+    # Depth of the last common ancestor of each leaf and the one before it.
+    branchings = np.full(num_rounds, height)
+    np.minimum.at(branchings, tree.starts, tree.depths)
+    branchings -= 1
+    # Nodes that start at leaf i are those below the branching on its way.
+    shares_on_path = np.zeros((num_rounds, height))
+    for nodes in tree.levels:
+        shares_on_path[tree.starts[nodes], tree.depths[nodes]] = shares[nodes]
+
+    outputs = np.zeros((num_rounds, height))
+    later = np.arange(1, num_rounds)
+    outputs[later, branchings[later]] = shares[tree.leaves[later]]
+    slots = np.arange(height)
+    sources = np.tile(slots, (num_rounds, 1))
+    decays = np.zeros((num_rounds, height))
+    sources[:-1] = np.minimum(slots, branchings[later, np.newaxis])
+    decays[:-1] = np.where(slots <= branchings[later, np.newaxis], 1.0, shares_on_path[later])
+    return StateSpaceNoise(
+        phases=np.arange(num_rounds),
+        gains=1.0 / np.sqrt(precisions[tree.leaves]),
+        outputs=outputs,
+        sources=sources,
+        decays=decays,
+        feedbacks=-decays,
+    )
+
+
+def online_prefix_variances(num_rounds: int) -> np.ndarray:
+    """Returns the variances of prefix sums by the estimator from below.
+
+    The estimate after round i is the sum over the binary expansion of i + 1.
+
+    Args:
+      num_rounds: The number of rounds n.
+
+    Returns:
+      (n,) float64.
+    """
+    lengths = np.arange(1, num_rounds + 1)
+    result = np.zeros(num_rounds)
+    for height, variance in enumerate(_complete_variances(num_rounds.bit_length())):
+        result += variance * (lengths >> height & 1)
+    return result
+
+
+def full_prefix_variances(tree: Tree) -> np.ndarray:
+    """Returns the variances of the prefix sums of rows with precision matrix C_T^T C_T.
+
+    Within a node over leaf i let F be the sum of the rows from the node's first leaf to
+    leaf i. Given the sum s over the node, F is normal with mean alpha s and a variance
+    beta: 1 and 0 for the leaf itself. Given s, the sum over the left child a has mean g s,
+    g = tau_a / (tau_a + tau_b), and variance g tau_b. So from the left child to the node,
+    alpha' = alpha g and beta' = beta + alpha^2 g tau_b; from the right child, where F is the
+    left sum plus alpha times the right one, alpha' = alpha + (1 - alpha) g and
+    beta' = beta + (1 - alpha)^2 g tau_b.
+
+    Args:
+      tree: The tree.
+
+    Returns:
+      (n,) float64.
+    """
+    variances = _variances_from_below(tree)
+    slopes, remainders = np.ones(tree.num_rounds), np.zeros(tree.num_rounds)
+    for rounds, nodes in tree.paths():
+        parents = tree.parents[nodes]
+        if not np.all(parents >= 0):
+            break
+        left, right = variances[tree.left[parents]], variances[tree.right[parents]]
+        share = left / (left + right)
+        from_left = tree.left[parents] == nodes
+        slope = slopes[rounds]
+        of_left_sum = np.where(from_left, slope, 1.0 - slope)
+        remainders[rounds] += np.square(of_left_sum) * share * right
+        slopes[rounds] = np.where(from_left, slope * share, slope + of_left_sum * share)
+    return np.square(slopes) * variances[-1] + remainders

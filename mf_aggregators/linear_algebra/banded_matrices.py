@@ -1,12 +1,51 @@
-"""Banded matrices of any shape of band, in O(n b) memory, and their products in O(n b^2)."""
+r"""Banded matrices in O(n b) memory: their products, and what noise of C^-1 costs.
+
+:class:`BandedMatrix` has any shape of band. Lower-triangular matrices come by their bands,
+``bands[i, t] = M[i, i - t]``.
+
+For a lower-triangular C with b bands and independent normal z, the noise is y = C^-1 z, and a
+workload A makes a = A y of it. The squared error ||A C^-1||_F^2 is the sum of the variances of a.
+Where A^-1 has w bands, (y, a) is a Markov chain: with rounds in blocks of s >= b - 1, w - 1,
+
+    y_k = N_k z_k - V_k y_(k-1),        a_k = P_k y_k + R_k e_(k-1),
+
+N_k the inverse of the block C_kk, V_k = N_k C_(k,k-1), P_k the inverse of the block of A^-1, and
+e the last w - 1 entries of a block of a, which are all that later blocks need of it. Forwards,
+covariances follow from those of the block before:
+
+    Cov(y_k) = N_k N_k^T + V_k Cov(y_(k-1)) V_k^T.
+
+Backwards, W_k is the quadratic form in (y_k, e_(k-1)) that all of a from block k on costs in the
+absence of more noise; it follows from W_(k+1) in the same way. Both are sums of positive
+semi-definite terms, so that nothing cancels however long the run is. From y_k changing by
+-N_k (dC_kk y_k + dC_(k,k-1) y_(k-1)) follows the slope of the squared error,
+
+    d / dC_kk = -2 N_k^T (W_yy Cov(y_k) + W_ye Cov(e_(k-1), y_k)),
+
+and likewise for C_(k,k-1). With X = C^T C, M = Cov(a, y) is A X^-1, and what the dual of the
+search for C needs, V = X^-1 A^T A X^-1 = M^T M, is split at block k:
+
+    V_kk = Q_k + (Cov(y_k, .)) W_k (Cov(., y_k)),   Q_k = V_k (Q_(k-1) + M_(k-1)^T M_(k-1)) V_k^T
+
+with M_k = Cov(a_k, y_k), where a of earlier blocks comes in by Q. These are block versions of
+selected inversion (Takahashi, Fagan and Chen, 1973): entries of an inverse within the band of a
+matrix, without any other. A workload whose inverse has too many bands is one block, A its P.
+"""
 
 import dataclasses
+import functools
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from scipy.linalg.lapack import dtrtri
+
+from mf_aggregators.linear_algebra import power_series
 
 # Rows of a tile of a product: at least so many, and a band is so many tiles wide.
 _LEAST_ROWS, _TILES_OF_BAND = 64, 8
+# Smaller blocks take less arithmetic and more calls.
+_LEAST_BLOCK = 24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,3 +162,334 @@ def _diagonals(dense: np.ndarray, count: int, width: int) -> np.ndarray:
     """A view of ``width`` entries of each row, from a column that moves on with the rows."""
     of_row, of_column = dense.strides
     return as_strided(dense, shape=(count, width), strides=(of_row + of_column, of_column))
+
+
+def square_root_bands(num_rounds: int, num_bands: int) -> np.ndarray:
+    """Returns the bands of the Toeplitz square root of the prefix sum.
+
+    Args:
+      num_rounds: n.
+      num_bands: b.
+    """
+    coefficients = power_series.square_root_coefficients(num_bands)
+    return np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
+
+
+def column_sums(bands: np.ndarray) -> np.ndarray:
+    """Returns the (n,) sums over the rows of a matrix, for each column.
+
+    Args:
+      bands: (n, b) of the matrix.
+    """
+    num_rounds, num_bands = bands.shape
+    sums = np.zeros(num_rounds)
+    for t in range(num_bands):
+        sums[: num_rounds - t] += bands[t:, t]
+    return sums
+
+
+def spread_columns(values: np.ndarray, num_bands: int) -> np.ndarray:
+    """Returns the bands of the matrix whose column j holds ``values[j]`` within the band.
+
+    Args:
+      values: (n,).
+      num_bands: b.
+    """
+    bands = np.zeros((values.shape[0], num_bands))
+    for t in range(num_bands):
+        bands[t:, t] = values[: values.shape[0] - t]
+    return bands
+
+
+def divide_columns(bands: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+    """Returns the bands of a matrix with its columns divided.
+
+    Args:
+      bands: (n, b) of the matrix.
+      divisors: (n,) of its columns.
+    """
+    return bands * spread_columns(1.0 / divisors, bands.shape[1])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Block:
+    """What a block of the workload makes of the noise.
+
+    Attributes:
+      own: (s, s) P; zero in rows past the last round.
+      carried: (s, r) R.
+    """
+
+    own: np.ndarray
+    carried: np.ndarray
+
+    @functools.cached_property
+    def own_square(self) -> np.ndarray:
+        """P^T P."""
+        return self.own.T @ self.own
+
+    @functools.cached_property
+    def mixed(self) -> np.ndarray:
+        """P^T R."""
+        return self.own.T @ self.carried
+
+    @functools.cached_property
+    def carried_square(self) -> np.ndarray:
+        """R^T R."""
+        return self.carried.T @ self.carried
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WorkloadBlocks:
+    """A workload in blocks of rounds.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+      size: The rounds s of a block; the last may have fewer.
+      num_carried: The entries r of a that a block hands on to the next.
+      blocks: Each block; equal ones are the same object.
+    """
+
+    num_rounds: int
+    size: int
+    num_carried: int
+    blocks: tuple[_Block, ...]
+
+    @classmethod
+    def of_inverse(cls, inverse_bands: np.ndarray, num_bands: int) -> "WorkloadBlocks":
+        """Returns the blocks of a workload whose inverse is banded.
+
+        Args:
+          inverse_bands: (n, w) of A^-1, ``inverse_bands[i, t] = A^-1[i, i - t]``; the diagonal has
+            no zero.
+          num_bands: The bands b of strategy matrices.
+        """
+        num_rounds, width = inverse_bands.shape
+        carried = width - 1
+        size = _block_size(num_rounds, max(num_bands - 1, carried))
+        count = -(-num_rounds // size)
+        matrices = _blocks_of(inverse_bands, size)
+        known: dict[bytes, _Block] = {}
+        blocks = []
+        for k in range(count):
+            rounds = min(size, num_rounds - k * size)
+            key = inverse_bands[k * size : k * size + rounds].tobytes()
+            if k == 0 or key not in known:
+                own = _inverse(matrices[k, :, size:])
+                own[rounds:] = 0.0
+                reach = matrices[k, :, size - carried : size]
+                known[key] = _Block(own, -own @ reach)
+            blocks.append(known[key])
+        return cls(num_rounds, size, carried, tuple(blocks))
+
+    @classmethod
+    def of_matrix(cls, workload: np.ndarray) -> "WorkloadBlocks":
+        """Returns any workload as one block.
+
+        Args:
+          workload: A, an (n, n) lower-triangular array.
+        """
+        num_rounds = len(workload)
+        return cls(num_rounds, num_rounds, 0, (_Block(workload, np.empty((num_rounds, 0))),))
+
+    @classmethod
+    def identity(cls, num_rounds: int, num_bands: int) -> "WorkloadBlocks":
+        """Returns the identity, whose errors are the norms of C^-1 itself.
+
+        Args:
+          num_rounds: n.
+          num_bands: b.
+        """
+        return cls.of_inverse(np.ones((num_rounds, 1)), num_bands)
+
+    def largest_condition(self, inverse_bands: np.ndarray) -> float:
+        """Returns at least the largest condition number of a diagonal block of A, for maxima.
+
+        Args:
+          inverse_bands: What the blocks were made of.
+        """
+        sums = np.sum(np.abs(inverse_bands), axis=1)
+        found = 0.0
+        for k, block in enumerate(self.blocks):
+            own = float(np.max(np.sum(np.abs(block.own), axis=1)))
+            found = max(found, own * float(np.max(sums[k * self.size : (k + 1) * self.size])))
+        return found
+
+
+class BandedCovariances:
+    """The covariances of the noise of a banded strategy matrix, and what follows from them.
+
+    Attributes:
+      squared_error: ||A C^-1||_F^2; infinite or NaN where it is beyond floats.
+    """
+
+    def __init__(self, bands: np.ndarray, workload: WorkloadBlocks) -> None:
+        """Computes the covariances.
+
+        Args:
+          bands: (n, b) of C, ``bands[i, t] = C[i, i - t]``, zero where i < t, with a diagonal
+            without zeros, b at most s + 1.
+          workload: A.
+        """
+        self._shape = bands.shape
+        self._workload = workload
+        size, carried = workload.size, workload.num_carried
+        matrices = _blocks_of(bands, size)
+        count = len(matrices)
+        inverses = np.empty((count, size, size))
+        for k in range(count):
+            inverses[k] = _inverse(matrices[k, :, size:])
+        self._inverses = inverses
+        self._block_norms = np.max(np.sum(np.abs(matrices[:, :, size:]), axis=2), axis=1)
+        self._transitions = inverses @ matrices[:, :, :size]
+        self._noise = inverses @ inverses.transpose(0, 2, 1)
+        # V_k Cov(y_(k-1)), and minus that is Cov(y_k, y_(k-1)).
+        self._moved = np.zeros_like(inverses)
+        # Of e_(k-1): with y_k, with itself, and, for slopes, with y_(k-1).
+        self._with_carried = np.zeros((count, size, carried))
+        self._carried = np.zeros((count, carried, carried))
+        self._before = np.zeros((count, size, carried))
+        covariance, error = np.empty((size, size)), 0.0
+        for k, block in enumerate(workload.blocks):
+            if k:
+                transition = self._transitions[k]
+                np.matmul(transition, self._noise[k - 1], out=self._moved[k])
+                np.matmul(self._moved[k], transition.T, out=covariance)
+                self._noise[k] += covariance
+                self._carry(k, workload.blocks[k - 1])
+            error += float(np.vdot(block.own_square, self._noise[k]))
+            if carried:
+                error += 2.0 * float(np.vdot(block.mixed, self._with_carried[k]))
+                error += float(np.vdot(block.carried_square, self._carried[k]))
+        self.squared_error = error
+
+    def _carry(self, k: int, before: _Block) -> None:
+        """Computes the covariances of e_(k-1) from those of block k - 1."""
+        carried = self._workload.num_carried
+        if not carried:
+            return
+        own, reach = before.own[-carried:], before.carried[-carried:]
+        of_noise, joint = self._noise[k - 1], self._with_carried[k - 1]
+        with_noise = of_noise @ own.T + joint @ reach.T
+        crossed = own @ joint @ reach.T
+        self._before[k] = with_noise
+        self._with_carried[k] = -self._transitions[k] @ with_noise
+        self._carried[k] = own @ of_noise @ own.T + crossed + crossed.T
+        self._carried[k] += reach @ self._carried[k - 1] @ reach.T
+
+    def largest_condition(self) -> float:
+        """Returns the largest condition number of a diagonal block of C, for maxima."""
+        sums = np.max(np.sum(np.abs(self._inverses), axis=2), axis=1)
+        return float(np.max(sums * self._block_norms))
+
+    def squared_rows(self) -> np.ndarray:
+        """Returns the (n,) variances of a: the squared norms of the rows of A C^-1."""
+        rows = np.empty((len(self._noise), self._workload.size))
+        for k, block in enumerate(self._workload.blocks):
+            rows[k] = np.einsum("ij,ij->i", block.own @ self._noise[k], block.own)
+            if self._workload.num_carried:
+                crossed = block.own @ self._with_carried[k]
+                rows[k] += 2.0 * np.einsum("ij,ij->i", crossed, block.carried)
+                square = block.carried @ self._carried[k]
+                rows[k] += np.einsum("ij,ij->i", square, block.carried)
+        return rows.ravel()[: self._shape[0]]
+
+    def slope(self) -> np.ndarray:
+        """Returns the (n, b) bands of the squared error's derivative by C."""
+        size = self._workload.size
+        slopes = np.empty((len(self._noise), size, 2 * size))
+        for k, of_noise, mixed, _ in self._costs():
+            weighted = -2.0 * self._inverses[k].T @ of_noise
+            by_carried = -2.0 * self._inverses[k].T @ mixed
+            slopes[k, :, size:] = weighted @ self._noise[k] + by_carried @ self._with_carried[k].T
+            slopes[k, :, :size] = by_carried @ self._before[k].T - weighted @ self._moved[k]
+        return _bands_of(slopes, *self._shape)
+
+    def dual_band(self) -> np.ndarray:
+        """Returns the (n, b) bands of X^-1 A^T A X^-1, X = C^T C."""
+        size = self._workload.size
+        duals = np.empty((len(self._noise), size, 2 * size))
+        for k, of_noise, mixed, of_carried in self._costs():
+            noise, joint = self._noise[k], self._with_carried[k]
+            weighted = noise @ of_noise + joint @ mixed.T
+            by_carried = noise @ mixed + joint @ of_carried
+            duals[k, :, size:] = weighted @ noise + by_carried @ joint.T
+            duals[k, :, :size] = by_carried @ self._before[k].T - weighted @ self._moved[k]
+        earlier = np.zeros((size, size))
+        for k, block in enumerate(self._workload.blocks):
+            if k:
+                transition = self._transitions[k]
+                moved = transition @ earlier
+                duals[k, :, :size] -= moved
+                earlier = moved @ transition.T
+                duals[k, :, size:] += earlier
+            of_block = block.own @ self._noise[k] + block.carried @ self._with_carried[k].T
+            earlier = earlier + of_block.T @ of_block
+        return _bands_of(duals, *self._shape)
+
+    def _costs(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+        """W_k from the last block to the first: (k, W_yy, W_ye, W_ee)."""
+        carried = self._workload.num_carried
+        last = self._workload.blocks[-1]
+        of_noise, mixed, of_carried = last.own_square, last.mixed, last.carried_square
+        for k in range(len(self._noise) - 1, -1, -1):
+            block = self._workload.blocks[k]
+            if k + 1 < len(self._noise):
+                # From (y_k, e_k) after block k to (y_k, e_(k-1)).
+                transition = self._transitions[k + 1]
+                of_noise = block.own_square + transition.T @ of_noise @ transition
+                if carried:
+                    own, reach = block.own[-carried:], block.carried[-carried:]
+                    half = -transition.T @ mixed
+                    crossed = half @ own
+                    of_noise += crossed + crossed.T + own.T @ of_carried @ own
+                    mixed = block.mixed + (half + own.T @ of_carried) @ reach
+                    of_carried = block.carried_square + reach.T @ of_carried @ reach
+            yield k, of_noise, mixed, of_carried
+
+
+def _block_size(num_rounds: int, least: int) -> int:
+    """The rounds of a block: at least so many, in blocks of about the same size."""
+    count = max(1, num_rounds // max(least, _LEAST_BLOCK))
+    return -(-num_rounds // count)
+
+
+def _blocks_of(bands: np.ndarray, size: int) -> np.ndarray:
+    """(blocks, s, 2 s): the rows of each block, with the columns of the block before and its own.
+
+    Rows past the last round are those of the identity.
+    """
+    num_rounds, width = bands.shape
+    count = -(-num_rounds // size)
+    filled = np.zeros((count * size, width))
+    filled[:num_rounds] = bands
+    filled[num_rounds:, 0] = 1.0
+    blocks = np.zeros((count, size, 2 * size))
+    _block_diagonals(blocks, width)[...] = filled.reshape(count, size, width)[:, :, ::-1]
+    return blocks
+
+
+def _bands_of(blocks: np.ndarray, num_rounds: int, width: int) -> np.ndarray:
+    """The (n, width) bands of what :func:`_blocks_of` returns; zero where there is no entry."""
+    bands = _block_diagonals(blocks, width)[:, :, ::-1].reshape(-1, width)[:num_rounds].copy()
+    first = min(width, num_rounds)
+    bands[:first] *= np.tri(first, width)
+    return bands
+
+
+def _block_diagonals(blocks: np.ndarray, width: int) -> np.ndarray:
+    """A view of the last ``width`` entries up to the diagonal of each row."""
+    count, size, _ = blocks.shape
+    of_block, of_row, of_column = blocks.strides
+    return as_strided(
+        blocks[:, :, size - width + 1 :],
+        shape=(count, size, width),
+        strides=(of_block, of_row + of_column, of_column),
+    )
+
+
+def _inverse(lower: np.ndarray) -> np.ndarray:
+    """The inverse of a lower-triangular matrix."""
+    # LAPACK reads the transposed of what is stored by rows.
+    inverse, _ = dtrtri(lower.T, lower=0)
+    return np.asarray(np.ascontiguousarray(np.triu(inverse).T))

@@ -5,7 +5,7 @@ import scipy.linalg
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure
+from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

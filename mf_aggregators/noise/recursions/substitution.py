@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators.linear_algebra.banded_covariances import BandedCovariances, WorkloadBlocks
+from mf_aggregators.linear_algebra.banded_matrices import BandedCovariances, WorkloadBlocks
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 
 # With many bands, what is kept is large, and a block of rows is to add little to it.

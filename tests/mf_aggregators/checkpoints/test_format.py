@@ -3,6 +3,8 @@
 import hashlib
 import json
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,14 @@ from mf_aggregators import checkpoints, workloads
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import (
     BandedFactorization,
+    BandedInverseFactorization,
+    BltFactorization,
+    DenseFactorization,
     Factorization,
+    IdentityFactorization,
+    StructuredFactorization,
+    ToeplitzFactorization,
+    TreeAggregationFactorization,
     banded,
     identity,
     optimal,
@@ -63,10 +72,70 @@ def test_the_description_states_what_the_factorization_computes(tmp_path: pathli
     assert description["mechanism"] == "banded"
 
 
-def test_a_banded_checkpoint_holds_bands_and_no_dense_matrix(tmp_path: pathlib.Path) -> None:
-    checkpoints.save(BandedFactorization(np.tri(50, 4)), tmp_path / "c")
-    with np.load(tmp_path / "c" / "arrays.npz") as archive:
-        assert {name: archive[name].shape for name in archive.files} == {"bands": (50, 4)}
+_KEYS = [
+    *("format_version", "library_version", "mechanism", "num_rounds", "parameters"),
+    *("optimised_for", "optimality_gap", "errors", "arrays_sha256", "description_sha256"),
+]
+_ROOTS = np.array([1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("factorization", "parameters", "arrays"),
+    [
+        (IdentityFactorization(4), {}, {}),
+        (TreeAggregationFactorization(4, "full"), {"decoder": "full"}, {}),
+        (BandedFactorization(np.tri(50, 4)), {}, {"bands": np.tri(50, 4)}),
+        (
+            DenseFactorization(np.tri(3) + np.eye(3)),
+            {},
+            {"lower_triangle": np.array([2.0, 1.0, 2.0, 1.0, 1.0, 2.0])},
+        ),
+        (
+            ToeplitzFactorization(4, _ROOTS, parameters={"num_bands": 2}),
+            {"num_bands": 2, "equal_column_norms": False},
+            {"coefficients": _ROOTS},
+        ),
+        (
+            ToeplitzFactorization(4, _ROOTS, equal_column_norms=True),
+            {"equal_column_norms": True},
+            {"coefficients": _ROOTS},
+        ),
+        (BandedInverseFactorization(4, _ROOTS), {}, {"coefficients": _ROOTS}),
+        (
+            BltFactorization(4, np.array([0.9]), np.array([0.5])),
+            {},
+            {"buffer_decays": np.array([0.9]), "inverse_decays": np.array([0.5])},
+        ),
+        (
+            StructuredFactorization(np.tri(4, 2), np.ones((4, 1)), 2.0 * np.ones((4, 1))),
+            {},
+            {
+                "diagonals": np.tri(4, 2),
+                "left": np.ones((4, 1)),
+                "right": 2.0 * np.ones((4, 1)),
+            },
+        ),
+    ],
+    ids=lambda each: each.mechanism if isinstance(each, Factorization) else "",
+)
+def test_the_format_is_what_it_was(
+    factorization: Factorization,
+    parameters: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    tmp_path: pathlib.Path,
+) -> None:
+    checkpoints.save(factorization, tmp_path / "c")
+    description = json.loads((tmp_path / "c" / checkpoints.DESCRIPTION_FILE).read_text())
+    assert list(description) == _KEYS
+    assert list(description["parameters"].items()) == list(parameters.items())
+    with np.load(tmp_path / "c" / checkpoints.ARRAYS_FILE) as archive:
+        assert archive.files == list(arrays)
+        for name, expected in arrays.items():
+            assert archive[name].dtype == np.float64
+            np.testing.assert_array_equal(archive[name], expected)
+    loaded = checkpoints.load(tmp_path / "c")
+    assert loaded.has_same_matrix(factorization)
+    assert loaded.parameters == factorization.parameters
 
 
 def test_saving_again_replaces_the_checkpoint(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.checkpoints import tensor_protos
+from mf_aggregators.checkpoints.published_matrices import parse_tensor, read_tensor
 
 _Writer = Callable[[np.ndarray], bytes]
 
@@ -39,7 +39,7 @@ _ARRAYS = hypothesis.extra.numpy.arrays(
 @settings(deadline=None, max_examples=50)
 @given(array=_ARRAYS)
 def test_what_tensorflow_writes_is_read_bit_by_bit(write: _Writer, array: np.ndarray) -> None:
-    read = tensor_protos.parse(write(array), "file")
+    read = parse_tensor(write(array), "file")
     assert read.dtype == np.float64
     assert read.shape == array.shape
     assert read.tobytes() == array.tobytes()
@@ -49,20 +49,20 @@ def test_what_tensorflow_writes_is_read_bit_by_bit(write: _Writer, array: np.nda
 @pytest.mark.parametrize("write", _WRITERS)
 def test_nan_is_a_value(write: _Writer) -> None:
     array = np.array([[np.nan, 1.0], [np.inf, np.nan]])
-    np.testing.assert_array_equal(tensor_protos.parse(write(array), "file"), array)
+    np.testing.assert_array_equal(parse_tensor(write(array), "file"), array)
 
 
 @pytest.mark.parametrize("shape", [[], [1], [7], [3, 4], [2, 0]])
 def test_constants_state_their_value_once(shape: list[int]) -> None:
     proto = tf.make_tensor_proto(0.1, shape=shape, dtype=tf.float64)
-    read = tensor_protos.parse(proto.SerializeToString(), "file")
+    read = parse_tensor(proto.SerializeToString(), "file")
     np.testing.assert_array_equal(read, np.full(shape, 0.1))
 
 
 def test_the_last_value_stands_for_all_that_follow() -> None:
     proto = tf.make_tensor_proto(0.0, shape=[2, 3], dtype=tf.float64)
     proto.double_val[:] = [1.0, -2.0, 0.5]
-    read = tensor_protos.parse(proto.SerializeToString(), "file")
+    read = parse_tensor(proto.SerializeToString(), "file")
     np.testing.assert_array_equal(read, [[1.0, -2.0, 0.5], [0.5, 0.5, 0.5]])
     np.testing.assert_array_equal(read, tf.make_ndarray(proto))
 
@@ -74,7 +74,7 @@ def test_no_beginning_of_a_file_is_read(write: _Writer, array: np.ndarray) -> No
     whole = write(array)
     for length in range(len(whole)):
         with pytest.raises(ValueError, match=r"^file is no tensor that can be read: "):
-            tensor_protos.parse(whole[:length], "file")
+            parse_tensor(whole[:length], "file")
 
 
 def test_no_beginning_of_an_abbreviated_list_is_read() -> None:
@@ -88,7 +88,7 @@ def test_no_beginning_of_an_abbreviated_list_is_read() -> None:
     np.testing.assert_array_equal(tf.make_ndarray(proto.FromString(pieces)), tf.make_ndarray(proto))
     for contents in (pieces, *(whole[:length] for length in range(len(whole)))):
         with pytest.raises(ValueError, match="no tensor that can be read"):
-            tensor_protos.parse(contents, "file")
+            parse_tensor(contents, "file")
 
 
 @pytest.mark.parametrize("write", _WRITERS)
@@ -96,7 +96,7 @@ def test_no_beginning_of_an_abbreviated_list_is_read() -> None:
 @given(array=_ARRAYS, rest=st.binary(min_size=1, max_size=24))
 def test_nothing_may_follow(write: _Writer, array: np.ndarray, rest: bytes) -> None:
     with pytest.raises(ValueError, match="no tensor that can be read"):
-        tensor_protos.parse(write(array) + rest, "file")
+        parse_tensor(write(array) + rest, "file")
 
 
 @settings(deadline=None, max_examples=200)
@@ -107,7 +107,7 @@ def test_damage_is_a_value_error_or_another_value(
     contents = bytearray(_by_operation(array))
     contents[position % len(contents)] = byte
     try:
-        read = tensor_protos.parse(bytes(contents), "file")
+        read = parse_tensor(bytes(contents), "file")
     except ValueError:
         return
     # Whatever it holds, TensorFlow reads it so too.
@@ -118,7 +118,7 @@ def test_damage_is_a_value_error_or_another_value(
 @given(contents=st.binary(max_size=64))
 def test_random_bytes_are_no_tensor(contents: bytes) -> None:
     with pytest.raises(ValueError, match="no tensor that can be read"):
-        tensor_protos.parse(contents, "file")
+        parse_tensor(contents, "file")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_other_types_are_refused(write: _Writer, array: np.ndarray) -> None:
     with pytest.raises(
         ValueError, match=r"data type has the number \d+, not 2; expected .*float64"
     ):
-        tensor_protos.parse(write(array), "file")
+        parse_tensor(write(array), "file")
 
 
 def _changed(change: Callable[[Any], None]) -> bytes:
@@ -160,7 +160,7 @@ def _set_size(proto: Any, size: int) -> None:
 )
 def test_inconsistent_tensors_are_refused(change: Callable[[Any], None], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        tensor_protos.parse(_changed(change), "file")
+        parse_tensor(_changed(change), "file")
 
 
 @pytest.mark.parametrize("shape", [[1 << 20, 1 << 20], [0, 1 << 62], [1] * 33])
@@ -169,27 +169,27 @@ def test_shapes_that_no_array_can_have_are_refused(shape: list[int]) -> None:
     for size in shape:
         proto.tensor_shape.dim.add(size=size)
     with pytest.raises(ValueError, match=r"more than 2 GiB|has 33 dimensions"):
-        tensor_protos.parse(proto.SerializeToString(), "file")
+        parse_tensor(proto.SerializeToString(), "file")
 
 
 def test_more_values_than_the_shape_holds_are_refused() -> None:
     proto = tf.make_tensor_proto(1.0, shape=[2], dtype=tf.float64)
     proto.double_val[:] = [1.0, 2.0, 3.0]
     with pytest.raises(ValueError, match=r"holds 3 values, and its shape .* needs 2"):
-        tensor_protos.parse(proto.SerializeToString(), "file")
+        parse_tensor(proto.SerializeToString(), "file")
 
 
 def test_files_are_read_and_named(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "matrix_pb"
     file.write_bytes(_by_operation(np.tri(4)))
-    np.testing.assert_array_equal(tensor_protos.read(file), np.tri(4))
+    np.testing.assert_array_equal(read_tensor(file), np.tri(4))
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=f"^{file} is no tensor .* truncated"):
-        tensor_protos.read(file)
+        read_tensor(file)
     with pytest.raises(ValueError, match=f"^{tmp_path / 'other'} cannot be read: No such file"):
-        tensor_protos.read(tmp_path / "other")
+        read_tensor(tmp_path / "other")
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
-        tensor_protos.read(tmp_path)
+        read_tensor(tmp_path)
 
 
 def test_a_huge_file_is_refused_before_it_is_read(tmp_path: pathlib.Path) -> None:
@@ -197,4 +197,4 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: pathlib.Path) -> Non
     file.touch()
     os.truncate(file, 1 << 40)
     with pytest.raises(ValueError, match="larger than 2 GiB"):
-        tensor_protos.read(file)
+        read_tensor(file)

@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
     NotConvergedWarning,
-    band_algebra,
-    band_certificate,
+    _banded_search,
     banded,
 )
-from mf_aggregators.factorizations.band_constraints import (
+from mf_aggregators.factorizations._banded_search import BandedWorkload
+from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
     EqualNorms,
+    PatternLayout,
     PatternNorms,
 )
-from mf_aggregators.factorizations.banded_workloads import BandedWorkload
-from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix
+from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix, column_sums, divide_columns
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -68,10 +67,10 @@ def _constraint(data: st.DataObject, num_rounds: int, num_bands: int) -> ColumnC
 
 
 def _feasible(bands: np.ndarray, constraint: ColumnConstraint) -> np.ndarray:
-    squared = band_algebra.column_sums(np.square(bands))
+    squared = column_sums(np.square(bands))
     scales = np.sqrt(constraint.scales(squared, constraint.sharpness[-1]))
-    scaled = band_algebra.divide_columns(bands, scales)
-    squared = band_algebra.column_sums(np.square(scaled))
+    scaled = divide_columns(bands, scales)
+    squared = column_sums(np.square(scaled))
     return np.asarray(scaled / np.sqrt(constraint.squared_sensitivity(squared)))
 
 
@@ -109,7 +108,7 @@ def _attack(num_rounds: int, data: st.DataObject) -> None:
     constraint = _constraint(data, num_rounds, num_bands)
     bands = _feasible(_candidate(data, num_rounds, num_bands, generator), constraint)
     prepared = BandedWorkload.of(workload, num_bands)
-    bound = band_certificate.lower_bound(bands, prepared, constraint)
+    bound = _banded_search.lower_bound(bands, prepared, constraint)
     own = _error(bands, workload.matrix() / workload.largest_entry())
     # What is compared with has errors of floats itself.
     assert 0.0 <= bound <= own * (1.0 + 1e-12)
@@ -133,7 +132,7 @@ def test_nothing_is_known_of_a_matrix_whose_inverse_is_beyond_floats(num_rounds:
     constraint = PatternNorms(8, PatternLayout(num_rounds, 8, 1))
     feasible = _feasible(bands, constraint)
     prepared = BandedWorkload.of(Workload("momentum_sgd", num_rounds, 0.0), 8)
-    assert band_certificate.lower_bound(feasible, prepared, constraint) == 0.0
+    assert _banded_search.lower_bound(feasible, prepared, constraint) == 0.0
 
 
 @pytest.mark.long
@@ -158,7 +157,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
         EqualNorms(num_bands),
     )
     prepared = BandedWorkload.of(workload, num_bands)
-    point = band_certificate._Point.of(bands, prepared)
+    point = _banded_search._Point.of(bands, prepared)
     size = data.draw(st.sampled_from([1e-6, 1e-3, 0.03, 0.3, 1.0]))
     dual = point.dual
     noise = np.tril(generator.normal(size=(num_rounds, num_rounds)))
@@ -167,7 +166,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
         dual.lower, dual.upper, size * dual.rows * BandedMatrix.symmetric(noise).rows
     )
     half = point.root.transposed().times(removed)
-    epsilon = band_certificate._epsilon(point, removed, half.times(point.root))
+    epsilon = _banded_search._epsilon(point, removed, half.times(point.root))
     matrix, strategy = workload.matrix() / workload.largest_entry(), recursions.matrix_from_bands
     weighted = np.linalg.solve((strategy(bands).T @ strategy(bands)).T, matrix.T).T
     full = weighted.T @ weighted
@@ -178,7 +177,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
     assert least >= -1e-9 * np.max(full)
     spectrum = np.linalg.eigvalsh(matrix @ (full - dense) @ matrix.T)
     trace = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))))
-    bound = band_certificate._bound(point, removed, half, 1.0, epsilon)
+    bound = _banded_search._bound(point, removed, half, 1.0, epsilon)
     assert bound <= trace**2 * (1.0 + 1e-9)
     if size <= 1e-6:
         # Nothing is lost of the first order.
@@ -197,7 +196,7 @@ def test_the_gap_is_of_second_order_in_the_distance_from_the_optimum() -> None:
     for size in (1e-4, 1e-5):
         bands = _feasible(best + size * direction, constraint)
         error = _error(bands, workload.matrix())
-        gaps.append(error / band_certificate.lower_bound(bands, prepared, constraint) - 1.0)
+        gaps.append(error / _banded_search.lower_bound(bands, prepared, constraint) - 1.0)
     assert gaps[0] / gaps[1] == pytest.approx(100.0, rel=0.2)
 
 
@@ -213,13 +212,13 @@ def test_a_bound_is_close_where_the_search_has_just_begun() -> None:
     constraint = EqualNorms(num_bands)
     bands = _feasible(root, constraint)
     prepared = BandedWorkload.of(workload, num_bands)
-    assert band_certificate.lower_bound(bands, prepared, constraint) > 0.0
+    assert _banded_search.lower_bound(bands, prepared, constraint) > 0.0
 
 
 def test_nothing_is_claimed_of_numbers_beyond_floats() -> None:
     bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
     prepared = BandedWorkload.of(Workload("prefix_sum", 400), 2)
-    assert band_certificate.lower_bound(bands, prepared, EqualNorms(2)) == 0.0
+    assert _banded_search.lower_bound(bands, prepared, EqualNorms(2)) == 0.0
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -14,14 +14,13 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations.band_constraints import (
+from mf_aggregators.factorizations._banded_search import BandedSearch, BandedWorkload
+from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
     EqualNorms,
+    PatternLayout,
     PatternNorms,
 )
-from mf_aggregators.factorizations.banded_search import BandedSearch
-from mf_aggregators.factorizations.banded_workloads import BandedWorkload
-from mf_aggregators.factorizations.pattern_layout import PatternLayout
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.mf_aggregators import brute_force

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import sensitivity
-from mf_aggregators.factorizations import banded_sensitivity
+from mf_aggregators.factorizations.banded import sensitivity_of_bands
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -46,7 +46,7 @@ def _schema(data: st.DataObject, num_rounds: int) -> Participation:
 def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataObject) -> None:
     bands = _bands(data, num_rounds)
     participation = _schema(data, num_rounds)
-    found = banded_sensitivity.compute(bands, participation)
+    found = sensitivity_of_bands(bands, participation)
     dense = sensitivity.compute(recursions.matrix_from_bands(bands), participation)
     assert found == pytest.approx(dense, rel=1e-12)
     assert found.is_exact == dense.is_exact
@@ -58,7 +58,7 @@ def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataOb
 def test_no_pattern_changes_more(num_rounds: int, data: st.DataObject) -> None:
     bands = _bands(data, num_rounds)
     participation = _schema(data, num_rounds)
-    found = banded_sensitivity.compute(bands, participation)
+    found = sensitivity_of_bands(bands, participation)
     truth = brute_force.scalar_sensitivity(recursions.matrix_from_bands(bands), participation)
     assert found >= truth * (1.0 - 1e-12)
     if found.is_exact:
@@ -99,7 +99,7 @@ def test_the_largest_pattern_sum_is_that_of_all_patterns(
 )
 def test_a_hundred_thousand_rounds_need_no_dense_matrix(participation: Participation) -> None:
     bands = np.where(np.tri(100_000, 32, dtype=bool), 0.9 ** np.arange(32), 0.0)
-    found = banded_sensitivity.compute(bands, participation)
+    found = sensitivity_of_bands(bands, participation)
     # The same in all rounds, so that a matrix for fewer rounds bounds it from below.
     fewer = sensitivity.compute(recursions.matrix_from_bands(bands[:100]), participation)
     assert found >= fewer

@@ -21,8 +21,8 @@ from mf_aggregators.factorizations import (
     blt,
     toeplitz,
 )
+from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure, PatternOfRounds
 from mf_aggregators.factorizations.blt import _Search
-from mf_aggregators.factorizations.toeplitz_errors import ErrorMeasure, PatternOfRounds
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -426,7 +426,7 @@ def test_a_normalised_matrix_made_by_its_class_survives_a_checkpoint(
     "factorization",
     [
         pytest.param(
-            TreeAggregationFactorization(6),
+            TreeAggregationFactorization(6, "online"),
         ),
         pytest.param(
             ToeplitzFactorization(6, np.array([1.0, 0.5]), parameters={"num_bands": 2}),

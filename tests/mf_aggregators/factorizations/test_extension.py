@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import catalogue, checkpoints, workloads
 from mf_aggregators.accounting import noise_multiplier, zcdp_rho
-from mf_aggregators.catalogue.third_party import CheckedFactorization, relabelled
+from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.commands import extension_report
 from mf_aggregators.factorizations import (
     BandedFactorization,
@@ -294,7 +294,7 @@ def test_an_extension_has_more_rounds(factorization: Factorization) -> None:
 
 
 def test_another_packages_mechanism_keeps_its_name() -> None:
-    made = relabelled(blt(8, 1), "theirs").extended(12)
+    made = blt(8, 1).relabelled("theirs").extended(12)
     assert made.mechanism == made.of_plan(8).mechanism == "theirs"
 
 

@@ -14,12 +14,12 @@ import tqdm
 from mf_aggregators import checkpoints, workloads
 from mf_aggregators.commands import command_line, factorize
 from mf_aggregators.factorizations import Factorization, banded_inverse, blt, optimal, toeplitz
-from mf_aggregators.factorizations.blt import _Search
-from mf_aggregators.factorizations.toeplitz_errors import (
+from mf_aggregators.factorizations._toeplitz_search import (
     PatternOfRounds,
     error_weights,
     squared_rows_by_strategy,
 )
+from mf_aggregators.factorizations.blt import _Search
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
 

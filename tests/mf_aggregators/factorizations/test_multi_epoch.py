@@ -21,10 +21,9 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations.multi_epoch import MultiEpochSearch
-from mf_aggregators.factorizations.multi_epoch_dual import PatternEntries
-from mf_aggregators.factorizations.multi_epoch_start import banded_start
-from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch, banded_start
+from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries
+from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

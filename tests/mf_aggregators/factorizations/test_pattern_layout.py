@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.factorizations.pattern_layout import PatternLayout
+from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder
 from tests.mf_aggregators import brute_force
 

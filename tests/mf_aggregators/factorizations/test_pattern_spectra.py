@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import workloads
-from mf_aggregators.factorizations import optimal, pattern_spectra
-from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.factorizations.pattern_spectra import (
+from mf_aggregators.factorizations import optimal
+from mf_aggregators.factorizations._multi_epoch_dual import (
     BandedPatternSpectra,
     DensePatternSpectra,
     PatternSpectra,
+    spectra_of,
 )
+from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder
 
 
@@ -84,7 +85,7 @@ def test_roots_by_blocks_are_those_of_the_whole(data: st.DataObject) -> None:
 )
 def test_workloads_of_few_bands_have_cheap_roots(workload: np.ndarray, separation: int) -> None:
     layout = PatternLayout(len(workload), separation, 3)
-    spectra = pattern_spectra.of(workload, workloads.inverse_bands(workload), layout)
+    spectra = spectra_of(workload, workloads.inverse_bands(workload), layout)
     assert spectra.has_cheap_roots
     _check(spectra, workload, 1)
 
@@ -98,13 +99,13 @@ def test_others_have_none() -> None:
         (PatternLayout(300, 100, 3), None),
         (PatternLayout(300, 100, 3), np.ones((300, 1))),
     ):
-        assert not pattern_spectra.of(workload, known, layout).has_cheap_roots
+        assert not spectra_of(workload, known, layout).has_cheap_roots
 
 
 def test_nearly_singular_factors_are_left_to_the_whole() -> None:
     workload = workloads.prefix_sum(120)
     layout = PatternLayout(120, 60, 2)
-    spectra = pattern_spectra.of(workload, workloads.inverse_bands(workload), layout)
+    spectra = spectra_of(workload, workloads.inverse_bands(workload), layout)
     factors = _factors(layout, np.random.default_rng(0))
     assert spectra.root(factors).half is None
     factors[7, 1, 1] = 1e-9

@@ -21,6 +21,7 @@ from mf_aggregators.factorizations.structured import (
     StructuredFactorization,
     _ridge_rows,
     _total_error,
+    solve_each,
     structured,
 )
 from mf_aggregators.factorizations.tree_aggregation import tree_aggregation
@@ -300,7 +301,7 @@ def test_a_factorization_is_rebuilt_from_its_arrays(
     rebuilt = StructuredFactorization.from_arrays(num_rounds, arrays, parameters={"rank": 1})
     assert rebuilt.parameters == {"rank": 1}
     np.testing.assert_array_equal(rebuilt.strategy_matrix(), factorization.strategy_matrix())
-    with pytest.raises(ValueError, match="diagonals has shape"):
+    with pytest.raises(ValueError, match="rounds"):
         StructuredFactorization.from_arrays(num_rounds + 1, arrays)
 
 
@@ -313,3 +314,29 @@ def test_rows_past_the_last_round_are_refused(factorization: StructuredFactoriza
         _, state = recursion.next_row(state, np.zeros(()))
     with pytest.raises(ValueError, match="more rounds is needed"):
         recursion.next_row(state, np.zeros(()))
+
+
+@given(st.integers(0, 7), st.integers(1, 9), st.integers(0, 2**32))
+def test_each_system_is_solved(count: int, size: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    roots = generator.normal(size=(count, size, size))
+    matrices = roots @ roots.transpose(0, 2, 1) + 0.1 * np.eye(size)
+    columns = generator.normal(size=(count, size))
+    given_to_it = np.tril(matrices), columns.copy()
+    found = solve_each(*given_to_it)
+    assert found.shape == (count, size)
+    for matrix, column, solution in zip(matrices, columns, found, strict=True):
+        # Errors are at most the condition number, 1000 or so, times the unit roundoff.
+        expected = np.linalg.solve(matrix, column)
+        np.testing.assert_allclose(
+            solution, expected, rtol=0.0, atol=1e-10 * np.max(np.abs(expected))
+        )
+    np.testing.assert_array_equal(given_to_it[0], np.tril(matrices))
+    np.testing.assert_array_equal(given_to_it[1], columns)
+
+
+@pytest.mark.parametrize("entry", [0.0, -1.0, np.nan])
+def test_a_matrix_that_is_not_positive_definite_is_refused(entry: float) -> None:
+    matrices = np.array([np.eye(3), np.diag([1.0, 1.0, entry])])
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        solve_each(matrices, np.ones((2, 3)))

@@ -17,7 +17,7 @@ from mf_aggregators.factorizations import (
     ToeplitzFactorization,
     toeplitz,
 )
-from mf_aggregators.factorizations.toeplitz_errors import (
+from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
     error_weights,

@@ -15,8 +15,8 @@ from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
     clip_drift,
-    dense,
 )
+from mf_aggregators.factorizations.factorization import squared_rows_of_prefix_sums
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -263,5 +263,5 @@ def test_all_bands_are_the_dense_optimum() -> None:
     assert optimum.squared_decoder_rows(40) == pytest.approx(rows, rel=1e-9)
     many = factorizations.toeplitz(600, 300, coefficients="square_root").strategy_matrix()
     rows = np.sum(np.square(np.cumsum(np.linalg.inv(many), axis=0)), axis=1)
-    found = dense.squared_rows_of_prefix_sums(many)
+    found = squared_rows_of_prefix_sums(many)
     assert found == pytest.approx(rows, rel=1e-9)

@@ -6,8 +6,8 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.factorizations import optimal, workload_spectra
-from mf_aggregators.factorizations.workload_spectra import DenseSpectra, TridiagonalSpectra
+from mf_aggregators.factorizations import optimal
+from mf_aggregators.factorizations.optimal import DenseSpectra, TridiagonalSpectra, spectra_of
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
@@ -21,7 +21,7 @@ def test_two_bands_of_the_inverse_give_what_the_dense_workload_gives(
     generator = np.random.default_rng(seed)
     rates = tuple(generator.uniform(0.1, 1.0, num_rounds)) if has_rates else None
     workload = Workload("momentum_sgd", num_rounds, 0.0, rates)
-    found, dense = workload_spectra.of(workload), DenseSpectra(workload.matrix())
+    found, dense = spectra_of(workload), DenseSpectra(workload.matrix())
     assert isinstance(found, TridiagonalSpectra)
     np.testing.assert_allclose(found.gram_diagonal(), dense.gram_diagonal(), rtol=1e-11)
     v = generator.uniform(0.1, 10.0, num_rounds)
@@ -41,7 +41,7 @@ def test_two_bands_of_the_inverse_give_what_the_dense_workload_gives(
 
 
 def test_momentum_stays_dense() -> None:
-    assert isinstance(workload_spectra.of(Workload("momentum_sgd", 9, 0.9)), DenseSpectra)
+    assert isinstance(spectra_of(Workload("momentum_sgd", 9, 0.9)), DenseSpectra)
 
 
 def test_an_array_and_a_name_give_the_same_optimum() -> None:
@@ -52,6 +52,6 @@ def test_an_array_and_a_name_give_the_same_optimum() -> None:
     # From fewer rounds, to the optimum that a search without them finds.
     dense = DenseSpectra(np.tri(300))
     assert dense.coarser() is None
-    coarser = workload_spectra.of(workload).coarser()
+    coarser = spectra_of(workload).coarser()
     assert coarser is not None
     assert coarser.num_rounds == 75

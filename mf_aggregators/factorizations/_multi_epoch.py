@@ -1,6 +1,6 @@
 """The search for the least total squared error under (k, b)-participation, with a certificate.
 
-:mod:`mf_aggregators.factorizations.multi_epoch_dual` has the problem and its dual, which L-BFGS
+:mod:`mf_aggregators.factorizations._multi_epoch_dual` has the problem and its dual, which L-BFGS
 maximises over the weights of patterns and the entries of V. Each V gives a nearly feasible X, which
 scaled to be feasible has the certified error.
 
@@ -9,31 +9,40 @@ correlations of V. For many participations rounds of one class can be so strongl
 search from V diagonal goes astray. Another one then starts from a banded matrix, with L = L_0 (I +
 E), its rows scaled, where L_0 is that of the start and E is strictly lower triangular: around a
 good start the Hessian in E hardly depends on these correlations.
+
+**The start.** A matrix of b bands has X[i, j] = 0 for rounds b apart and more, which is feasible
+under (k, b)-participation and, for many participations, near the optimum (BandMF Sec. 4). At the
+optimum V = X^-1 A^T A X^-1, so that this V of the banded X, cut to the classes of rounds modulo b,
+is near the solution of the dual.
 """
 
 import contextlib
 import dataclasses
+import warnings
 
 import numpy as np
 import scipy.linalg
 import scipy.optimize
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.factorizations.convergence import (
-    Converged,
-    ObjectiveBySlopes,
-    minimise,
-    with_walls,
-)
-from mf_aggregators.factorizations.gram import lower_triangular_factor
-from mf_aggregators.factorizations.multi_epoch_dual import (
+from mf_aggregators.factorizations._multi_epoch_dual import (
     Evaluation,
     MultiEpochDual,
     PatternEntries,
 )
-from mf_aggregators.factorizations.multi_epoch_start import banded_start
-from mf_aggregators.factorizations.pattern_layout import PatternLayout
-from mf_aggregators.linear_algebra.nuclear_norm import nuclear_norm_from_below
+from mf_aggregators.factorizations._patterns import PatternLayout
+from mf_aggregators.factorizations.banded import banded
+from mf_aggregators.factorizations.convergence import (
+    Converged,
+    NotConvergedWarning,
+    ObjectiveBySlopes,
+    minimise,
+    with_walls,
+)
+from mf_aggregators.linear_algebra.matrix_roots import (
+    lower_triangular_factor,
+    nuclear_norm_from_below,
+)
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -50,6 +59,8 @@ _FAR = 0.1
 _CHEAP_EVALUATIONS = 1000
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
+# The relative gap of the banded matrix: a start need not be near its own optimum.
+_RELATIVE_GAP = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -364,17 +375,14 @@ class MultiEpochSearch:
             if self._dual.has_cheap_roots:
                 # A certificate costs as much as many evaluations.
                 self._next_certificate += self.evaluations // 2
-            self._end_if_near_or_astray()
+            gap = self._estimated_gap()
+            self.progress.set_postfix_str(f"relative gap {gap:.1e}")
+            if gap <= _SAFE_SHARE * self._relative_gap:
+                raise Converged
+            is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
+            if self._leaves_if_far and is_late and gap > _FAR:
+                raise _GoneAstrayError
         return evaluation
-
-    def _end_if_near_or_astray(self) -> None:
-        gap = self._estimated_gap()
-        self.progress.set_postfix_str(f"relative gap {gap:.1e}")
-        if gap <= _SAFE_SHARE * self._relative_gap:
-            raise Converged
-        is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
-        if self._leaves_if_far and is_late and gap > _FAR:
-            raise _GoneAstrayError
 
     def _certify(self, evaluation: Evaluation) -> None:
         """Keeps C of X(V), scaled to be feasible, if its error is the best.
@@ -416,3 +424,69 @@ def _factor_towards_diagonal(gram: np.ndarray) -> np.ndarray:
         except np.linalg.LinAlgError:
             gram *= 0.5
             np.fill_diagonal(gram, diagonal)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BandedStart:
+    """A feasible matrix, and the multipliers V that would go with it at the optimum.
+
+    Attributes:
+      strategy_matrix: C of sensitivity one, (n, n).
+      diagonal: (b, K) diagonal of V; one where there is no round.
+      correlation_factors: (b, K, K) lower-triangular L with rows of norm one: V[i, j] is
+        (V[i, i] V[j, j])^1/2 (L L^T)[i, j]; None if V has lost its positive definiteness to
+        rounding.
+    """
+
+    strategy_matrix: np.ndarray
+    diagonal: np.ndarray
+    correlation_factors: np.ndarray | None
+
+
+def banded_start(
+    workload: np.ndarray,
+    participation: Participation,
+    layout: PatternLayout,
+    *,
+    equal_column_norms: bool,
+    max_evaluations: int,
+    show_progress: bool,
+) -> BandedStart:
+    """Returns a start.
+
+    Args:
+      workload: A, an (n, n) lower-triangular array.
+      participation: The schema.
+      layout: Its classes of rounds, each of which is one pattern.
+      equal_column_norms: Whether columns of C must have equal norms.
+      max_evaluations: The most evaluations of the search for the banded matrix.
+      show_progress: Whether to show a progress bar on standard error.
+    """
+    with warnings.catch_warnings():
+        # However near it has come.
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        matrix = banded(
+            workload,
+            layout.separation,
+            equal_column_norms,
+            participation,
+            relative_gap=_RELATIVE_GAP,
+            max_evaluations=max_evaluations,
+            show_progress=show_progress,
+        )
+    strategy = matrix.strategy_matrix() / matrix.sensitivity(participation).value
+    # A X^-1 = A C^-1 C^-T, by two triangular solves for its transpose.
+    half = scipy.linalg.solve_triangular(strategy, workload.T, lower=True, trans="T")
+    half = scipy.linalg.solve_triangular(strategy, half, lower=True)
+    rounds, exists = layout.rounds, layout.exists
+    blocks = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
+    for of_class, there, block in zip(rounds, exists, blocks, strict=True):
+        rows = half[of_class[there]]
+        block[np.ix_(there, there)] = rows @ rows.T
+    diagonal = np.diagonal(blocks, axis1=1, axis2=2).copy()
+    roots = np.sqrt(diagonal)
+    try:
+        factors = np.linalg.cholesky(blocks / (roots[:, :, np.newaxis] * roots[:, np.newaxis]))
+    except np.linalg.LinAlgError:
+        factors = None
+    return BandedStart(strategy, diagonal, factors)

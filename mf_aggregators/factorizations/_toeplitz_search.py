@@ -1,4 +1,4 @@
-"""The error of a Toeplitz factorization as a function of its coefficients.
+"""The error of a Toeplitz factorization by its coefficients, and the search for the best ones.
 
 For a Toeplitz workload A, row i of B = A C^-1 has the squared norm b_0^2 + ... + b_i^2,
 where b(x) = a(x) / c(x): the running sum of the coefficients of C^-1 for the prefix sum,
@@ -11,6 +11,11 @@ and for momentum beta with constant learning rates the running sum with
 and with non-increasing coefficients, or no more bands than the separation, sens(C) is
 the norm of the columns 0, b, 2 b, ... summed (``sensitivity.from_toeplitz_coefficients``),
 respectively of their norms.
+
+**The search.** Where b coefficients are at most the separation, columns of one client are
+orthogonal, and L-BFGS runs over all coefficients but the first. Where they overlap, the sensitivity
+is known for non-increasing coefficients alone (Kalinin and Lampert, Thm 2), and their decrements
+are bounded.
 """
 
 import dataclasses
@@ -22,13 +27,14 @@ import scipy.signal
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
+from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
 # What is minimised: the mean of the squared errors of all rounds, or the largest.
 ErrorMeasure = Literal["mean", "max"]
-
 _USE_ANOTHER = (
     "use banded or optimal, or optimise for constant ones and have the schedule as post-processing."
 )
@@ -37,6 +43,8 @@ _BYTES_PER_ROUND = 64
 # How far an array's entries may be from those of a workload that is known by its name.
 _ROUNDING_OF_WORKLOAD = 1e-9
 _DIGITS_OF_MOMENTUM = 12
+# Of the search for the coefficients that an extension adds.
+_EVALUATIONS_OF_EXTENSION = 500
 
 
 def check_rounds(num_rounds: int, what: str) -> int:
@@ -248,3 +256,159 @@ def check_bands(num_bands: int | None, num_rounds: int, default: int) -> int:
     if num_bands > num_rounds:
         raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
     return num_bands
+
+
+def optimised(
+    start: np.ndarray,
+    pattern: PatternOfRounds,
+    error: ErrorMeasure,
+    momentum: float,
+    max_evaluations: int,
+    show_progress: bool,
+) -> np.ndarray:
+    """Returns the coefficients of least error.
+
+    Args:
+      start: (b,) coefficients to begin with, the first above zero.
+      pattern: The rounds n, and the participations of a client.
+      error: Which error, ``mean`` or ``max``.
+      momentum: That of the workload; zero for prefix sums.
+      max_evaluations: The most evaluations of the error.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      (b,) coefficients, the first of them one; with a NotConvergedWarning if the search stopped
+      before its slope vanished.
+    """
+    log_error = _log_error_of(pattern, error, momentum, len(start))
+    with ProgressBar(
+        desc=f"Toeplitz, {len(start)} bands", unit=" evaluations", disable=not show_progress
+    ) as progress:
+        if len(start) <= pattern.separation:
+            return _minimise_free(log_error, start, max_evaluations, progress)
+        return _minimise_non_increasing(log_error, start, max_evaluations, progress)
+
+
+def continued(
+    released: np.ndarray,
+    pattern: PatternOfRounds,
+    error: ErrorMeasure,
+    momentum: float,
+    is_optimised: bool,
+) -> np.ndarray:
+    """Returns coefficients of all rounds of a pattern that begin with those that were released.
+
+    They go on as those of the square root do. Where no client comes twice they are optimised from
+    there; otherwise they would have to stay non-increasing, and are left as they are.
+
+    Args:
+      released: The coefficients of the plan that is extended.
+      pattern: The rounds n of the whole, and the participations of a client.
+      error: Which error, ``mean`` or ``max``.
+      momentum: That of the workload; zero for prefix sums.
+      is_optimised: Whether those of the plan were optimised, and further ones may be.
+
+    Returns:
+      (n,) coefficients.
+    """
+    num_rounds, head = pattern.num_rounds, len(released)
+    root = power_series.square_root_coefficients(num_rounds, momentum)
+    series = np.concatenate([released, root[head:] * (released[-1] / root[head - 1])])
+    if not is_optimised or num_rounds > pattern.separation:
+        return series
+    log_error = _log_error_of(pattern, error, momentum, num_rounds)
+
+    def of_tail(tail: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = log_error(np.concatenate([released, tail]))
+        return value, gradient[head:]
+
+    found = minimise(
+        of_tail,
+        series[head:],
+        max_evaluations=_EVALUATIONS_OF_EXTENSION,
+        corrections=20,
+        least_change=1e-13,
+    )
+    return np.concatenate([released, found.x])
+
+
+def _log_error_of(
+    pattern: PatternOfRounds, error: ErrorMeasure, momentum: float, num_bands: int
+) -> Objective:
+    """The logarithm of the squared error of coefficients, with its slope."""
+    weights = error_weights(pattern.num_rounds, error)
+    orthogonal = num_bands <= pattern.separation
+
+    def log_error(series: np.ndarray) -> tuple[float, np.ndarray]:
+        if orthogonal:
+            squared_sensitivity, by_sensitivity = pattern.sum_of_squared_norms(series)
+        else:
+            column = power_series.padded(series, pattern.num_rounds)
+            squared_sensitivity, by_sensitivity = pattern.squared_sensitivity(column)
+            by_sensitivity = by_sensitivity[:num_bands]
+        squared_rows, by_rows = squared_rows_by_strategy(series, weights, momentum)
+        gradient = by_sensitivity / squared_sensitivity + by_rows / squared_rows
+        return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
+
+    return log_error
+
+
+def _minimise_free(
+    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "ProgressBar"
+) -> np.ndarray:
+    """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
+    start = start / start[0]
+    # A step too far makes errors so large that a line search would interpolate from them
+    # to no step at all: it is told a value that is bad enough.
+    with np.errstate(over="ignore", invalid="ignore"):
+        bad = objective(start)[0] + 1.0
+
+    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+        progress.update()
+        with np.errstate(over="ignore", invalid="ignore"):
+            value, gradient = objective(np.concatenate([[1.0], free]))
+        if not (value < bad and np.all(np.isfinite(gradient))):
+            return bad, np.zeros_like(free)
+        return value, gradient[1:]
+
+    result = _minimise(function, start[1:], max_evaluations, None)
+    return np.concatenate([[1.0], result])
+
+
+def _minimise_non_increasing(
+    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "ProgressBar"
+) -> np.ndarray:
+    """L-BFGS-B over the decrements of c, which must not be negative."""
+
+    def series(decrements: np.ndarray) -> np.ndarray:
+        return np.cumsum(decrements[::-1])[::-1]
+
+    def function(decrements: np.ndarray) -> tuple[float, np.ndarray]:
+        progress.update()
+        value, gradient = objective(series(decrements))
+        return value, np.cumsum(gradient)
+
+    first = np.append(start[:-1] - start[1:], start[-1])
+    found = series(_minimise(function, first, max_evaluations, (0.0, None)))
+    return found / found[0]
+
+
+def _minimise(
+    function: Objective,
+    start: np.ndarray,
+    max_evaluations: int,
+    bounds: tuple[float, float | None] | None,
+) -> np.ndarray:
+    result = minimise(
+        function,
+        start,
+        bounds=None if bounds is None else [bounds] * len(start),
+        max_evaluations=max_evaluations,
+        corrections=20,
+        least_change=1e-13,
+    )
+    scale = np.full(len(result.x), np.linalg.norm(result.x))
+    if bounds is not None:
+        scale = np.where((result.x > bounds[0]) | (result.jac < 0.0), scale, 0.0)
+    warn_unless_stationary(result, scale)
+    return np.asarray(result.x)

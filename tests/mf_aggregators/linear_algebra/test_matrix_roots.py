@@ -1,12 +1,41 @@
-"""Inverse square roots against powers of numbers and of dense matrices."""
+"""Triangular factors on the right side, and inverse roots beside eigendecompositions."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.linear_algebra import inverse_square_roots
-from mf_aggregators.linear_algebra.inverse_square_roots import InverseSquareRoot
+from mf_aggregators.linear_algebra import matrix_roots
+from mf_aggregators.linear_algebra.matrix_roots import InverseSquareRoot, lower_triangular_factor
+
+
+@given(st.integers(1, 10), st.integers(1, 10), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_the_factor_is_on_the_right_side_lower_triangular_and_banded(
+    num_rounds: int, num_bands: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    root = np.tril(generator.normal(size=(num_rounds, num_rounds)))
+    root -= np.tril(root, -num_bands)
+    np.fill_diagonal(root, 2.0)
+    gram = root.T @ root
+    factor = lower_triangular_factor(gram)
+    np.testing.assert_allclose(factor.T @ factor, gram, atol=1e-9)
+    assert np.array_equal(factor, np.tril(factor))
+    np.testing.assert_allclose(np.tril(factor, -num_bands), 0.0, atol=1e-12)
+    # There is one such factor with a positive diagonal.
+    np.testing.assert_allclose(factor, root, atol=1e-8)
+
+
+def test_the_wrong_side_would_be_noticed() -> None:
+    gram = np.array([[2.0, 1.0], [1.0, 1.0]])
+    wrong = np.linalg.cholesky(gram)
+    assert not np.allclose(wrong.T @ wrong, gram)
+
+
+def test_indefinite_matrices_are_refused() -> None:
+    with pytest.raises(np.linalg.LinAlgError):
+        lower_triangular_factor(np.array([[1.0, 2.0], [2.0, 1.0]]))
 
 
 @given(
@@ -51,11 +80,11 @@ def test_blocks_and_the_whole_are_those_of_a_dense_matrix(
             after = slice((k + 1) * size, (k + 2) * size)
             whole[here, after], whole[after, here] = above[k], above[k].T
     values, vectors = np.linalg.eigh(whole)
-    assert values[-1] <= inverse_square_roots.largest_row_sum(diagonal, above) * (1 + 1e-12)
+    assert values[-1] <= matrix_roots.largest_row_sum(diagonal, above) * (1 + 1e-12)
     expected = (vectors / np.sqrt(values)) @ vectors.T
-    found = inverse_square_roots.diagonal_blocks(diagonal, above, 0.5 * values[0])
+    found = matrix_roots.inverse_root_blocks(diagonal, above, 0.5 * values[0])
     for k, block in enumerate(found):
         here = slice(k * size, (k + 1) * size)
         np.testing.assert_allclose(block, expected[here, here], atol=1e-12)
-    found = inverse_square_roots.whole(diagonal, above, 0.5 * values[0])
+    found = matrix_roots.inverse_root(diagonal, above, 0.5 * values[0])
     np.testing.assert_allclose(found, expected, atol=1e-12)

@@ -1,0 +1,287 @@
+"""The patterns of (k, b)-participation, and what they ask of the columns of a matrix.
+
+Patterns are windows over the classes of rounds modulo b. A constraint on columns is equal norms, or
+a limit on the sums of squared norms over each pattern.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+import scipy.optimize
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternLayout:
+    """Rounds by class modulo b: position a of class c is round c + a b, if that is below n.
+
+    A maximal pattern is ``most`` positions in a row of one class, or a whole class that
+    has no more; pattern w of class c starts at position w.
+
+    Attributes:
+      num_rounds: n.
+      separation: b.
+      most: k, at most ceil(n / b).
+    """
+
+    num_rounds: int
+    separation: int
+    most: int
+
+    @property
+    def positions(self) -> int:
+        """The number of positions K of the longest class."""
+        return -(-self.num_rounds // self.separation)
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """(b, K) int rounds; those of n and more do not exist."""
+        classes = np.arange(self.separation)[:, np.newaxis]
+        return classes + self.separation * np.arange(self.positions)
+
+    @property
+    def exists(self) -> np.ndarray:
+        """(b, K) bool: which positions are rounds."""
+        return self.rounds < self.num_rounds
+
+    @property
+    def order(self) -> np.ndarray:
+        """(n,) int: the rounds by class."""
+        return self.rounds[self.exists]
+
+    @property
+    def windows(self) -> np.ndarray:
+        """(b, W) bool: which patterns are maximal patterns of a class."""
+        starts = np.arange(self.positions - self.most + 1)
+        sizes = np.sum(self.exists, axis=1, keepdims=True)
+        return (starts + self.most <= sizes) | ((starts == 0) & (sizes < self.most))
+
+    @property
+    def held(self) -> np.ndarray:
+        """(b, K, W) bool: which positions each maximal pattern holds."""
+        positions = np.arange(self.positions)[:, np.newaxis]
+        starts = np.arange(self.positions - self.most + 1)
+        holds = (positions >= starts) & (positions < starts + self.most)
+        return holds & self.windows[:, np.newaxis] & self.exists[:, :, np.newaxis]
+
+    def by_position(self, values: np.ndarray) -> np.ndarray:
+        """Returns (b, K) values of (n,) rounds, zero where there is no round."""
+        table = np.zeros((self.separation, self.positions))
+        rounds = self.rounds
+        exists = self.exists
+        table[exists] = values[rounds[exists]]
+        return table
+
+    def by_round(self, table: np.ndarray) -> np.ndarray:
+        """Returns (n,) values of (b, K) positions."""
+        values = np.empty(self.num_rounds)
+        exists = self.exists
+        values[self.rounds[exists]] = table[exists]
+        return values
+
+    def rows_by_class(self, matrix: np.ndarray) -> np.ndarray:
+        """Returns (b, K, m) rows of an (n, m) matrix by class, zero where there is no round."""
+        padded = np.zeros((self.separation, self.positions, matrix.shape[1]))
+        padded[self.exists] = matrix
+        return padded
+
+    def blocks_times(self, blocks: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        """Returns (n, m): (b, K, K) diagonal blocks times an (n, m) matrix, rows by class."""
+        product = np.matmul(blocks, self.rows_by_class(matrix))
+        return np.asarray(product[self.exists])
+
+    def times_blocks(self, matrix: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """Returns (m, n): an (m, n) matrix, columns by class, times (b, K, K) diagonal blocks."""
+        padded = np.zeros((len(matrix), self.separation, self.positions))
+        padded[:, self.exists] = matrix
+        product = np.einsum("nbk,bkl->nbl", padded, blocks)
+        return np.asarray(product[:, self.exists])
+
+    def sums(self, table: np.ndarray) -> np.ndarray:
+        """Returns (b, W) sums over each pattern of (b, K) values, zero where there is none."""
+        sums = np.concatenate([np.zeros((len(table), 1)), np.cumsum(table, axis=1)], axis=1)
+        starts = np.arange(self.positions - self.most + 1)
+        return np.where(self.windows, sums[:, starts + self.most] - sums[:, starts], 0.0)
+
+    def cover(self, values: np.ndarray) -> np.ndarray:
+        """Returns (b, K) sums over the patterns that hold a position of (b, W) values."""
+        first, last = self._holding(np.arange(self.positions), np.arange(self.positions))
+        sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+        return sums[:, last] - sums[:, first]
+
+    def cover_pairs(self, values: np.ndarray) -> np.ndarray:
+        """Returns (b, K, K) sums over the patterns that hold both positions of (b, W) values."""
+        positions = np.arange(self.positions)
+        first, last = self._holding(
+            np.minimum(positions[:, np.newaxis], positions),
+            np.maximum(positions[:, np.newaxis], positions),
+        )
+        sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+        return sums[:, last] - sums[:, first]
+
+    def pair_sums(self, blocks: np.ndarray) -> np.ndarray:
+        """Returns (b, W) sums over both positions in each pattern of (b, K, K) blocks."""
+        starts = np.arange(self.positions - self.most + 1)
+        stops = starts + self.most
+        table = np.zeros((len(blocks), self.positions + 1, self.positions + 1))
+        table[:, 1:, 1:] = np.cumsum(np.cumsum(blocks, axis=1), axis=2)
+        return (
+            table[:, stops, stops]
+            - table[:, starts, stops]
+            - table[:, stops, starts]
+            + table[:, starts, starts]
+        )
+
+    def tightest(self, sums: np.ndarray) -> np.ndarray:
+        """Returns (b, K): the largest of (b, W) values over the patterns that hold a position.
+
+        One where there is no round.
+        """
+        largest = np.max(np.where(self.held, sums[:, np.newaxis], 0.0), axis=2)
+        return np.where(self.exists, largest, 1.0)
+
+    def _holding(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The range of patterns, first to before last, that hold positions low to high."""
+        count = self.positions - self.most + 1
+        first = np.maximum(0, high - self.most + 1)
+        return first, np.maximum(np.minimum(low, count - 1) + 1, first)
+
+
+class ColumnConstraint(Protocol):
+    """A limit on the norms of the columns of C, which any C is scaled to."""
+
+    @property
+    def num_bands(self) -> int:
+        """The bands b of C."""
+
+    @property
+    def sharpness(self) -> tuple[float, ...]:
+        """The exponents p of p-norms in place of maxima, to try in turn."""
+
+    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+        """Returns (n,): what each column of C is divided by, squared.
+
+        Args:
+          squared_norms: (n,) of the columns before.
+          sharpness: The exponent p.
+        """
+
+    def by_squared_norms(
+        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
+    ) -> np.ndarray:
+        """Returns (n,): the part of the slope that changes the scales, a multiple of each column.
+
+        Args:
+          along: (n,) products of each scaled column with its slope.
+          squared_norms: (n,) of the columns before scaling.
+          sharpness: The exponent p.
+        """
+
+    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+        """Returns the largest squared norm that a participation pattern can reach.
+
+        Args:
+          squared_norms: (n,) of the columns.
+        """
+
+    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns (n,), a diagonal of V that the constraint allows, and the sum of its weights.
+
+        Args:
+          diagonal: (n,) that it should be close to.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualNorms:
+    """Columns of norm one."""
+
+    num_bands: int
+    sharpness: tuple[float, ...] = (1.0,)
+
+    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+        """Returns what each column of C is divided by, squared."""
+        return squared_norms
+
+    def by_squared_norms(
+        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
+    ) -> np.ndarray:
+        """Returns the part of the slope that changes the scales: a multiple of each column."""
+        return along / squared_norms
+
+    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+        """Returns the largest squared norm."""
+        return float(np.max(squared_norms))
+
+    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns a diagonal of V that the constraint allows, and the sum of its weights."""
+        return diagonal, float(np.sum(diagonal))
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternNorms:
+    """Squared column norms that sum to at most one over every pattern of (k, b)-participation.
+
+    A column's squared scale is the largest sum over the patterns that hold it, for
+    which the p-norm of the sums, no smaller and smooth, stands in. Where no two patterns
+    share a round, it is the one sum itself.
+    """
+
+    num_bands: int
+    layout: PatternLayout
+
+    @property
+    def sharpness(self) -> tuple[float, ...]:
+        """The exponents p to try in turn."""
+        return (
+            (1.0,) if self.layout.positions == self.layout.most else (16.0, 128.0, 1024.0, 8192.0)
+        )
+
+    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+        """Returns what each column of C is divided by, squared."""
+        layout = self.layout
+        sums = layout.sums(layout.by_position(squared_norms))
+        tightest = layout.tightest(sums)
+        # Shares of the largest sum, at most one, whose powers stay in range.
+        shares = np.where(layout.held, sums[:, np.newaxis] / tightest[:, :, np.newaxis], 0.0)
+        norms = np.sum(shares**sharpness, axis=2) ** (1.0 / sharpness)
+        return layout.by_round(tightest * norms)
+
+    def by_squared_norms(
+        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
+    ) -> np.ndarray:
+        """Returns the part of the slope that changes the scales: a multiple of each column."""
+        layout = self.layout
+        sums = layout.sums(layout.by_position(squared_norms))
+        scales = layout.by_position(self.scales(squared_norms, sharpness))
+        scales[~layout.exists] = 1.0
+        shares = np.where(layout.held, sums[:, np.newaxis] / scales[:, :, np.newaxis], 0.0)
+        powers = np.where(layout.held, shares ** (sharpness - 1.0), 0.0)
+        by_pattern = np.sum((layout.by_position(along) / scales)[:, :, np.newaxis] * powers, axis=1)
+        return layout.by_round(layout.cover(by_pattern))
+
+    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+        """Returns the largest sum over a pattern: columns of one are orthogonal."""
+        return float(np.max(self.layout.sums(self.layout.by_position(squared_norms))))
+
+    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns a diagonal of V that the constraint allows, and the sum of its weights.
+
+        V[i, i] must be the sum of weights of the patterns that hold round i; the closest
+        such diagonal, in relative terms, is taken.
+        """
+        layout = self.layout
+        table, weights = layout.by_position(diagonal), np.zeros(layout.windows.shape)
+        for row, exists, windows, held, found in zip(
+            table, layout.exists, layout.windows, layout.held, weights, strict=True
+        ):
+            target = row[exists]
+            holds = held[np.ix_(exists, windows)]
+            relative = holds / target[:, np.newaxis]
+            try:
+                found[windows], _ = scipy.optimize.nnls(relative, np.ones(len(target)))
+            except RuntimeError:
+                # It ran out of iterations; any non-negative weights give a bound.
+                solution, *_ = np.linalg.lstsq(relative, np.ones(len(target)), rcond=None)
+                found[windows] = np.maximum(solution, 0.0)
+        return layout.by_round(layout.cover(weights)), float(np.sum(weights))
