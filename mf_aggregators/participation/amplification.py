@@ -23,7 +23,7 @@ What the k queries reveal is computed for each scheme:
   these places are in uniformly random order, and each batch is a mechanism on one of
   them.
 
-* Min-separation sampling and balls in bins have no groups: ``random_participation``.
+* Min-separation sampling and balls in bins have no groups: ``separated``.
 
 None is ever more than the guarantee without amplification: that of a Gaussian mechanism
 with as many participations as the scheme allows. The batches must stay secret: who knows

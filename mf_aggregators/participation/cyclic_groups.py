@@ -14,9 +14,10 @@ from typing import ClassVar
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import amplification
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
-from mf_aggregators.participation.random_participation import Amplified, Certification
+from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
     Sampler,
@@ -108,7 +109,7 @@ class CyclicGroups(SamplingScheme):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run; it needs no columns and no certificate."""
         del columns, certification
@@ -121,7 +122,7 @@ class CyclicGroups(SamplingScheme):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the least noise multiplier for an epsilon."""
         del columns, certification

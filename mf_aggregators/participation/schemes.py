@@ -21,10 +21,11 @@ from dp_accounting import dp_event
 from scipy import special
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import column_bands, trade_offs
+from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation.kinds import Participation
-from mf_aggregators.participation.random_participation import Amplified, Certification
+from mf_aggregators.participation.monte_carlo import distributions
+from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
@@ -153,14 +154,14 @@ class SamplingScheme(Participation):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its proof.
 
         Args:
           sigma: The noise multiplier, at least 0.
           delta: The delta of the guarantee.
-          columns: (n, b), those of C as ``accounting.column_bands`` has them, where the guarantee
+          columns: (n, b), the compact columns of C, where the guarantee
             ``depends_on_matrix``; None for a diagonal C of equal entries.
           certification: How epsilons are proved, where they are for one C.
           num_coordinates: Parameters times rounds.
@@ -173,7 +174,7 @@ class SamplingScheme(Participation):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
 
@@ -200,7 +201,7 @@ class SamplingScheme(Participation):
           columns: (n, b) the columns of C, where the guarantee depends on them; else None.
           certification: How an epsilon is proved, where only simulations bound it.
         """
-        return self.calibrated(target, delta, columns, certification, DEFAULT_NUM_COORDINATES)
+        return self.calibrated(target, delta, columns, certification)
 
     def event_of(self, sigma: float) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting: without amplification, by default.
@@ -372,7 +373,7 @@ class SamplingScheme(Participation):
     def _columns(self, strategy_matrix: Any) -> np.ndarray | None:
         if strategy_matrix is None:
             return None
-        return column_bands.of_matrix(strategy_matrix, self.num_bands)
+        return distributions.columns_of_matrix(strategy_matrix, self.num_bands)
 
     # Draws.
 

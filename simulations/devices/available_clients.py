@@ -3,15 +3,16 @@
 A client takes part in the rounds S that its secret coins or its bin say, whether it can be asked or
 not: its timer starts in each of them. In a round of S in which its device is not available it
 contributes nothing, which is an update of zeros. The theorem of the amplified guarantee
-(``mf_aggregators.accounting.participation_laws``) covers every choice of updates of norm at most
-the clip norm, zeros among them, that follows from what was released before and from S up to this
-round. So absences cost nothing, as long as no later coin has a part in them: availability may
+(``mf_aggregators.participation.monte_carlo.distributions``) covers every choice of updates of norm
+at most the clip norm, zeros among them, that follows from what was released before and from S up to
+this round. So absences cost nothing, as long as no later coin has a part in them: availability may
 depend on the device, on the time, on the data and on the model, and here it has random numbers of
 its own. The noise and the number that sums are divided by stay what they are, so that fewer clients
 make the model's updates smaller in proportion.
 
 If a timer did not start in a round of S because its device was absent, the client would come
-again sooner than the law of S says, and the guarantee would not be the one that was computed.
+again sooner than the distribution of S says, and the guarantee would not be the one that was
+computed.
 """
 
 import dataclasses
