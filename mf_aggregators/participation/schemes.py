@@ -21,12 +21,15 @@ from dp_accounting import dp_event
 from scipy import special
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import trade_offs
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import gaussian, trade_offs
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 
+# With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and the
+# grid of its privacy losses grows without bound.
+LEAST_NOISE_MULTIPLIER = 0.1
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
 LEAST_PROBABILITY = 1e-12
@@ -202,6 +205,30 @@ class SamplingScheme(Participation):
           certification: How an epsilon is proved, where only simulations bound it.
         """
         return self.calibrated(target, delta, columns, certification)
+
+    def _unamplified(
+        self, sigma: float, delta: float, num_coordinates: int
+    ) -> tuple[float, TailError | None]:
+        """The epsilon of whoever knows all draws, or infinity and why it is not accounted for."""
+        most = self.most_participations()
+        try:
+            found = gaussian.epsilon(
+                sigma / math.sqrt(most),
+                delta,
+                num_coordinates=num_coordinates,
+                disjoint_participations=most,
+            )
+        except TailError as error:
+            return math.inf, error
+        return found, None
+
+    def _enough(self, target: float, delta: float, num_coordinates: int) -> float:
+        """A noise multiplier that suffices without amplification."""
+        most = self.most_participations()
+        alone = gaussian.noise_multiplier(
+            target, delta, num_coordinates=num_coordinates, disjoint_participations=most
+        )
+        return alone * math.sqrt(most)
 
     def event_of(self, sigma: float) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting: without amplification, by default.

@@ -19,7 +19,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian, noise_failure
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import (
@@ -38,10 +38,8 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     RoundsDistribution,
 )
 from mf_aggregators.participation.monte_carlo.importance_sampling import ImportanceSampler
-from mf_aggregators.participation.schemes import SamplingScheme, too_large
+from mf_aggregators.participation.schemes import LEAST_NOISE_MULTIPLIER, SamplingScheme, too_large
 
-# With less noise nothing is claimed to be amplified.
-_LEAST_NOISE_MULTIPLIER = 0.1
 # With more, an attacker guesses, whatever the sampling.
 _LARGEST_NOISE_MULTIPLIER = 1e8
 # Steps of Z by which the rounding of a row may move one of its numbers: 1 and twice what floats
@@ -177,20 +175,10 @@ class SeparatedScheme(SamplingScheme):
     ) -> Amplified:
         """Returns the epsilon of a run, and its certificate; it takes one mechanism of a budget."""
         delta = validation.delta(delta)
-        unamplified, refused = math.inf, None
-        most = self.most_participations()
-        try:
-            unamplified = gaussian.epsilon(
-                sigma / math.sqrt(most),
-                delta,
-                num_coordinates=num_coordinates,
-                disjoint_participations=most,
-            )
-        except TailError as error:
-            refused = error
-        pair = self.dominating_pair(max(sigma, _LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
+        unamplified, refused = self._unamplified(sigma, delta, num_coordinates)
+        pair = self.dominating_pair(max(sigma, LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
         found = None
-        if unamplified > 0.0 and sigma >= _LEAST_NOISE_MULTIPLIER:
+        if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
             try:
                 left = noise_failure.delta_left(delta, sigma, num_coordinates)
                 found = search.certificate_of(pair, left, unamplified, certification)
@@ -271,27 +259,19 @@ class SeparatedScheme(SamplingScheme):
             left = noise_failure.delta_left(delta, enough, num_coordinates)
         except TailError:
             return enough
-        if enough <= _LEAST_NOISE_MULTIPLIER:
+        if enough <= LEAST_NOISE_MULTIPLIER:
             return enough
         return search.estimated_noise_multiplier(
             lambda sigma: self.dominating_pair(sigma, columns, num_coordinates),
             target,
             left,
             enough,
-            _LEAST_NOISE_MULTIPLIER,
+            LEAST_NOISE_MULTIPLIER,
             seed=certification.seed,
             max_samples=certification.max_samples,
             relative_tolerance=3e-3 if is_rough else 1e-3,
             tuning_samples=2**12 if is_rough else 2**13,
         )
-
-    def _enough(self, target: float, delta: float, num_coordinates: int) -> float:
-        """What suffices without amplification."""
-        most = self.most_participations()
-        alone = gaussian.noise_multiplier(
-            target, delta, num_coordinates=num_coordinates, disjoint_participations=most
-        )
-        return alone * math.sqrt(most)
 
     def log_moments(
         self, sigma: float, columns: np.ndarray | None, num_coordinates: int
@@ -301,7 +281,7 @@ class SeparatedScheme(SamplingScheme):
         There are none for less noise than is amplified, or for so much that nothing can be told
         from it anyway.
         """
-        if not _LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
+        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
             return ()
         pair = self.dominating_pair(sigma, columns, num_coordinates)
         return tuple(
@@ -318,7 +298,7 @@ class SeparatedScheme(SamplingScheme):
         The bounds hold but for a probability of 1e-9, which is added to each. There are none
         where :meth:`log_moments` has none.
         """
-        if not _LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
+        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
             return ()
         shape = None if columns is None else columns.shape
         values = b"" if columns is None else np.ascontiguousarray(columns, np.float64).tobytes()

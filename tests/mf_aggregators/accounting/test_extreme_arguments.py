@@ -22,17 +22,17 @@ from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SamplingScheme,
-    amplification,
     sampling_scheme,
     sampling_schemes,
 )
+from mf_aggregators.participation.cyclic_groups import ComposedGroups
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certification
 from tests.examples import examples
 
 # Of one search: losses that are composed, samples that are asked for, tails.
 _MOST = (
-    (amplification, "composed_loss", 150),
+    (ComposedGroups, "composed_loss", 150),
     (certificates, "in_batches", 300),
     (certificates, "lower_tail", 10_000),
     (gaussian, "_exact_epsilon", 2_000),
