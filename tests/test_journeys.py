@@ -160,7 +160,7 @@ def test_a_clip_norm_that_adapts() -> None:
             (
                 "mf_aggregators/accounting",
                 "mf_aggregators/participation",
-                "mf_aggregators/sampling",
+                "mf_aggregators/random_streams.py",
             ),
             14,
             id="random check-ins",

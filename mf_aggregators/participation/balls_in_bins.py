@@ -6,13 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import validation
+from mf_aggregators import random_streams, validation
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.distributions import BallsInBinsRounds
 from mf_aggregators.participation.schemes import Sampler, counted
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ import numpy as np
 import scipy.optimize
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
+from mf_aggregators import random_streams
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.composition import composition_rounding, safe_delta
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
@@ -40,8 +41,7 @@ from mf_aggregators.participation.schemes import (
     counted,
     probability_of,
 )
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
 # errs on the side of privacy.

@@ -40,9 +40,9 @@ import scipy.special
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
+from mf_aggregators import random_streams
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 # Losses beyond so many standard deviations, or with less than this in all, count as infinite.
 _DEVIATIONS = 9.0

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mf_aggregators import random_streams
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.monte_carlo.distributions import MinSeparationRounds
 from mf_aggregators.participation.schemes import (
@@ -17,8 +18,7 @@ from mf_aggregators.participation.schemes import (
 )
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)

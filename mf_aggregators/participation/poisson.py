@@ -20,6 +20,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
+from mf_aggregators import random_streams
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
@@ -27,8 +28,7 @@ from mf_aggregators.participation.schemes import (
     too_large,
 )
 from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)

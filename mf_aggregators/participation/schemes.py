@@ -410,7 +410,7 @@ class SamplingScheme(Participation):
 
         Args:
           seed: Any non-negative integer, the same for all rounds of one run and for no other
-            run; ``sampling_seeds.secret_seed`` makes one.
+            run; ``random_streams.secret_seed`` makes one.
 
         Returns:
           The sampler.
@@ -499,7 +499,7 @@ class Sampler(abc.ABC):
     the uninterrupted run would have drawn.
 
     Privacy amplification holds only towards those who do not know who was drawn, and the seed
-    tells it all. It must come from ``sampling_seeds.secret_seed``, serve one run, and stay as
+    tells it all. It must come from ``random_streams.secret_seed``, serve one run, and stay as
     secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
     No population whose devices decide themselves when to take part may be described as sampled,
     unless they decide by the secret coins of a scheme.

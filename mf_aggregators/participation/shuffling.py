@@ -16,10 +16,10 @@ import numpy as np
 from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
 
+from mf_aggregators import random_streams
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.participation.cyclic_groups import CyclicGroups, interval_for
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 # Points of the grid of local deltas over which the bound is minimised.
 _LOCAL_DELTAS = 24

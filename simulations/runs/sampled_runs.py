@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from mf_aggregators import catalogue
+from mf_aggregators import catalogue, random_streams
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -22,8 +22,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
-from mf_aggregators.sampling import sampling_seeds
-from mf_aggregators.sampling.sampling_seeds import SeedError
+from mf_aggregators.random_streams import SeedError
 from simulations.runs import sampled_participation
 from simulations.runs.participation_ledger import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
@@ -199,7 +198,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     path = directory.sampling_seed
     if path.exists():
         try:
-            return scheme.sampler(sampling_seeds.load(path))
+            return scheme.sampler(random_streams.load_seed(path))
         except SeedError as error:
             raise CommandError(
                 f"{path} cannot be read: restore it, or start a new run and account for both."
@@ -209,9 +208,9 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
             f"{path} is missing: without it nobody knows whom the next round would have drawn. "
             "Restore it, or start a new run and account for both."
         )
-    seed = sampling_seeds.secret_seed()
+    seed = random_streams.secret_seed()
     directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sampling_seeds.save(seed, path)
+    random_streams.save_seed(seed, path)
     return scheme.sampler(seed)
 
 

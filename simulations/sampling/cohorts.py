@@ -7,7 +7,7 @@ which keeps both its participation schema and its use of noise rows intact.
 
 import numpy as np
 
-from mf_aggregators.sampling import random_streams
+from mf_aggregators import random_streams
 
 _BLOCK = 2**14
 

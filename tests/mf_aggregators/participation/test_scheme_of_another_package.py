@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
+from mf_aggregators import random_streams
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     Amplified,
@@ -23,8 +24,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Stream
+from mf_aggregators.random_streams import Stream
 
 
 @dataclasses.dataclass(frozen=True)
