@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.sampling import random_streams
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
 from simulations.devices.participation_timers import WallClockTimer

@@ -27,7 +27,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.random_participation import Certification
+from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.privacy import (
     amplification_conditions,
     client_names,

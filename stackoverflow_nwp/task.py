@@ -18,7 +18,7 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
     word_prediction_preprocessing,
 )
 
-from mf_aggregators.sampling import random_streams
+from mf_aggregators import random_streams
 from simulations.training import client_data
 from simulations.training.keras_evaluation import KerasEvaluation
 from stackoverflow_nwp.token_arrays import ClientTokens

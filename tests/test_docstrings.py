@@ -26,7 +26,7 @@ _COMPLETE = (
     "participation",
     "planning",
     "privacy",
-    "sampling",
+    "random_streams",
     "sensitivity",
     "workloads",
 )

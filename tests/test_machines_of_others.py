@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import pytest
 
 from mf_aggregators import checkpoints, factorizations, user_cache, validation
-from mf_aggregators.accounting import certificate_store
 from mf_aggregators.checkpoints import factorization_cache
+from mf_aggregators.participation.monte_carlo import store
 from stackoverflow_nwp import datasets, federated_text
 from tests import console_commands
 from tests.stackoverflow_nwp import small_text
@@ -47,7 +47,7 @@ def _without_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_without_home")
 def test_without_a_home_nothing_is_kept_and_all_goes_on(tmp_path: pathlib.Path) -> None:
     assert factorization_cache.default_directory() is None
-    assert certificate_store.default_directory() is None
+    assert store.default_directory() is None
     with pytest.raises(OSError, match=r"no home directory .* set HOME, or XDG_CACHE_HOME"):
         user_cache.directory()
 

@@ -33,7 +33,7 @@ _ORDER = (
     "planning",
     "privacy",
     "audit",
-    "sampling",
+    "random_streams",
     "noise",
     "tff",
     "figures",

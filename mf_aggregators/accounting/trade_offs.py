@@ -140,13 +140,13 @@ def sampled_true_positive_rate(
       noise_multiplier: Relative to the largest column norm of C; zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
       guarantees: Pairs (epsilon, delta) that are known to hold.
-      log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of a pair that
-        dominates the run, for noise of real normal numbers, as
-        ``random_participation.log_moments`` returns them.
+      log_moments: For schemes without groups, Renyi orders a and log E_Q (P/Q)^a of a pair that
+        dominates the run, for noise of real normal numbers, as ``scheme.log_moments`` returns
+        them.
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
-        hockey-stick divergence of P from Q, as ``random_participation.divergences`` returns them.
+        hockey-stick divergence of P from Q, as ``scheme.divergences`` returns them.
         Together with the moments, the guarantees and the bound without amplification they are
-        all that is used there; for schemes with parts, the curve of all epsilons is computed.
+        all that is used there; for schemes with groups, the curve of all epsilons is computed.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:

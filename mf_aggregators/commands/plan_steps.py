@@ -255,7 +255,7 @@ def _sampler(candidate: Candidate) -> str | None:
     scheme = candidate.sampling
     if scheme is None:
         return None
-    seed = "mfa.sampling.sampling_seeds.secret_seed()"
+    seed = "mfa.random_streams.secret_seed()"
     return f"mfa.participation.{scheme!r}.sampler(seed={seed})"
 
 

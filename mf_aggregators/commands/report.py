@@ -24,6 +24,7 @@ from mf_aggregators import (
     lower_bounds,
     memory,
     printed_guarantees,
+    random_streams,
     validation,
 )
 from mf_aggregators.accounting import noise_failure
@@ -44,7 +45,6 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import attackers, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
-from mf_aggregators.sampling import sampling_seeds
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -219,7 +219,7 @@ def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
         f"--sampling_seed needs a ledger that names the scheme of its draws, and {values.ledger} "
         "does not: give the participation.npz of a run that samples.",
     )
-    return sampling_seeds.load(values.sampling_seed)
+    return random_streams.load_seed(values.sampling_seed)
 
 
 def _errors(subject: Subject) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from mf_aggregators.participation.fixed_size import FixedSizeSampling
 from mf_aggregators.participation.kinds import Participation, check, check_fits
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
+from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.registry import (
     check_extended,
@@ -29,7 +30,9 @@ from mf_aggregators.participation.shuffling import Shuffling
 from mf_aggregators.participation.single import SingleParticipation
 
 __all__ = [
+    "Amplified",
     "BallsInBins",
+    "Certification",
     "CyclicGroups",
     "FixedEpochOrder",
     "FixedSizeSampling",

@@ -6,13 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.accounting.participation_laws import OneBin
+from mf_aggregators import random_streams, validation
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
+from mf_aggregators.participation.monte_carlo.distributions import BallsInBinsRounds
 from mf_aggregators.participation.schemes import Sampler, counted
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +53,11 @@ class BallsInBins(SeparatedScheme):
 
     def schema(self) -> FixedEpochOrder:
         """Returns the schema of the rounds of one bin."""
-        return FixedEpochOrder(self._rounds_of_client, self.separation)
+        return FixedEpochOrder(self._most_rounds, self.separation)
 
-    def law(self) -> OneBin:
+    def rounds_of_client(self) -> BallsInBinsRounds:
         """Returns the distribution of a client's rounds."""
-        return OneBin(self.separation)
+        return BallsInBinsRounds(self.separation)
 
     def sampler(self, seed: int) -> "BinSampler":
         """Creates the sampler of a run, of 8 bytes for each client."""

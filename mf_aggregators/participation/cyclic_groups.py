@@ -1,31 +1,70 @@
-"""What Poisson sampling, fixed-size sampling and shuffling share: groups of clients, in turn.
+r"""What Poisson sampling, fixed-size sampling and shuffling share: groups of clients, in turn.
 
 The clients are split into as many groups as C has bands, and round i draws from group i modulo that
-number alone (BandMF Alg. 2 and 6), so that the participations of a client change different rows of
-C x (BandMF Thm 4). A data centre can do that.
+number alone (BandMF Alg. 2 and 6). A data centre can do that. So a client is in rounds of one group
+alone, b or more rounds apart, and each of its participations changes other rows of C x: rows j to
+j + b - 1, for a lower-triangular C of b bands. A run is no more revealing than k = ceil(n / b)
+adaptive queries to one group, each a Gaussian mechanism whose sensitivity is the largest column
+norm of C, run on the batches that the scheme draws (BandMF Thm 4, Cor. F.1 and F.2). The noise
+multiplier is relative to that norm everywhere here, and adjacency is zero-out: neighbouring
+populations differ in one client, who takes part in the same rounds with zero vectors.
+
+Each kind says what the k queries reveal. None is ever more than the guarantee without
+amplification: that of a Gaussian mechanism with as many participations as the scheme allows. The
+batches must stay secret: who knows them sees a run that was not sampled. That noise is drawn from
+tables costs a small part of delta (``noise_failure``), once for the whole run, whichever theorem is
+used for real normal numbers.
 """
 
 import abc
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
+import scipy.optimize
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from mf_aggregators.participation import amplification
+from mf_aggregators import random_streams
+from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting.composition import composition_rounding, safe_delta
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
-from mf_aggregators.participation.random_participation import Amplified, Certification
+from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.schemes import (
+    LEAST_NOISE_MULTIPLIER,
     LEAST_PROBABILITY,
     Sampler,
     SamplingScheme,
     counted,
     probability_of,
 )
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
+
+# Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
+# errs on the side of privacy.
+_RELATIVE_INTERVAL = 1e-4
+_LARGEST_INTERVAL, _SMALLEST_INTERVAL = 1e-3, 1e-7
+# The grid has no more points than this, whatever is asked for.
+_MOST_POINTS = 500_000
+# A first search for a noise multiplier takes intervals so many times as large.
+_COARSER = 10.0
+
+# Deltas at which a curve of pairs is computed for schemes without a fast one.
+_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
+# Epsilons at which a fast one is computed, up to where its delta is next to nothing.
+_NUM_EPSILONS = 120
+_LEAST_DELTA_OF_CURVE = 1e-11
+_MOST_DOUBLINGS = 24
+# The grid of losses, relative to the spread of the sum of all losses.
+_INTERVAL_OF_SPREAD = 5e-3
+
+# The first step from a noise multiplier whose stated epsilon is above its target.
+_RELATIVE_STEP = 1e-6
+# The excess, in a search, of a noise multiplier that cannot be accounted for.
+_REFUSED = 1e6
 
 _TOGETHER = """\
 Each participation of a client is one Gaussian mechanism on the rounds that it changes,
@@ -91,29 +130,44 @@ class CyclicGroups(SamplingScheme):
           delta: The delta of the guarantee.
         """
 
-    def searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
-        """Returns the noise multiplier that a search finds, at most one that suffices.
-
-        Args:
-          target: The epsilon that is to hold.
-          delta: The delta of the guarantee.
-          enough: A noise multiplier that suffices without amplification.
-          num_coordinates: Parameters times rounds.
-        """
-        return amplification.searched_by_epsilons(self, target, delta, enough, num_coordinates)
-
     def amplified(
         self,
         sigma: float,
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
-        """Returns the epsilon of a run; it needs no columns and no certificate."""
+        """Returns the epsilon of a run; it needs no columns and no certificate.
+
+        Raises:
+          TailError: As ``gaussian.epsilon`` does.
+          ValueError: If delta is not below 1, and at least 1e-12 and 4e-15 times the compositions.
+        """
         del columns, certification
-        epsilon = amplification.epsilon_of_groups(self, sigma, delta, num_coordinates)
-        return Amplified(epsilon, None)
+        return Amplified(self._epsilon(sigma, delta, num_coordinates), None)
+
+    def _epsilon(self, sigma: float, delta: float, num_coordinates: int) -> float:
+        safe_delta(delta, self.most_participations())
+        found, refused = self._unamplified(sigma, delta, num_coordinates)
+        if found > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
+            try:
+                left = self._delta_left(sigma, delta, num_coordinates)
+                found = min(found, self.amplified_epsilon(sigma, left))
+            except TailError:
+                # Too little of delta is left.
+                pass
+        # Who is seldom drawn seldom shows: the amplified one may be accounted for all the same.
+        if refused is not None and math.isinf(found):
+            raise refused
+        return found
+
+    def _delta_left(self, sigma: float, delta: float, num_coordinates: int) -> float:
+        """What of a stated delta is left for real normal numbers; TailError if it is too little."""
+        left = noise_failure.delta_left(delta, sigma / self.largest_move, num_coordinates)
+        # Each share is compared with the whole: the next delta that is refused for one of them is
+        # refused without amplification, too, and none loses its amplification before.
+        return left - composition_rounding(self.most_participations())
 
     def calibrated(
         self,
@@ -121,15 +175,100 @@ class CyclicGroups(SamplingScheme):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    ) -> float:
+        """Returns the least noise multiplier for an epsilon.
+
+        The epsilon that is stated of it, with a grid of its own, is never above the target.
+        """
+        del columns, certification
+        safe_delta(delta, self.most_participations())
+        # What suffices without amplification always suffices.
+        enough = self._enough(target, delta, num_coordinates)
+        found = self._searched(target, delta, enough, num_coordinates)
+
+        def is_met(sigma: float) -> bool:
+            try:
+                return self._epsilon(sigma, delta, num_coordinates) <= target
+            except TailError:
+                return False
+
+        step = _RELATIVE_STEP
+        while found < enough and not is_met(found):
+            found = min(found * (1.0 + step), enough)
+            step *= 2.0
+        return found
+
+    def _searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
+        """What a search finds, at most a noise multiplier that suffices without amplification."""
+
+        def excess(sigma: float, left: float) -> float:
+            # Infinite values have no place in a search for a root.
+            return min(self.amplified_epsilon(sigma, left), _REFUSED) - target
+
+        return self._smallest(excess, delta, enough, 1.5, num_coordinates)
+
+    def _smallest(
+        self,
+        excess: Callable[[float, float], float],
+        delta: float,
+        enough: float,
+        factor: float,
         num_coordinates: int,
     ) -> float:
-        """Returns the least noise multiplier for an epsilon."""
-        del columns, certification
-        return amplification.noise_multiplier_of_groups(self, target, delta, num_coordinates)
+        """Returns the least noise multiplier without an excess, at most ``enough``.
+
+        Args:
+          excess: Of a noise multiplier, and of what is left of delta; it falls with noise.
+          delta: The delta of the guarantee.
+          enough: What is returned if the excess is positive there already, or it is below the
+            least noise multiplier.
+          factor: The first steps of the search, above 1.
+          num_coordinates: Parameters times rounds.
+
+        Returns:
+          The noise multiplier, to a relative error of 1e-6 on the side of more noise.
+        """
+
+        @functools.cache
+        def known(log_sigma: float) -> float:
+            sigma = math.exp(log_sigma)
+            try:
+                left = self._delta_left(sigma, delta, num_coordinates)
+            except TailError:
+                return _REFUSED
+            return excess(sigma, left)
+
+        # Of less noise nothing amplified is stated. A search across it would creep up to it.
+        least_accounted = max(
+            LEAST_NOISE_MULTIPLIER, self.largest_move * noise_failure.LEAST_NOISE_MULTIPLIER
+        )
+        least, high = math.log(least_accounted * (1.0 + 1e-12)), math.log(enough)
+        if high <= least or known(high) > 0.0:
+            return enough
+        step = math.log(factor)
+        low = max(least, high - step)
+        while known(low) <= 0.0:
+            if low == least:
+                return math.exp(least)
+            # Never far below the root: accounting for little noise takes long.
+            high, step = low, min(2.0 * step, math.log(2.5))
+            low = max(least, high - step)
+        root = scipy.optimize.brentq(known, low, high, xtol=5e-7, rtol=1e-9)
+        step = 5e-7
+        while known(root) > 0.0:
+            root, step = min(root + step, high), 2.0 * step
+        return math.exp(root)
 
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) that hold."""
-        return amplification.curve_of_epsilons(self, sigma, num_coordinates)
+        pairs = []
+        for delta in _DELTAS:
+            try:
+                pairs.append((self._epsilon(sigma, delta, num_coordinates), delta))
+            except TailError:
+                continue
+        return tuple(pairs)
 
     @abc.abstractmethod
     def group_slice(self, group: int) -> slice:
@@ -252,28 +391,90 @@ class ComposedGroups(CyclicGroups):
     def sampling_probability(self) -> float:
         """The probability that a client of a round's group is drawn."""
 
+    @staticmethod
     @abc.abstractmethod
-    def loss_of_one(
-        self, sigma: float, interval: float
+    def loss_distribution(
+        sigma: float, sampling_probability: float, interval: float
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
         """Returns the privacy loss of one round, for real normal numbers.
 
         Args:
-          sigma: The noise multiplier.
-          interval: What the losses of the grid are multiples of.
+          sigma: The noise multiplier, above zero.
+          sampling_probability: The probability that a client of the group is drawn, in (0, 1].
+          interval: What the losses of the grid are multiples of, above zero.
         """
+
+    def composed_loss(
+        self, sigma: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns the privacy loss of a whole run, for real normal numbers.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
+          interval: What the losses of the grid are multiples of; larger for little noise.
+        """
+        grid = max(interval, _finest_interval(sigma))
+        loss = self.loss_distribution(sigma, self.sampling_probability, grid)
+        return loss.self_compose(self.most_participations())
 
     def amplified_epsilon(self, sigma: float, delta: float) -> float:
         """Returns the epsilon of composed rounds."""
-        return amplification.composed_epsilon(self, sigma, delta)
+        interval = _LARGEST_INTERVAL
+        while True:
+            found = float(self.composed_loss(sigma, interval).get_epsilon_for_delta(delta))
+            needed = interval_for(found)
+            if interval <= 2.0 * max(needed, _finest_interval(sigma)):
+                return found
+            interval = needed
 
-    def searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
-        """Returns the noise multiplier that a search by privacy losses finds."""
-        return amplification.searched_by_losses(self, target, delta, enough, num_coordinates)
+    def _searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
+        """By the privacy losses of a run."""
+        if self.sampling_probability >= 1.0:
+            return enough
+
+        def excess(interval: float, sigma: float, left: float) -> float:
+            loss = self.composed_loss(sigma, interval)
+            return math.log(max(float(loss.get_delta_for_epsilon(target)), 1e-30) / left)
+
+        # Fine intervals take time where there is little noise: they only polish.
+        interval = interval_for(target)
+        coarse = functools.partial(excess, _COARSER * interval)
+        near = self._smallest(coarse, delta, enough, 1.5, num_coordinates)
+        fine = functools.partial(excess, interval)
+        return self._smallest(fine, delta, near, 1.001, num_coordinates)
 
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) of the composed rounds."""
-        return amplification.composed_curve(self, sigma, num_coordinates)
+        try:
+            failure = noise_failure.failure_probability(sigma / self.largest_move, num_coordinates)
+        except TailError:
+            return ()
+        count = self.most_participations()
+        failure += composition_rounding(count)
+        spread = self.sampling_probability * math.sqrt(count) / sigma
+        interval = min(max(_INTERVAL_OF_SPREAD * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
+        loss = self.composed_loss(sigma, interval)
+        most = spread
+        for _ in range(_MOST_DOUBLINGS):
+            if loss.get_delta_for_epsilon(most) < _LEAST_DELTA_OF_CURVE:
+                break
+            most *= 2.0
+        epsilons = np.linspace(0.0, most, _NUM_EPSILONS)
+        deltas = (float(loss.get_delta_for_epsilon(float(epsilon))) for epsilon in epsilons)
+        return tuple(
+            (float(epsilon), min(delta + failure, 1.0))
+            for epsilon, delta in zip(epsilons, deltas, strict=True)
+        )
+
+
+def interval_for(epsilon: float) -> float:
+    """Returns the interval of the grid of losses that an epsilon is computed with."""
+    return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
+
+
+def _finest_interval(sigma: float) -> float:
+    """The interval that puts the largest losses at the end of the largest grid."""
+    return (0.5 / sigma**2 + 12.0 / sigma) / _MOST_POINTS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -317,3 +518,30 @@ class GroupSampler(Sampler):
     def _draw(self, round_index: int) -> np.ndarray:
         group = self.group_of_round(round_index)
         return np.sort(self.scheme.draw_from(group, self.seed, round_index))
+
+
+class DenseLosses(pld_pmf.DensePLDPmf):
+    """dp-accounting's losses on a grid, with a delta of one sum."""
+
+    @classmethod
+    def of(cls, losses: pld_pmf.PLDPmf) -> "DenseLosses":
+        """Returns the same losses."""
+        dense = losses.to_dense_pmf()
+        return cls(
+            dense._discretization,
+            dense._lower_loss,
+            np.asarray(dense._probs),
+            dense._infinity_mass,
+            dense._pessimistic_estimate,
+        )
+
+    def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
+        """Returns the losses of as many independent outputs."""
+        return self.of(super().self_compose(num_times, tail_mass_truncation))
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """Returns the delta of one epsilon: the hockey-stick divergence."""
+        losses = (np.arange(self.size) + self._lower_loss) * self._discretization
+        first = int(np.searchsorted(losses, epsilon, side="right"))
+        shares = -np.expm1(epsilon - losses[first:])
+        return self._infinity_mass + float(shares @ self._probs[first:])

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators.accounting.participation_laws import CoinsUnderTimers
+from mf_aggregators import random_streams
 from mf_aggregators.participation.min_separation import MinSeparation
+from mf_aggregators.participation.monte_carlo.distributions import MinSeparationRounds
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
     Sampler,
@@ -17,8 +18,7 @@ from mf_aggregators.participation.schemes import (
 )
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Draw, Stream
+from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,11 @@ class MinSeparationSampling(SeparatedScheme):
 
     def schema(self) -> MinSeparation:
         """Returns the schema of the timers."""
-        return MinSeparation(self.separation, self._rounds_of_client)
+        return MinSeparation(self.separation, self._most_rounds)
 
-    def law(self) -> CoinsUnderTimers:
+    def rounds_of_client(self) -> MinSeparationRounds:
         """Returns the distribution of a client's rounds."""
-        return CoinsUnderTimers(self.joining_probability, self.separation)
+        return MinSeparationRounds(self.joining_probability, self.separation)
 
     def sampler(self, seed: int) -> "CoinSampler":
         """Creates the sampler of a run: 8 bytes for each participation of the whole run."""

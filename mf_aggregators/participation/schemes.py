@@ -21,11 +21,15 @@ from dp_accounting import dp_event
 from scipy import special
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import column_bands, trade_offs
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import gaussian, trade_offs
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.participation.kinds import Participation
-from mf_aggregators.participation.random_participation import Amplified, Certification
+from mf_aggregators.participation.monte_carlo import distributions
+from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 
+# With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and the
+# grid of its privacy losses grows without bound.
+LEAST_NOISE_MULTIPLIER = 0.1
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
 LEAST_PROBABILITY = 1e-12
@@ -153,14 +157,14 @@ class SamplingScheme(Participation):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its proof.
 
         Args:
           sigma: The noise multiplier, at least 0.
           delta: The delta of the guarantee.
-          columns: (n, b), those of C as ``accounting.column_bands`` has them, where the guarantee
+          columns: (n, b), the compact columns of C, where the guarantee
             ``depends_on_matrix``; None for a diagonal C of equal entries.
           certification: How epsilons are proved, where they are for one C.
           num_coordinates: Parameters times rounds.
@@ -173,7 +177,7 @@ class SamplingScheme(Participation):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
 
@@ -200,7 +204,31 @@ class SamplingScheme(Participation):
           columns: (n, b) the columns of C, where the guarantee depends on them; else None.
           certification: How an epsilon is proved, where only simulations bound it.
         """
-        return self.calibrated(target, delta, columns, certification, DEFAULT_NUM_COORDINATES)
+        return self.calibrated(target, delta, columns, certification)
+
+    def _unamplified(
+        self, sigma: float, delta: float, num_coordinates: int
+    ) -> tuple[float, TailError | None]:
+        """The epsilon of whoever knows all draws, or infinity and why it is not accounted for."""
+        most = self.most_participations()
+        try:
+            found = gaussian.epsilon(
+                sigma / math.sqrt(most),
+                delta,
+                num_coordinates=num_coordinates,
+                disjoint_participations=most,
+            )
+        except TailError as error:
+            return math.inf, error
+        return found, None
+
+    def _enough(self, target: float, delta: float, num_coordinates: int) -> float:
+        """A noise multiplier that suffices without amplification."""
+        most = self.most_participations()
+        alone = gaussian.noise_multiplier(
+            target, delta, num_coordinates=num_coordinates, disjoint_participations=most
+        )
+        return alone * math.sqrt(most)
 
     def event_of(self, sigma: float) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting: without amplification, by default.
@@ -372,7 +400,7 @@ class SamplingScheme(Participation):
     def _columns(self, strategy_matrix: Any) -> np.ndarray | None:
         if strategy_matrix is None:
             return None
-        return column_bands.of_matrix(strategy_matrix, self.num_bands)
+        return distributions.columns_of_matrix(strategy_matrix, self.num_bands)
 
     # Draws.
 
@@ -382,7 +410,7 @@ class SamplingScheme(Participation):
 
         Args:
           seed: Any non-negative integer, the same for all rounds of one run and for no other
-            run; ``sampling_seeds.secret_seed`` makes one.
+            run; ``random_streams.secret_seed`` makes one.
 
         Returns:
           The sampler.
@@ -471,7 +499,7 @@ class Sampler(abc.ABC):
     the uninterrupted run would have drawn.
 
     Privacy amplification holds only towards those who do not know who was drawn, and the seed
-    tells it all. It must come from ``sampling_seeds.secret_seed``, serve one run, and stay as
+    tells it all. It must come from ``random_streams.secret_seed``, serve one run, and stay as
     secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
     No population whose devices decide themselves when to take part may be described as sampled,
     unless they decide by the secret coins of a scheme.

@@ -2,10 +2,16 @@
 
 No client has to know what another one does, and there are no groups. The rounds of each client are
 ``separation`` or more apart, at least as many as C has bands.
+
+The guarantee depends on C itself, and not on its column norms alone: a client's rounds are hidden
+among neighbouring ones, and the nearer the columns of these are to one another, the less of it is
+hidden. An epsilon has a certificate (``monte_carlo``), or is the one without amplification where
+that is smaller.
 """
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
@@ -13,10 +19,42 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.accounting.participation_laws import ParticipationLaw
-from mf_aggregators.participation import random_participation
-from mf_aggregators.participation.random_participation import Amplified, Certification
-from mf_aggregators.participation.schemes import SamplingScheme, too_large
+from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.noise.rows_of_z import STEP
+from mf_aggregators.participation.monte_carlo import (
+    certificates,
+    distributions,
+    importance_sampling,
+    search,
+)
+from mf_aggregators.participation.monte_carlo.certificates import (
+    Amplified,
+    Certification,
+    MechanismBudget,
+)
+from mf_aggregators.participation.monte_carlo.distributions import (
+    DominatingPair,
+    RoundsDistribution,
+)
+from mf_aggregators.participation.monte_carlo.importance_sampling import ImportanceSampler
+from mf_aggregators.participation.schemes import LEAST_NOISE_MULTIPLIER, SamplingScheme, too_large
+
+# With more, an attacker guesses, whatever the sampling.
+_LARGEST_NOISE_MULTIPLIER = 1e8
+# Steps of Z by which the rounding of a row may move one of its numbers: 1 and twice what floats
+# err by, which ``privacy.amplification_conditions`` checks. The theorem of ``distributions`` has
+# shifts of sum |C_ij| in row i. Rounding adds to those of rows within b of a participation alone, a
+# vector of at most sqrt(d) times so many steps: as if all entries of the bands were larger by that.
+LARGEST_ROUNDING = 4.0
+# For the rates of an attacker: at which epsilons the divergence is bounded, by how many samples.
+_EPSILONS = tuple(0.25 * step for step in range(41))
+_SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
+# The first step from a noise multiplier whose epsilon is above its target.
+_RELATIVE_STEP = 2e-3
+# Of one that is searched for alone, half of the mechanisms that the failure probability is shared
+# by: its guarantee is another. With fewer than this the search begins with more noise.
+_MOST_TRIES, _TRIES_OF_SMALL_STEPS = certificates.MECHANISMS // 2, 5
 
 _TOGETHER = """\
 All rounds together are one mechanism, whose noise is that of a Gaussian one and whose
@@ -87,8 +125,45 @@ class SeparatedScheme(SamplingScheme):
     # Accounting.
 
     @abc.abstractmethod
-    def law(self) -> ParticipationLaw:
+    def rounds_of_client(self) -> RoundsDistribution:
         """Returns the distribution of a client's rounds."""
+
+    def dominating_pair(
+        self,
+        sigma: float,
+        columns: np.ndarray | None,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    ) -> DominatingPair:
+        """Returns what dominates a run, with what the rounding of rows adds to C.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: (n, b) the compact columns of C, of the scheme's rounds and at most its bands;
+            None for a diagonal C of equal entries, if the scheme is for one band.
+          num_coordinates: Parameters times rounds.
+
+        Raises:
+          ValueError: If columns are missing or do not fit the scheme.
+        """
+        if columns is None:
+            if self.num_bands > 1:
+                raise ValueError(
+                    f"{self.name} needs the strategy matrix: its guarantee depends on all entries "
+                    f"of the {self.num_bands} bands. Give strategy_matrix=."
+                )
+            columns = np.ones((self.num_rounds, 1))
+        if columns.shape[0] != self.num_rounds or columns.shape[1] > self.num_bands:
+            raise ValueError(
+                f"the strategy matrix has {columns.shape[0]} rounds and {columns.shape[1]} bands, "
+                f"and the scheme is for {self.num_rounds} and {self.num_bands}."
+            )
+        rounding = sigma * LARGEST_ROUNDING * STEP
+        rounding *= math.sqrt(num_coordinates / self.num_rounds)
+        rows = np.arange(columns.shape[0])[:, None] + np.arange(columns.shape[1])
+        rounded = distributions.normalised(columns) + rounding
+        return DominatingPair(
+            np.where(rows < columns.shape[0], rounded, 0.0), sigma, self.rounds_of_client()
+        )
 
     def amplified(
         self,
@@ -96,12 +171,24 @@ class SeparatedScheme(SamplingScheme):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
-        """Returns the certified epsilon of a run."""
-        return random_participation.amplified(
-            self, sigma, validation.delta(delta), columns, certification, num_coordinates
-        )
+        """Returns the epsilon of a run, and its certificate; it takes one mechanism of a budget."""
+        delta = validation.delta(delta)
+        unamplified, refused = self._unamplified(sigma, delta, num_coordinates)
+        pair = self.dominating_pair(max(sigma, LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
+        found = None
+        if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
+            try:
+                left = noise_failure.delta_left(delta, sigma, num_coordinates)
+                found = search.certificate_of(pair, left, unamplified, certification)
+            except TailError as error:
+                refused = error
+        if found is not None:
+            return Amplified(found.epsilon, found)
+        if refused is not None and math.isinf(unamplified):
+            raise refused
+        return Amplified(unamplified, None)
 
     def calibrated(
         self,
@@ -109,12 +196,39 @@ class SeparatedScheme(SamplingScheme):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
-        """Returns a noise multiplier whose certified epsilon is at most a target."""
-        return random_participation.noise_multiplier(
-            self, target, validation.delta(delta), columns, certification, num_coordinates
-        )
+        """Returns a noise multiplier whose certified epsilon is at most a target.
+
+        It is what suffices without amplification where none below it was proved by as many
+        mechanisms as may be tested: 8, or what is left of the budget.
+        """
+        delta = validation.delta(delta)
+        budget = certification.budget
+        if budget is None:
+            budget = MechanismBudget(_MOST_TRIES)
+            certification = dataclasses.replace(certification, budget=budget)
+        enough = self._enough(target, delta, num_coordinates)
+        found = self._estimated(target, delta, columns, certification, num_coordinates)
+        step = _RELATIVE_STEP
+        for _ in range(_TRIES_OF_SMALL_STEPS - budget.left):
+            found, step = found * (1.0 + step), 2.0 * step
+        while budget.left > 0 and found < enough:
+            left = budget.left
+            try:
+                epsilon = self.amplified(
+                    found, delta, columns, certification, num_coordinates
+                ).epsilon
+            except TailError:
+                epsilon = math.inf
+            if epsilon <= target:
+                return found
+            if budget.left == left:
+                # Nothing was tested of it, and nothing will be.
+                budget.take()
+            found = min(found * (1.0 + step), enough)
+            step *= 2.0
+        return enough
 
     def estimated(
         self,
@@ -124,24 +238,74 @@ class SeparatedScheme(SamplingScheme):
         certification: Certification,
     ) -> float:
         """Returns about the noise multiplier of a target, fast and without a proof."""
-        return random_participation.estimated_noise_multiplier(
-            self, target, delta, columns, certification, is_rough=True
+        return self._estimated(
+            target, delta, columns, certification, DEFAULT_NUM_COORDINATES, is_rough=True
+        )
+
+    def _estimated(
+        self,
+        target: float,
+        delta: float,
+        columns: np.ndarray | None,
+        certification: Certification,
+        num_coordinates: int,
+        *,
+        is_rough: bool = False,
+    ) -> float:
+        """Where :meth:`calibrated` begins; ``is_rough`` for an error of a few per cent."""
+        enough = self._enough(target, delta, num_coordinates)
+        self.dominating_pair(enough, columns)
+        try:
+            left = noise_failure.delta_left(delta, enough, num_coordinates)
+        except TailError:
+            return enough
+        if enough <= LEAST_NOISE_MULTIPLIER:
+            return enough
+        return search.estimated_noise_multiplier(
+            lambda sigma: self.dominating_pair(sigma, columns, num_coordinates),
+            target,
+            left,
+            enough,
+            LEAST_NOISE_MULTIPLIER,
+            seed=certification.seed,
+            max_samples=certification.max_samples,
+            relative_tolerance=3e-3 if is_rough else 1e-3,
+            tuning_samples=2**12 if is_rough else 2**13,
         )
 
     def log_moments(
         self, sigma: float, columns: np.ndarray | None, num_coordinates: int
     ) -> tuple[tuple[int, float], ...]:
-        """Returns Renyi orders and log-moments of the dominating pair, exactly."""
-        return random_participation.log_moments(self, sigma, columns, num_coordinates)
+        """Returns Renyi orders a >= 2 and log E_Q (P/Q)^a of the dominating pair, exactly.
+
+        There are none for less noise than is amplified, or for so much that nothing can be told
+        from it anyway.
+        """
+        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
+            return ()
+        pair = self.dominating_pair(sigma, columns, num_coordinates)
+        return tuple(
+            (order, ImportanceSampler(pair, order).log_mgf)
+            for order in importance_sampling.possible_orders(pair)
+            if order >= 2
+        )
 
     def divergences(
         self, sigma: float, columns: np.ndarray | None, seed: int, num_coordinates: int
     ) -> tuple[tuple[float, float], ...]:
-        """Returns epsilons and bounds on the hockey-stick divergence."""
-        return random_participation.divergences(self, sigma, columns, seed, num_coordinates)
+        """Returns epsilons and bounds on the hockey-stick divergence of P from Q.
+
+        The bounds hold but for a probability of 1e-9, which is added to each. There are none
+        where :meth:`log_moments` has none.
+        """
+        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
+            return ()
+        shape = None if columns is None else columns.shape
+        values = b"" if columns is None else np.ascontiguousarray(columns, np.float64).tobytes()
+        return _divergences(self, sigma, values, shape, seed, num_coordinates)
 
     @property
-    def _rounds_of_client(self) -> int:
+    def _most_rounds(self) -> int:
         return math.ceil(self.num_rounds / self.separation)
 
     def run_flags(self) -> str:
@@ -169,3 +333,23 @@ class SeparatedScheme(SamplingScheme):
         sizes = np.bincount(bins[bins >= 0], minlength=self.separation)
         clients = np.full(self.separation, self.population)
         return too_large(sizes, clients, 1.0 / self.separation, self.clients_per_round)
+
+
+# Statements ask for the same bounds again and again.
+@functools.lru_cache(maxsize=8)
+def _divergences(
+    scheme: SeparatedScheme,
+    sigma: float,
+    values: bytes,
+    shape: tuple[int, ...] | None,
+    seed: int,
+    num_coordinates: int,
+) -> tuple[tuple[float, float], ...]:
+    columns = None if shape is None else np.frombuffer(values).reshape(shape)
+    return certificates.divergences(
+        scheme.dominating_pair(sigma, columns, num_coordinates),
+        _EPSILONS,
+        num_samples=_SAMPLES_OF_DIVERGENCES,
+        failure=_FAILURE_OF_DIVERGENCES,
+        seed=seed,
+    )

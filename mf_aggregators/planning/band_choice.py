@@ -15,8 +15,6 @@ from typing import Any
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import validation, workloads
-from mf_aggregators.accounting import certificate_store
-from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
@@ -26,7 +24,12 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.participation.random_participation import Certification
+from mf_aggregators.participation.monte_carlo import store
+from mf_aggregators.participation.monte_carlo.certificates import (
+    MECHANISMS,
+    Certification,
+    MechanismBudget,
+)
 from mf_aggregators.privacy import amplification_conditions
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -217,7 +220,7 @@ def noise_multiplier(
         **scheme.to_dict(),
         "epsilon": epsilon,
         "delta": delta,
-        "accounting": certificate_store.ACCOUNTING_VERSION,
+        "accounting": store.ACCOUNTING_VERSION,
     }
     columns, certification = None, Certification()
     if scheme.depends_on_matrix:
@@ -247,7 +250,7 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
     """
     if cache_directory == factorization_cache.default_directory():
         # Where guarantees look for the certificate as well.
-        return Certification(directory=certificate_store.default_directory())
+        return Certification(directory=store.default_directory())
     return Certification(directory=cache_directory)
 
 

@@ -23,7 +23,6 @@ import numpy as np
 from mf_aggregators import accounting, catalogue, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import noise_failure
-from mf_aggregators.accounting.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.catalogue import MechanismError
 from mf_aggregators.factorizations import (
     DenseFactorization,
@@ -42,6 +41,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     sampling_schemes,
 )
+from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.planning import band_choice, proposals, side_processes
 from mf_aggregators.planning.proposals import Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError

@@ -2,13 +2,14 @@
 
 import numpy as np
 
-from mf_aggregators.accounting import certificate_store, column_bands
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.participation.random_participation import LARGEST_ROUNDING, Certification
+from mf_aggregators.participation.monte_carlo import distributions, store
+from mf_aggregators.participation.monte_carlo.certificates import Certification
+from mf_aggregators.participation.separated import LARGEST_ROUNDING
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:
@@ -17,9 +18,7 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     Args:
       show_progress: Whether to show progress bars on standard error.
     """
-    return Certification(
-        directory=certificate_store.default_directory(), show_progress=show_progress
-    )
+    return Certification(directory=store.default_directory(), show_progress=show_progress)
 
 
 def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarray | None:
@@ -30,12 +29,14 @@ def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarr
       scheme: How clients take part.
 
     Returns:
-      (n, b) as ``accounting.column_bands`` has them, for schemes without parts; None for others.
+      (n, b) as ``monte_carlo.distributions`` has them, for schemes without parts; None for others.
     """
     if not scheme.depends_on_matrix:
         return None
     num_bands = factorization.strategy_bands() or factorization.num_rounds
-    return column_bands.of_encoder(factorization.encode, factorization.num_rounds, num_bands)
+    return distributions.columns_of_encoder(
+        factorization.encode, factorization.num_rounds, num_bands
+    )
 
 
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:

@@ -18,7 +18,6 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -28,7 +27,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.random_participation import Certification
+from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.privacy import amplification_conditions, attackers, pattern_sensitivities
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -88,7 +87,7 @@ class Guarantee:
         (``accounting.noise_failure``).
       delta: The delta that epsilon is for.
       sampling: How clients take part, if the guarantee is amplified by that.
-      certificate: For schemes without parts, the claim that was proved of a real normal noise;
+      certificate: For schemes without parts, what was proved of a real normal noise;
         None where nothing is amplified. With the columns of C, ``certificates.is_proved`` proves
         it again.
       log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of the dominating pair,
@@ -106,7 +105,7 @@ class Guarantee:
     epsilon: float
     delta: float
     sampling: SamplingScheme | None = None
-    certificate: Claim | None = None
+    certificate: Certificate | None = None
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
 
@@ -340,7 +339,7 @@ def sampled(
     """Returns the amplified guarantee of a run whose clients take part by a scheme.
 
     For schemes with parts it is that of BandMF Thm 4, for the others it is certified by Monte
-    Carlo (``accounting.certificates``).
+    Carlo (``participation.monte_carlo``).
 
     Args:
       factorization: What makes the noise: lower triangular, of at most as many bands as
@@ -417,7 +416,7 @@ def _amplified(
         epsilon=found.epsilon,
         delta=delta,
         sampling=scheme,
-        certificate=found.claim,
+        certificate=found.certificate,
         log_moments=scheme.log_moments(noise_multiplier, columns, DEFAULT_NUM_COORDINATES),
         divergences=scheme.divergences(
             noise_multiplier, columns, certification.seed, DEFAULT_NUM_COORDINATES

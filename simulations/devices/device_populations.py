@@ -17,11 +17,10 @@ import math
 
 import numpy as np
 
-from mf_aggregators import memory, validation
+from mf_aggregators import memory, random_streams, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.participation import Participation
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Stream
+from mf_aggregators.random_streams import Stream
 from simulations.devices import participation_timers
 from simulations.devices.availability import Always, Availability, Trace
 from simulations.devices.participation_timers import DeviceTimers, WallClockTimer

@@ -21,6 +21,7 @@ from mf_aggregators import (
     checkpoints,
     factorizations,
     printed_guarantees,
+    random_streams,
     workloads,
 )
 from mf_aggregators import participation as participations
@@ -39,8 +40,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import amplification_conditions
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
-from mf_aggregators.sampling import sampling_seeds
-from mf_aggregators.sampling.sampling_seeds import SeedError
+from mf_aggregators.random_streams import SeedError
 from simulations.devices.device_populations import DeviceBehaviour
 from simulations.runs import run_config, run_directory
 from simulations.runs.run_config import TIMERS, RunConfig
@@ -312,7 +312,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     path = directory.sampling_seed
     if path.exists():
         try:
-            return scheme.sampler(sampling_seeds.load(path))
+            return scheme.sampler(random_streams.load_seed(path))
         except SeedError as error:
             raise CommandError(
                 f"{path} cannot be read: restore it, or start a new run and account for both."
@@ -322,9 +322,9 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
             f"{path} is missing: without it nobody knows whom the next round would have drawn. "
             "Restore it, or start a new run and account for both."
         )
-    seed = sampling_seeds.secret_seed()
+    seed = random_streams.secret_seed()
     directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sampling_seeds.save(seed, path)
+    random_streams.save_seed(seed, path)
     return scheme.sampler(seed)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import validation
-from mf_aggregators.sampling import random_streams
+from mf_aggregators import random_streams, validation
 
 _CACHE_BYTES = 512 * 2**20
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators import validation
-from mf_aggregators.accounting import participation_laws
 from mf_aggregators.participation import (
     FixedEpochOrder,
     FixedSizeSampling,
@@ -24,6 +23,7 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
+from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.privacy import guarantees
 
 _NO_NUMBERS: list[Any] = [
@@ -99,7 +99,7 @@ _REALS: list[tuple[str, Callable[[Any], Any]]] = [
     ),
     ("delta", _with(_POISSON.epsilon, "delta", noise_multiplier=1.0)),
     ("epsilon", _with(_POISSON.noise_multiplier, "epsilon", delta=0.1)),
-    ("probability", lambda value: participation_laws.CoinsUnderTimers(value, 2)),
+    ("probability", lambda value: distributions.MinSeparationRounds(value, 2)),
     (
         "noise_multiplier",
         lambda value: guarantees.planned(_ONE, _SINGLE, value, 1e-6),

@@ -8,26 +8,24 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import (
-    certificate_store,
-    certificates,
-    claim_search,
-    column_bands,
-    confidence_bounds,
-    fixed_size_gaussian,
-    noise_failure,
-    participation_laws,
-    sampled_gaussian,
-    shuffled_gaussian,
-    tilted_outputs,
-)
+from mf_aggregators.accounting import composition, noise_failure
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
+    FixedSizeSampling,
     MinSeparationSampling,
-    amplification,
-    random_participation,
+    PoissonSampling,
+    monte_carlo,
     sampling_scheme,
+    shuffling,
 )
+from mf_aggregators.participation.monte_carlo import (
+    certificates,
+    distributions,
+    importance_sampling,
+    search,
+    store,
+)
+from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
 
 _SIZES: dict[str, Any] = {
     "num_rounds": 8,
@@ -35,8 +33,10 @@ _SIZES: dict[str, Any] = {
     "population": 400,
     "clients_per_round": 10,
 }
-_COLUMNS = column_bands.normalised(column_bands.of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2))
-_MECHANISM = tilted_outputs.Mechanism(_COLUMNS, 1.5, participation_laws.CoinsUnderTimers(0.05, 3))
+_COLUMNS = distributions.normalised(
+    distributions.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
+)
+_MECHANISM = DominatingPair(_COLUMNS, 1.5, distributions.MinSeparationRounds(0.05, 3))
 _COINS = MinSeparationSampling(8, 2, 400, 10, 2)
 
 
@@ -52,16 +52,16 @@ def _amplified(sampling: str) -> float:
 
 def _values() -> dict[str, Callable[[], Any]]:
     """What every module computes, by module; smooth, so that rounding does not matter."""
-    pilot = claim_search._Pilot(
-        _MECHANISM, tilted_outputs.TiltedOutputs(_MECHANISM, 3), 1e-5, 0, 2**11
+    tuning = search._TuningSamples(
+        _MECHANISM, importance_sampling.ImportanceSampler(_MECHANISM, 3), 1e-5, 0, 2**11
     )
-    tail = confidence_bounds.lower_tail(3, 4000, 2**14, (-1.5, -0.5), 1e-6)
+    tail = certificates.lower_tail(3, 4000, 2**14, (-1.5, -0.5), 1e-6)
     return {
-        "amplification": lambda: (
+        "cyclic_groups": lambda: (
             _amplified("poisson"),
             _amplified("fixed_size"),
             _amplified("shuffling"),
-            amplification.safe_delta(1e-6, 100),
+            composition.safe_delta(1e-6, 100),
         ),
         "composition": lambda: accounting.composed_epsilon(
             [sampling_scheme("poisson", **_SIZES).event(1.5), accounting.event(3.0)], 1e-5
@@ -77,22 +77,23 @@ def _values() -> dict[str, Callable[[], Any]]:
                     _MECHANISM, (0.25, 1.0), num_samples=2**11, failure=1e-6, seed=0
                 )
             ),
-        ),
-        "claim_search": lambda: (
-            claim_search.most_samples(100),
-            claim_search.most_samples(10**5),
-            pilot.largest(3.0),
-            *pilot.needed(3.0),
-        ),
-        "column_bands": lambda: tuple(_COLUMNS.ravel()[[0, 1, -2]]),
-        "confidence_bounds": lambda: (
-            confidence_bounds.log_wealth(np.array([0.1, 0.4]), 0.3, 0.5),
-            confidence_bounds.upper_probability(3, 100, 1e-3),
-            confidence_bounds.lower_probability(3, 100, 1e-3),
-            confidence_bounds.upper_mean(0.2, 1000, 1e-6),
+            certificates.log_wealth(np.array([0.1, 0.4]), 0.3, 0.5),
+            certificates.upper_probability(3, 100, 1e-3),
+            certificates.lower_probability(3, 100, 1e-3),
+            certificates.upper_mean(0.2, 1000, 1e-6),
             tail.divergence(2.0),
         ),
-        "fixed_size_gaussian": lambda: _deltas(fixed_size_gaussian.loss_distribution),
+        "search": lambda: (
+            search.most_samples(100),
+            search.most_samples(10**5),
+            tuning.largest(3.0),
+            *tuning.needed(3.0),
+        ),
+        "distributions": lambda: (
+            *_COLUMNS.ravel()[[0, 1, -2]],
+            *distributions.MinSeparationRounds(0.05, 3).first_free_probabilities(),
+        ),
+        "fixed_size": lambda: _deltas(FixedSizeSampling.loss_distribution),
         "gaussian": lambda: (
             accounting.epsilon(1.0, 1e-6),
             accounting.epsilon(4.0, 1e-6),
@@ -104,26 +105,19 @@ def _values() -> dict[str, Callable[[], Any]]:
             noise_failure.delta_left(1e-12, 1.0, 2**40),
             1e20 * discrete_gaussian.failure_probability(2**40),
         ),
-        "participation_laws": lambda: tuple(
-            participation_laws.CoinsUnderTimers(0.05, 3).first_free_probabilities()
+        "separated": lambda: (
+            *(moment for order, moment in _COINS.log_moments(1.5, _COLUMNS, 2**40) if order <= 4),
+            float(_COINS.dominating_pair(1e6, _COLUMNS, 2**60).columns[0, 1]),
         ),
-        "random_participation": lambda: (
-            *(
-                moment
-                for order, moment in random_participation.log_moments(_COINS, 1.5, _COLUMNS)
-                if order <= 4
-            ),
-            float(random_participation.mechanism_of(_COINS, _COLUMNS, 1e6, 2**60).columns[0, 1]),
-        ),
-        "sampled_gaussian": lambda: _deltas(sampled_gaussian.loss_distribution),
+        "poisson": lambda: _deltas(PoissonSampling.loss_distribution),
         "participation": lambda: (
             _COINS.joining_probability,
             _COINS.most_participations(),
         ),
-        "shuffled_gaussian": lambda: shuffled_gaussian._clones(0.5, 1e-9, 1000, 1e-6) or (),
-        "tilted_outputs": lambda: (
-            tilted_outputs.TiltedOutputs(_MECHANISM, 2).log_moment,
-            tilted_outputs.TiltedOutputs(_MECHANISM, 5).log_moment,
+        "shuffling": lambda: shuffling._clones(0.5, 1e-9, 1000, 1e-6) or (),
+        "importance_sampling": lambda: (
+            importance_sampling.ImportanceSampler(_MECHANISM, 2).log_mgf,
+            importance_sampling.ImportanceSampler(_MECHANISM, 5).log_mgf,
         ),
         "trade_offs": lambda: sampling_scheme("poisson", **_SIZES).true_positive_rate(1.5, 0.01),
     }
@@ -132,7 +126,7 @@ def _values() -> dict[str, Callable[[], Any]]:
 # Of the version 2. Where one of them changes for a reason, raise the version, and put the new ones
 # here: otherwise users' caches go on to serve what the accounting would no longer say.
 _GOLDEN: dict[str, tuple[float, ...]] = {
-    "amplification": (0.4937729140694945, 2.008900862579273, 2.7533813795825006, 9.999998e-07),
+    "cyclic_groups": (0.4937729140694945, 2.008900862579273, 2.7533813795825006, 9.999998e-07),
     "composition": (1.321908169009595,),
     "certificates": (
         1.5625e-09,
@@ -143,17 +137,22 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
         0.010541004290934684,
         0.01305938147745636,
         0.007060271006402643,
-    ),
-    "claim_search": (2097152, 60000, 0.0003842165423456729, 2620.9363956, 1843.4280965),
-    "column_bands": (0.8944271909999159, 0.4472135954999579, 0.8944271909999159),
-    "confidence_bounds": (
         0.0440168854167743,
         0.12422182878533783,
         0.0019227972016529927,
         0.2716248983595793,
         1.639555981816558e-06,
     ),
-    "fixed_size_gaussian": (0.014927152292316708, 0.0031581718640282105),
+    "search": (2097152, 60000, 0.0003842165423456729, 2620.9363956, 1843.4280965),
+    "distributions": (
+        0.8944271909999159,
+        0.4472135954999579,
+        0.8944271909999159,
+        0.9090909090909091,
+        0.045454545454545456,
+        0.045454545454545456,
+    ),
+    "fixed_size": (0.014927152292316708, 0.0031581718640282105),
     "gaussian": (
         4.886554117731164,
         1.060701862404126,
@@ -162,17 +161,16 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
         5.189036641326016,
     ),
     "noise_failure": (9.990004079004076e-13, 99955.16955922845),
-    "participation_laws": (0.9090909090909091, 0.045454545454545456, 0.045454545454545456),
-    "random_participation": (
+    "separated": (
         0.0044364650206381,
         0.01362381644396535,
         0.027920337728205062,
         707106.8912252748,
     ),
-    "sampled_gaussian": (0.0066001468175726705, 6.193836357445205e-05),
+    "poisson": (0.0066001468175726705, 6.193836357445205e-05),
     "participation": (0.02564102564102564, 4),
-    "shuffled_gaussian": (0.2726376092004103, 4.015005534512161e-06),
-    "tilted_outputs": (0.014542226618426331, 0.16332865574499053),
+    "shuffling": (0.2726376092004103, 4.015005534512161e-06),
+    "importance_sampling": (0.014542226618426331, 0.16332865574499053),
     "trade_offs": (0.013213283366249428,),
 }
 # More than what processors and versions of NumPy round differently, and less than a change.
@@ -183,14 +181,15 @@ _OF_SEARCHES = 1e-3
 
 @pytest.mark.parametrize("module", _GOLDEN)
 def test_a_version_has_its_numbers(module: str) -> None:
-    assert certificate_store.ACCOUNTING_VERSION == 3
+    assert store.ACCOUNTING_VERSION == 3
     found = np.atleast_1d(_values()[module]())
-    relative = _OF_SEARCHES if module == "claim_search" else _RELATIVE
+    relative = _OF_SEARCHES if module == "search" else _RELATIVE
     np.testing.assert_allclose(found, _GOLDEN[module], rtol=relative, atol=0.0)
 
 
 def test_every_module_has_golden_numbers() -> None:
     """The one that keeps certificates has no numbers."""
-    modules = {each.name for each in pkgutil.iter_modules(accounting.__path__)}
-    schemes = {"amplification", "participation", "random_participation"}
-    assert (modules - {"certificate_store"}) | schemes == set(_GOLDEN) == set(_values())
+    paths = [*accounting.__path__, *monte_carlo.__path__]
+    modules = {each.name for each in pkgutil.iter_modules(paths)}
+    schemes = {"cyclic_groups", "fixed_size", "participation", "poisson", "separated", "shuffling"}
+    assert (modules - {"store"}) | schemes == set(_GOLDEN) == set(_values())

@@ -16,25 +16,25 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import certificates, confidence_bounds, gaussian
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SamplingScheme,
-    amplification,
-    random_participation,
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.random_participation import Certification
+from mf_aggregators.participation.cyclic_groups import ComposedGroups
+from mf_aggregators.participation.monte_carlo import certificates
+from mf_aggregators.participation.monte_carlo.certificates import Certification
 from tests.examples import examples
 
 # Of one search: losses that are composed, samples that are asked for, tails.
 _MOST = (
-    (amplification, "composed_loss", 150),
+    (ComposedGroups, "composed_loss", 150),
     (certificates, "in_batches", 300),
-    (confidence_bounds, "lower_tail", 10_000),
+    (certificates, "lower_tail", 10_000),
     (gaussian, "_exact_epsilon", 2_000),
 )
 _FEW_SAMPLES = Certification(max_samples=2**10)
@@ -106,12 +106,12 @@ def test_the_amplified_epsilon_may_be_zero(name: str) -> None:
         )
     assert found.epsilon == 0.0
     if isinstance(scheme, MinSeparationSampling):
-        assert found.claim is not None
-        mechanism = random_participation.mechanism_of(scheme, None, 3.0)
-        assert certificates.is_proved(mechanism, found.claim)
+        assert found.certificate is not None
+        pair = scheme.dominating_pair(3.0, None)
+        assert certificates.is_proved(pair, found.certificate)
         # Nor is everything proved of epsilon 0.
-        often = random_participation.mechanism_of(_half_of_the_rounds(), None, 3.0)
-        assert not certificates.is_proved(often, found.claim)
+        often = _half_of_the_rounds().dominating_pair(3.0, None)
+        assert not certificates.is_proved(often, found.certificate)
 
 
 def _half_of_the_rounds() -> MinSeparationSampling:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import column_bands, noise_failure, trade_offs
+from mf_aggregators.accounting import noise_failure, trade_offs
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
     BallsInBins,
@@ -22,9 +23,9 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     Shuffling,
-    random_participation,
     sampling_scheme,
 )
+from mf_aggregators.participation.monte_carlo import distributions
 from tests.examples import examples
 
 _RATES = np.array([1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
@@ -274,9 +275,9 @@ def test_public_names_agree_with_the_schemes() -> None:
         ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01)
     scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
     matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
-    columns = column_bands.of_matrix(matrix, 4)
-    moments = random_participation.log_moments(scheme, 2.0, columns)
-    divergences = random_participation.divergences(scheme, 2.0, columns)
+    columns = distributions.columns_of_matrix(matrix, 4)
+    moments = scheme.log_moments(2.0, columns, DEFAULT_NUM_COORDINATES)
+    divergences = scheme.divergences(2.0, columns, 0, DEFAULT_NUM_COORDINATES)
     assert [order for order, _ in moments][:2] == [2, 3]
     assert sampling_scheme("min_separation", separation=9, **sizes).true_positive_rate(
         2.0, 0.01, strategy_matrix=matrix

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, checkpoints, workloads
+from mf_aggregators import accounting, checkpoints, random_streams, workloads
 from mf_aggregators.commands import command_line, ledger_report, report
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import (
@@ -22,7 +22,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import attackers, guarantees
-from mf_aggregators.sampling import sampling_seeds
 from simulations.runs.round_records import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
@@ -399,7 +398,7 @@ def _drawn(tmp_path: pathlib.Path, scheme: SamplingScheme, seed: int) -> tuple[s
     """The flags of a ledger that a seed has drawn, and of the seed."""
     sampler = scheme.sampler(seed)
     cohorts = tuple(sampler.draw(index).tolist() for index in range(12))
-    sampling_seeds.save(seed, tmp_path / "sampling_seed.json")
+    random_streams.save_seed(seed, tmp_path / "sampling_seed.json")
     flag = f"--sampling_seed={tmp_path / 'sampling_seed.json'}"
     return _sampled_ledger(tmp_path, cohorts, scheme), flag
 
@@ -442,7 +441,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     assert attackers.in_brief(planned.attacker()) in out
     assert _NAMED not in out
     # Nobody else's seed does.
-    sampling_seeds.save(2**100 + 16, tmp_path / "sampling_seed.json")
+    random_streams.save_seed(2**100 + 16, tmp_path / "sampling_seed.json")
     _, out, _ = _call(capsys, checkpoint, *flags, "--format=json")
     fields = json.loads(out)
     assert fields["keeps_plan"] is False

@@ -15,6 +15,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import random_streams
 from mf_aggregators.participation import (
     CyclicGroups,
     FixedSizeSampling,
@@ -24,7 +25,6 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.participation.cyclic_groups import GroupSampler
-from mf_aggregators.sampling import sampling_seeds
 from simulations.devices.device_populations import draw_cohort
 
 _FALSE_ALARM = 1e-4
@@ -326,8 +326,8 @@ def test_errors() -> None:
 
 
 def test_the_seed_is_secret() -> None:
-    assert sampling_seeds.secret_seed().bit_length() > 64
-    assert sampling_seeds.secret_seed() != sampling_seeds.secret_seed()
+    assert random_streams.secret_seed().bit_length() > 64
+    assert random_streams.secret_seed() != random_streams.secret_seed()
     scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=2)
     sampler = scheme.sampler(123456789)
     assert "123456789" not in repr(sampler)

@@ -11,13 +11,20 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators.participation import FixedEpochOrder, Sampler, SamplingScheme, registry
-from mf_aggregators.participation.random_participation import Amplified, Certification
+from mf_aggregators import random_streams
+from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.participation import (
+    Amplified,
+    Certification,
+    FixedEpochOrder,
+    Sampler,
+    SamplingScheme,
+    registry,
+)
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Stream
+from mf_aggregators.random_streams import Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +59,7 @@ class _OneShuffle(SamplingScheme):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         del columns, certification
         most = self.most_participations()
@@ -70,7 +77,7 @@ class _OneShuffle(SamplingScheme):
         delta: float,
         columns: np.ndarray | None,
         certification: Certification,
-        num_coordinates: int,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         del columns, certification
         most = self.most_participations()

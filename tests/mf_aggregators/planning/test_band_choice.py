@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, factorizations, version, workloads
-from mf_aggregators.accounting import certificate_store, certificates
-from mf_aggregators.accounting.certificates import Claim, MechanismBudget, MechanismBudgetError
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.participation import (
+    CyclicGroups,
     MinSeparationSampling,
-    PoissonSampling,
+    SeparatedScheme,
     SingleParticipation,
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.random_participation import Certification
+from mf_aggregators.participation.monte_carlo import certificates, store
+from mf_aggregators.participation.monte_carlo.certificates import (
+    Certificate,
+    Certification,
+    MechanismBudget,
+    MechanismBudgetError,
+)
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
 from mf_aggregators.privacy import guarantees
@@ -164,9 +169,12 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
 ) -> None:
     """Estimates are not taken for certified numbers, nor another matrix's for this one's."""
     made = itertools.count(1.0)
-    for schemes in (MinSeparationSampling, PoissonSampling):
-        for name in ("calibrated", "estimated"):
-            monkeypatch.setattr(schemes, name, lambda *unused: next(made))
+    for kind, name in (
+        (CyclicGroups, "calibrated"),
+        (SeparatedScheme, "calibrated"),
+        (SeparatedScheme, "estimated"),
+    ):
+        monkeypatch.setattr(kind, name, lambda *unused: next(made))
     scheme = sampling_scheme("min_separation", **_SIZES, num_bands=2)
     poisson = sampling_scheme("poisson", **_SIZES, num_bands=2)
     bands = np.column_stack([np.ones(6), np.full(6, 0.5)])
@@ -191,7 +199,7 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
     assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     # Another version of the accounting, or of what it is built on, computes anew.
-    monkeypatch.setattr(certificate_store, "ACCOUNTING_VERSION", "another one")
+    monkeypatch.setattr(store, "ACCOUNTING_VERSION", "another one")
     assert min(all_of()) == 9.0
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "another one")
     assert min(all_of()) == 17.0
@@ -239,7 +247,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tests that are made, by where they are; all of them fail, so that more are wanted."""
     found: list[str] = []
 
-    def is_proved(mechanism: Any, claim: Claim, **options: Any) -> bool:
+    def is_proved(mechanism: Any, claim: Certificate, **options: Any) -> bool:
         del options
         found.append(f"{mechanism.columns.tobytes()!r} {mechanism.sigma} {claim}")
         return False

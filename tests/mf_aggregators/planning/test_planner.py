@@ -18,8 +18,6 @@ from mf_aggregators import (
     planning,
     workloads,
 )
-from mf_aggregators.accounting import certificates
-from mf_aggregators.accounting.certificates import Claim
 from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
 from mf_aggregators.noise import costs
@@ -31,7 +29,8 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.participation.random_participation import Certification
+from mf_aggregators.participation.monte_carlo import certificates
+from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.planning import Plan, Setting
 from mf_aggregators.privacy import guarantees
 
@@ -209,7 +208,7 @@ def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.Monk
     """Where none proves anything, each row that is certified makes way for another estimate."""
     tested: set[str] = set()
 
-    def is_proved(mechanism: Any, claim: Claim, **options: Any) -> bool:
+    def is_proved(mechanism: Any, claim: Certificate, **options: Any) -> bool:
         del options
         tested.add(f"{mechanism.columns.tobytes()!r} {mechanism.sigma} {claim}")
         return False

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting, workloads
-from mf_aggregators.accounting import certificates
 from mf_aggregators.factorizations import (
     Factorization,
     banded,
@@ -31,9 +30,10 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SeparatedScheme,
     SingleParticipation,
-    random_participation,
     sampling_scheme,
+    separated,
 )
+from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.privacy import amplification_conditions, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from tests.mf_aggregators import brute_force
@@ -284,8 +284,8 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert plan.certificate.epsilon == plan.epsilon < without
     columns = amplification_conditions.columns_of(factorization, scheme)
     assert columns is not None
-    mechanism = random_participation.mechanism_of(scheme, columns, 1.5)
-    assert certificates.is_proved(mechanism, plan.certificate)
+    pair = scheme.dominating_pair(1.5, columns)
+    assert certificates.is_proved(pair, plan.certificate)
     assert plan.to_dict()["certificate"]["seed"] == 0
     assert plan.to_dict()["sampling"] == scheme.to_dict()
     # What was drawn is kept: the same guarantee, and one for the rounds that there were.
@@ -352,7 +352,7 @@ def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
     scheme = scheme_type(num_rounds, num_rounds, 2 * num_rounds, 2, num_rounds)
     strategy = factorization.strategy_matrix()
     moved = float(np.max(np.sum(np.abs(strategy / np.diag(strategy)), axis=1)))
-    if moved < random_participation.LARGEST_ROUNDING:
+    if moved < separated.LARGEST_ROUNDING:
         amplification_conditions.check_bands(factorization, scheme)
         return
     with pytest.raises(ValueError, match=rf"may be rounded by {moved:.2g} steps.*use a banded"):

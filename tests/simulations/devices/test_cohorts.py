@@ -8,6 +8,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import random_streams
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparation,
@@ -17,8 +18,7 @@ from mf_aggregators.participation import (
     Shuffling,
     check_population,
 )
-from mf_aggregators.sampling import random_streams
-from mf_aggregators.sampling.random_streams import Stream
+from mf_aggregators.random_streams import Stream
 from simulations.devices.device_populations import TooFewEligibleClientsError, draw_cohort
 from simulations.devices.participation_timers import DeviceTimers
 from simulations.training import client_data

@@ -6,14 +6,13 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import column_bands
-from mf_aggregators.accounting.participation_laws import (
-    CoinsUnderTimers,
-    OneBin,
-    OnePart,
-    ParticipationLaw,
+from mf_aggregators.participation.monte_carlo import distributions
+from mf_aggregators.participation.monte_carlo.distributions import (
+    BallsInBinsRounds,
+    DominatingPair,
+    MinSeparationRounds,
+    RoundsDistribution,
 )
-from mf_aggregators.accounting.tilted_outputs import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +41,11 @@ class Patterns:
         return np.asarray((self.means[which] + noise).T)
 
 
-def of(law: ParticipationLaw, strategy_matrix: np.ndarray, sigma: float) -> Patterns:
+def of(law: RoundsDistribution, strategy_matrix: np.ndarray, sigma: float) -> Patterns:
     """Returns all patterns of a law, found by what clients do round by round."""
     rounds = strategy_matrix.shape[0]
     found: list[tuple[float, np.ndarray]] = []
-    if isinstance(law, CoinsUnderTimers):
+    if isinstance(law, MinSeparationRounds):
         p, b = law.probability, law.separation
 
         def go_on(i: int, probability: float, pattern: np.ndarray) -> None:
@@ -70,22 +69,16 @@ def of(law: ParticipationLaw, strategy_matrix: np.ndarray, sigma: float) -> Patt
     else:
         for part in range(law.separation):
             own = [i for i in range(rounds) if i % law.separation == part]
-            chance = law.probability if isinstance(law, OnePart) else 1.0
-            for choice in range(2 ** len(own)):
-                drawn = [i for k, i in enumerate(own) if choice >> k & 1]
-                probability = chance ** len(drawn) * (1 - chance) ** (len(own) - len(drawn))
-                pattern = np.zeros(rounds)
-                pattern[drawn] = 1.0
-                found.append((probability / law.separation, pattern))
+            pattern = np.zeros(rounds)
+            pattern[own] = 1.0
+            found.append((1.0 / law.separation, pattern))
     probabilities = np.array([probability for probability, _ in found])
     assert math.isclose(np.sum(probabilities), 1.0, rel_tol=1e-12)
     return Patterns(probabilities, np.array([each for _, each in found]) @ strategy_matrix.T, sigma)
 
 
 @st.composite
-def cases(
-    draw: st.DrawFn, most_rounds: int = 6, with_parts: bool = True
-) -> tuple[ParticipationLaw, np.ndarray, float]:
+def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np.ndarray, float]:
     """A law, a strategy matrix of non-negative entries and largest column norm 1, and sigma."""
     rounds = draw(st.integers(1, most_rounds))
     bands = draw(st.integers(1, rounds))
@@ -95,17 +88,15 @@ def cases(
     matrix = rng.uniform(0.05, 1.0, (rounds, rounds)) * ((lags >= 0) & (lags < bands))
     matrix /= np.sqrt(np.max(np.sum(matrix**2, axis=0)))
     probability = draw(st.floats(0.02, 1.0))
-    laws: list[ParticipationLaw] = [
-        CoinsUnderTimers(probability, separation),
-        CoinsUnderTimers(probability, separation, is_stationary=False),
-        OneBin(separation),
+    laws: list[RoundsDistribution] = [
+        MinSeparationRounds(probability, separation),
+        MinSeparationRounds(probability, separation, is_stationary=False),
+        BallsInBinsRounds(separation),
     ]
-    if with_parts:
-        laws.append(OnePart(probability, separation))
     return draw(st.sampled_from(laws)), matrix, draw(st.floats(0.5, 3.0))
 
 
-def mechanism(law: ParticipationLaw, matrix: np.ndarray, sigma: float) -> Mechanism:
-    """Returns a mechanism of a matrix of largest column norm 1."""
+def dominating_pair(law: RoundsDistribution, matrix: np.ndarray, sigma: float) -> DominatingPair:
+    """Returns the pair of a matrix of largest column norm 1."""
     bands = min(law.separation, len(matrix))
-    return Mechanism(np.abs(column_bands.of_matrix(matrix, bands)), sigma, law)
+    return DominatingPair(np.abs(distributions.columns_of_matrix(matrix, bands)), sigma, law)

@@ -11,24 +11,17 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import (
-    certificate_store,
-    certificates,
-    claim_search,
-    column_bands,
-    noise_failure,
-    participation_laws,
-)
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import noise_failure
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SeparatedScheme,
-    random_participation,
     sampling_scheme,
+    separated,
 )
-from mf_aggregators.participation.random_participation import Certification
+from mf_aggregators.participation.monte_carlo import certificates, distributions, search, store
+from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
@@ -41,35 +34,33 @@ _MATRIX = np.eye(12) + 0.5 * np.eye(12, k=-1) + 0.3 * np.eye(12, k=-2)
 
 
 def _columns() -> np.ndarray:
-    return column_bands.of_matrix(_MATRIX, 3)
+    return distributions.columns_of_matrix(_MATRIX, 3)
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES)
 def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
-    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), _QUICK)
+    found = scheme.amplified(1.2, _DELTA, _columns(), _QUICK)
     without = accounting.epsilon(1.2 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found.epsilon < 0.8 * without
-    assert found.claim is not None
-    assert found.claim.epsilon == found.epsilon
+    assert found.certificate is not None
+    assert found.certificate.epsilon == found.epsilon
     # Delta pays for how noise is drawn, before anything is claimed.
     left = noise_failure.delta_left(_DELTA, 1.2, noise_failure.DEFAULT_NUM_COORDINATES)
-    assert found.claim.delta == left < _DELTA
-    mechanism = random_participation.mechanism_of(scheme, _columns(), 1.2)
-    assert certificates.is_proved(mechanism, found.claim)
+    assert found.certificate.delta == left < _DELTA
+    pair = scheme.dominating_pair(1.2, _columns())
+    assert certificates.is_proved(pair, found.certificate)
     # A scaling of C changes nothing, and neither do signs.
     for factor in (2.0, -0.25):
-        again = random_participation.amplified(scheme, 1.2, _DELTA, factor * _columns(), _QUICK)
+        again = scheme.amplified(1.2, _DELTA, factor * _columns(), _QUICK)
         assert again == found
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES[:1])
 def test_calibration_meets_its_target(scheme: SeparatedScheme) -> None:
-    sigma = scheme.calibrated(2.0, _DELTA, _columns(), _QUICK, DEFAULT_NUM_COORDINATES)
-    stated = scheme.amplified(sigma, _DELTA, _columns(), _QUICK, DEFAULT_NUM_COORDINATES).epsilon
+    sigma = scheme.calibrated(2.0, _DELTA, _columns(), _QUICK)
+    stated = scheme.amplified(sigma, _DELTA, _columns(), _QUICK).epsilon
     assert 1.85 <= stated <= 2.0
-    rough = random_participation.estimated_noise_multiplier(
-        scheme, 2.0, _DELTA, _columns(), _QUICK, is_rough=True
-    )
+    rough = scheme.estimated(2.0, _DELTA, _columns(), _QUICK)
     assert rough == pytest.approx(sigma, rel=0.05)
 
 
@@ -79,16 +70,14 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
     """However many noise multipliers are tried, whose epsilons are all above the target."""
     tried = []
 
-    def never(scheme: Any, sigma: float, *unused: Any) -> random_participation.Amplified:
+    def never(scheme: Any, sigma: float, *unused: Any) -> Amplified:
         tried.append(sigma)
-        return random_participation.Amplified(1e3, None)
+        return Amplified(1e3, None)
 
-    monkeypatch.setattr(random_participation, "amplified", never)
-    monkeypatch.setattr(
-        random_participation, "estimated_noise_multiplier", lambda *unused, **also_unused: 0.2
-    )
-    monkeypatch.setattr(random_participation, "_RELATIVE_STEP", 1e-12)
-    _SCHEMES[0].calibrated(2.0, _DELTA, _columns(), _QUICK, DEFAULT_NUM_COORDINATES)
+    monkeypatch.setattr(SeparatedScheme, "amplified", never)
+    monkeypatch.setattr(SeparatedScheme, "_estimated", lambda *unused: 0.2)
+    monkeypatch.setattr(separated, "_RELATIVE_STEP", 1e-12)
+    _SCHEMES[0].calibrated(2.0, _DELTA, _columns(), _QUICK)
     assert len(tried) == len(set(tried)) > 1
     attempts = len(tried) * certificates.ATTEMPTS
     assert attempts * certificates.failure_probability(_DELTA) <= 0.01 * _DELTA * (1.0 + 1e-12)
@@ -97,8 +86,8 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    law = scheme.law()
-    assert isinstance(law, participation_laws.CoinsUnderTimers)
+    law = scheme.rounds_of_client()
+    assert isinstance(law, distributions.MinSeparationRounds)
     assert law.rate == pytest.approx(10 / 200)
     assert law.probability == pytest.approx(10 / (200 - 10 * 4))
     assert law.probability > 1.2 * law.rate
@@ -106,8 +95,8 @@ def test_the_law_is_that_of_the_scheme() -> None:
         law.first_free_probabilities(),
         [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
     )
-    bins = BallsInBins(12, 3, 200, 10, 20).law()
-    assert bins == participation_laws.OneBin(20)
+    bins = BallsInBins(12, 3, 200, 10, 20).rounds_of_client()
+    assert bins == distributions.BallsInBinsRounds(20)
 
 
 def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
@@ -116,15 +105,15 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     There, roundings move a row of d numbers by four steps of Z each at most.
     """
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
-    plain = column_bands.normalised(_columns())
+    plain = distributions.normalised(_columns())
     n, b = plain.shape
-    mechanism = random_participation.mechanism_of(scheme, _columns(), sigma, num_parameters * n)
+    pair = scheme.dominating_pair(sigma, _columns(), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / discrete_gaussian.STANDARD_DEVIATION
     before, after = np.zeros((n, n)), np.zeros((n, n))
     for i in range(n):
         height = min(b, n - i)
         before[i : i + height, i] = plain[i, :height]
-        after[i : i + height, i] = mechanism.columns[i, :height]
+        after[i : i + height, i] = pair.columns[i, :height]
     assert np.all(np.triu(after, 1) == 0.0)
     for chosen in itertools.product([0.0, 1.0], repeat=n):
         rounds = np.array(chosen)
@@ -137,9 +126,7 @@ def test_nearer_columns_hide_less() -> None:
     same = np.tril(np.ones((12, 12))) * (np.tri(12, k=-3) == 0)
     apart = np.eye(12)
     epsilons = [
-        random_participation.amplified(
-            scheme, 1.2, _DELTA, column_bands.of_matrix(matrix, 3), _QUICK
-        ).epsilon
+        scheme.amplified(1.2, _DELTA, distributions.columns_of_matrix(matrix, 3), _QUICK).epsilon
         for matrix in (apart, _MATRIX, same)
     ]
     assert epsilons == sorted(epsilons)
@@ -156,12 +143,7 @@ def test_public_functions(sampling: str) -> None:
     }
     scheme = sampling_scheme(sampling, **sizes)
     found = scheme.epsilon(2.0, _DELTA, strategy_matrix=_MATRIX)
-    assert (
-        found
-        == scheme.amplified(
-            2.0, _DELTA, _columns(), Certification(), DEFAULT_NUM_COORDINATES
-        ).epsilon
-    )
+    assert found == scheme.amplified(2.0, _DELTA, _columns(), Certification()).epsilon
     without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found <= without
     with pytest.raises(ValueError, match=f"{sampling} needs the strategy matrix"):
@@ -176,38 +158,33 @@ def test_what_is_hardly_noise_or_hardly_private(monkeypatch: pytest.MonkeyPatch)
     scheme = _SCHEMES[0]
     for sigma in (0.0, 0.05):
         with pytest.raises(accounting.TailError):
-            random_participation.amplified(scheme, max(sigma, 0.05), _DELTA, _columns(), _QUICK)
-    assert math.isinf(
-        scheme.amplified(0.0, _DELTA, _columns(), Certification(), DEFAULT_NUM_COORDINATES).epsilon
-    )
-    assert (
-        scheme.amplified(1e5, 0.01, _columns(), Certification(), DEFAULT_NUM_COORDINATES).epsilon
-        == 0.0
-    )
+            scheme.amplified(max(sigma, 0.05), _DELTA, _columns(), _QUICK)
+    assert math.isinf(scheme.amplified(0.0, _DELTA, _columns(), Certification()).epsilon)
+    assert scheme.amplified(1e5, 0.01, _columns(), Certification()).epsilon == 0.0
     # Where nothing is gained, or nothing can be proved, the guarantee without amplification holds.
     always = MinSeparationSampling(4, 2, 20, 10, 2)
     assert always.joining_probability == 1.0
-    found = random_participation.amplified(always, 3.0, _DELTA, _columns()[:4, :2], _QUICK)
+    found = always.amplified(3.0, _DELTA, _columns()[:4, :2], _QUICK)
     assert found.epsilon <= accounting.epsilon(3.0 / math.sqrt(2.0), _DELTA)
     monkeypatch.setattr(certificates, "is_proved", lambda *unused, **also_unused: False)
-    found = random_participation.amplified(scheme, 3.0, _DELTA, _columns(), _QUICK)
-    assert found.claim is None
+    found = scheme.amplified(3.0, _DELTA, _columns(), _QUICK)
+    assert found.certificate is None
     assert found.epsilon == accounting.epsilon(3.0 / 2.0, _DELTA, disjoint_participations=4)
 
 
 def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme = _SCHEMES[0]
     kept = dataclasses.replace(_QUICK, directory=tmp_path / "certificates")
-    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+    found = scheme.amplified(1.2, _DELTA, _columns(), kept)
 
     def fail(*unused: Any, **also_unused: Any) -> None:
         raise AssertionError("proved again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(random_participation.claim_search, "proved_claim", fail)
-        assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+        patch.setattr(search, "proved", fail)
+        assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         # This process has proved it. Another one does so once, and never believes the entry alone.
-        patch.setattr(certificate_store, "_proved", set())
+        patch.setattr(store, "_proved", set())
         tests, is_proved = [], certificates.is_proved
 
         def counted(*arguments: Any, **others: Any) -> bool:
@@ -216,7 +193,7 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
 
         patch.setattr(certificates, "is_proved", counted)
         for _ in range(2):
-            assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+            assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         assert len(tests) == 1
         for other in (
             (scheme, 1.3, _DELTA, _columns(), kept),
@@ -226,14 +203,14 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
             (scheme, 1.2, _DELTA, _columns(), dataclasses.replace(kept, seed=1)),
         ):
             with pytest.raises(AssertionError, match="proved again"):
-                random_participation.amplified(*other)
+                SeparatedScheme.amplified(*other)
     # Of another version of the accounting, or of NumPy, it is computed again.
-    for module, name in ((certificate_store, "ACCOUNTING_VERSION"), (np, "__version__")):
+    for module, name in ((store, "ACCOUNTING_VERSION"), (np, "__version__")):
         with monkeypatch.context() as patch:
-            patch.setattr(random_participation.claim_search, "proved_claim", fail)
+            patch.setattr(search, "proved", fail)
             patch.setattr(module, name, "another one")
             with pytest.raises(AssertionError, match="proved again"):
-                random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+                scheme.amplified(1.2, _DELTA, _columns(), kept)
 
 
 def _altered(entry: pathlib.Path, claim: Any, *, has_digest: bool) -> None:
@@ -241,10 +218,10 @@ def _altered(entry: pathlib.Path, claim: Any, *, has_digest: bool) -> None:
     contents = json.loads(entry.read_text())
     del contents["sha256"]
     if not has_digest:
-        digest = certificate_store._digest(contents)
+        digest = store._digest(contents)
     contents["claim"] = claim
     if has_digest:
-        digest = certificate_store._digest(contents)
+        digest = store._digest(contents)
     entry.write_text(json.dumps({**contents, "sha256": digest}))
 
 
@@ -254,12 +231,12 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     """Whoever can write an entry can compute its checksum."""
     scheme, directory = _SCHEMES[0], tmp_path / "certificates"
     kept = dataclasses.replace(_QUICK, directory=directory)
-    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
-    assert found.claim is not None
+    found = scheme.amplified(1.2, _DELTA, _columns(), kept)
+    assert found.certificate is not None
     (entry,) = directory.iterdir()
-    text, claim = entry.read_text(), found.claim
+    text, claim = entry.read_text(), found.certificate
     # Another search finds what the first one did.
-    monkeypatch.setattr(claim_search, "proved_claim", lambda *unused, **also_unused: claim)
+    monkeypatch.setattr(search, "proved", lambda *unused, **also_unused: claim)
     alterations: list[dict[str, Any]] = [
         {"epsilon": 0.01},
         {"epsilon": -1.0},
@@ -287,8 +264,8 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     ]
     for changes in alterations:
         _altered(entry, {**claim.to_dict(), **changes}, has_digest=True)
-        with pytest.warns(certificate_store.CertificateStoreWarning, match="computed again"):
-            again = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+        with pytest.warns(store.CertificateStoreWarning, match="computed again"):
+            again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
 
@@ -297,24 +274,27 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
     """Also where it is JSON, and what it claims would be proved."""
     scheme, directory = _SCHEMES[0], tmp_path / "certificates"
     kept = dataclasses.replace(_QUICK, directory=directory)
-    found = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
-    assert found.claim is not None
+    found = scheme.amplified(1.2, _DELTA, _columns(), kept)
+    assert found.certificate is not None
     (entry,) = directory.iterdir()
-    text, larger = entry.read_text(), {**found.claim.to_dict(), "epsilon": found.epsilon * 1.2}
+    text, larger = (
+        entry.read_text(),
+        {**found.certificate.to_dict(), "epsilon": found.epsilon * 1.2},
+    )
     for contents in (larger, None):
         _altered(entry, contents, has_digest=False)
-        with pytest.warns(certificate_store.CertificateStoreWarning, match="is damaged"):
-            again = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
+        with pytest.warns(store.CertificateStoreWarning, match="is damaged"):
+            again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
     # With its checksum the larger one is proved, and is what holds then.
     _altered(entry, larger, has_digest=True)
-    assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept).claim == (
-        dataclasses.replace(found.claim, epsilon=found.epsilon * 1.2)
+    assert scheme.amplified(1.2, _DELTA, _columns(), kept).certificate == (
+        dataclasses.replace(found.certificate, epsilon=found.epsilon * 1.2)
     )
     entry.write_text("[" * 100_000)
-    with pytest.warns(certificate_store.CertificateStoreWarning, match="is damaged"):
-        assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
+    with pytest.warns(store.CertificateStoreWarning, match="is damaged"):
+        assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
 
 
 @pytest.mark.parametrize(
@@ -327,4 +307,4 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
 )
 def test_columns_that_do_not_fit_are_refused(columns: np.ndarray | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        random_participation.amplified(_SCHEMES[0], 1.2, _DELTA, columns, _QUICK)
+        _SCHEMES[0].amplified(1.2, _DELTA, columns, _QUICK)

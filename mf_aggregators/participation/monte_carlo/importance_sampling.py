@@ -1,22 +1,24 @@
-r"""Outputs drawn where privacy losses are large: from the law (P/Q)^a Q / E_Q (P/Q)^a.
+r"""Importance sampling: outputs drawn where privacy losses are large.
 
-P/Q is that of ``participation_laws``, a sum over participations S of products. For an integer order
-a, (P/Q)^a is a sum over a participations S_1, ..., S_a, the *replicas*, and with v_S the sum of the
+The sampling distribution of a Renyi order a is (P/Q)^a Q / E_Q (P/Q)^a, with the P and Q of
+``distributions``. P/Q is a sum over participations S of products. For an integer order a,
+(P/Q)^a is a sum over a participations S_1, ..., S_a, the *replicas*, and with v_S the sum of the
 columns in S,
 
     (P/Q)^a Q = sum pi(S_1) ... pi(S_a) exp(sum_{k < l} <v_{S_k}, v_{S_l}> / sigma^2)
                 N(v_{S_1} + ... + v_{S_a}, sigma^2 I).
 
-So an output is drawn exactly: first the replicas, by the weights in front of the normal law, then
-normal numbers. The weights add up to E_Q (P/Q)^a, the exponential of a - 1 times the Renyi
+So an output is drawn exactly: first the replicas, by the weights in front of the normal
+distribution, then normal numbers. The weights add up to E_Q (P/Q)^a, the moment generating
+function of the loss log P/Q under Q at a, which is the exponential of a - 1 times the Renyi
 divergence of order a.
 
-For coins under timers the replicas are a Markov chain. Columns of C that are b or more rounds apart
-are orthogonal, and so the chain needs to know only how many rounds each replica has to wait. Let
-one replica be free in round t, and let the others wait r_2, ..., r_a rounds. V_t(r) is the expected
-product of the factors exp(<c_i, c_j> / sigma^2) of all pairs of participations from round t on,
-those in round t or later with those before included. Backwards in t, with F free replicas of which
-m join:
+For min-separation sampling the replicas are a Markov chain. Columns of C that are b or more rounds
+apart are orthogonal, and so the chain needs to know only how many rounds each replica has to wait.
+Let one replica be free in round t, and let the others wait r_2, ..., r_a rounds. V_t(r) is the
+expected product of the factors exp(<c_i, c_j> / sigma^2) of all pairs of participations from round
+t on, those in round t or later with those before included. Backwards in t, with F free replicas of
+which m join:
 
     V_t(r) = sum_m (F choose m) p^m (1 - p)^(F - m) V_{t'}(r')
              exp((m sum_{waiting} <c_t, c_{t + r - b}> + m (m - 1) / 2 |c_t|^2) / sigma^2)
@@ -27,19 +29,18 @@ part in round t + r - b, and in none of the run where that is negative.
 For balls in bins, the replicas are a tuple of bins, and all tuples are enumerated.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
 
 import numpy as np
 
-from mf_aggregators.accounting import column_bands
-from mf_aggregators.accounting.participation_laws import (
-    CoinsUnderTimers,
-    OneBin,
-    ParticipationLaw,
-    log_exponentials,
+from mf_aggregators.participation.monte_carlo import distributions
+from mf_aggregators.participation.monte_carlo.distributions import (
+    BallsInBinsRounds,
+    DominatingPair,
+    MinSeparationRounds,
+    RoundsDistribution,
 )
 
 # Entries of the tables of one order: 130 MB.
@@ -49,75 +50,32 @@ _MOST_PAIRS, _MOST_TUPLES = 4_000_000, 300_000
 LARGEST_ORDER = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Mechanism:
-    """A scaled banded matrix, noise, and the law of a client's participation.
+class SamplerOfQ:
+    """Draws losses of outputs without the client: of Q itself, the Renyi order 0."""
 
-    Attributes:
-      columns: (n, b), as ``column_bands.normalised`` returns them: those of |C|.
-      sigma: The noise multiplier relative to the largest column norm.
-      law: Of a client's participation, with a separation of at least b.
-    """
-
-    columns: np.ndarray
-    sigma: float
-    law: ParticipationLaw
-
-    def __post_init__(self) -> None:
-        if self.law.separation < self.columns.shape[1]:
-            raise ValueError(
-                f"a separation of {self.law.separation} is below the {self.columns.shape[1]} bands."
-            )
-
-    @functools.cached_property
-    def products(self) -> column_bands.BandedProducts:
-        """Products with C and its transpose."""
-        return column_bands.BandedProducts(self.columns)
-
-    def log_ratios(self, outputs: np.ndarray) -> np.ndarray:
-        """Returns the (m,) log P/Q of (n, m) outputs."""
-        exponents = log_exponentials(
-            self.columns, self.sigma, self.products.transposed_times(outputs)
-        )
-        return self.law.log_ratios(exponents)
-
-
-class Untilted:
-    """The law Q itself, without the client: order 0."""
-
-    order = 0
-    log_moment = 0.0
-
-    def __init__(self, mechanism: Mechanism) -> None:
-        self._mechanism = mechanism
+    def __init__(self, pair: DominatingPair) -> None:
+        self._pair = pair
 
     def log_ratios(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """As :meth:`TiltedOutputs.log_ratios`."""
-        rounds = self._mechanism.columns.shape[0]
-        outputs = rng.standard_normal((rounds, count))
-        outputs *= self._mechanism.sigma
-        return self._mechanism.log_ratios(outputs)
+        """As :meth:`ImportanceSampler.log_ratios`."""
+        outputs = rng.standard_normal((self._pair.columns.shape[0], count))
+        outputs *= self._pair.sigma
+        return self._pair.log_ratios(outputs)
 
 
-class TiltedOutputs:
-    """The law (P/Q)^a Q / E_Q (P/Q)^a of outputs, for an integer a.
+class ImportanceSampler:
+    """Draws losses of outputs from (P/Q)^a Q / E_Q (P/Q)^a, for an integer a.
 
     Attributes:
-      order: a, at least 1; order 1 is P.
-      log_moment: log E_Q (P/Q)^a.
+      order: The Renyi order a, at least 1; order 1 is P.
+      log_mgf: log E_Q (P/Q)^a, the log moment generating function of the loss under Q at a.
     """
 
-    def __init__(self, mechanism: Mechanism, order: int) -> None:
+    def __init__(self, pair: DominatingPair, order: int) -> None:
         self.order = order
-        self._mechanism = mechanism
-        law = mechanism.law
-        if isinstance(law, CoinsUnderTimers):
-            self._replicas: _Chains | _Bins = _Chains(mechanism, law, order)
-        elif isinstance(law, OneBin):
-            self._replicas = _Bins(mechanism, law, order)
-        else:
-            raise TypeError(f"outputs are drawn for coins under timers and bins, not for {law!r}.")
-        self.log_moment = self._replicas.log_moment
+        self._pair = pair
+        self._replicas = _replicas_of(pair.rounds, pair, order)
+        self.log_mgf = self._replicas.log_mgf
 
     def log_ratios(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draws outputs and returns their log P/Q.
@@ -129,25 +87,23 @@ class TiltedOutputs:
         Returns:
           (m,), independent.
         """
-        mechanism = self._mechanism
-        outputs = mechanism.products.times(self._replicas.draw(rng, count))
+        pair = self._pair
+        outputs = pair.products.times(self._replicas.draw(rng, count))
         noise = rng.standard_normal(outputs.shape)
-        noise *= mechanism.sigma
+        noise *= pair.sigma
         outputs += noise
-        return mechanism.log_ratios(outputs)
+        return pair.log_ratios(outputs)
 
 
-def possible_orders(mechanism: Mechanism) -> list[int]:
-    """Returns the orders whose tables are small enough, from 1 on."""
+def possible_orders(pair: DominatingPair) -> list[int]:
+    """Returns the Renyi orders whose tables are small enough, from 1 on."""
     orders = []
+    separation = pair.rounds.separation
     for order in range(1, LARGEST_ORDER + 1):
-        separation = mechanism.law.separation
-        states = math.comb(separation + order - 2, order - 1)
-        entries = states * (mechanism.columns.shape[0] + 1)
-        tuples = separation**order
-        if tuples > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES):
+        if separation**order > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES):
             break
-        if isinstance(mechanism.law, CoinsUnderTimers) and entries > _MOST_ENTRIES:
+        states = math.comb(separation + order - 2, order - 1)
+        if pair.rounds.has_timer and states * (pair.columns.shape[0] + 1) > _MOST_ENTRIES:
             break
         orders.append(order)
     return orders
@@ -156,13 +112,13 @@ def possible_orders(mechanism: Mechanism) -> list[int]:
 class _Bins:
     """Replicas that are each in one bin."""
 
-    def __init__(self, mechanism: Mechanism, law: OneBin, order: int) -> None:
-        rounds, bins = mechanism.columns.shape[0], law.separation
+    def __init__(self, client: BallsInBinsRounds, pair: DominatingPair, order: int) -> None:
+        rounds, bins = pair.columns.shape[0], client.separation
         shifts = np.zeros((rounds, bins))
         shifts[np.arange(rounds), np.arange(rounds) % bins] = 1.0
         self._participations = shifts.T.copy()
-        means = mechanism.products.times(shifts)
-        gram = means.T @ means / mechanism.sigma**2
+        means = pair.products.times(shifts)
+        gram = means.T @ means / pair.sigma**2
         shape = (bins,) * order
         exponents = np.zeros(shape)
         for k, other in itertools.combinations(range(order), 2):
@@ -172,7 +128,7 @@ class _Bins:
         self._shape = shape
         largest = float(np.max(exponents))
         self._cumulative = np.cumsum(np.exp(exponents - largest).ravel())
-        self.log_moment = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
+        self.log_mgf = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Returns how many replicas take part in each round, (n, count)."""
@@ -184,23 +140,23 @@ class _Bins:
 
 
 class _Chains:
-    """Replicas that join by coins under timers."""
+    """Replicas that join at random where their timers allow it."""
 
-    def __init__(self, mechanism: Mechanism, law: CoinsUnderTimers, order: int) -> None:
-        self._order, self._separation = order, law.separation
-        self._rounds, bands = mechanism.columns.shape
-        gram = column_bands.gram_bands(mechanism.columns) / mechanism.sigma**2
+    def __init__(self, client: MinSeparationRounds, pair: DominatingPair, order: int) -> None:
+        self._order, self._separation = order, client.separation
+        self._rounds, bands = pair.columns.shape
+        gram = distributions.gram_bands(pair.columns) / pair.sigma**2
         # By how long a replica waits: r, with its participation separation - r rounds before.
         self._pairs = np.zeros((self._rounds, self._separation + 1))
         waits = self._separation - np.arange(1, bands)
         self._pairs[:, waits] = gram[:, 1:]
         self._norms = gram[:, 0]
         self._states = _States(order, self._separation)
-        self._stay = 1.0 - law.probability
-        self._join = law.probability
+        self._stay = 1.0 - client.probability
+        self._join = client.probability
         with np.errstate(over="ignore", invalid="ignore"):
             self._values, self._hazards = self._backward()
-            self._set_start(law)
+            self._set_start(client)
         # Chains are moved on by candidates of the largest probability that somebody joins.
         self._largest_hazard = float(np.max(self._hazards)) if self._rounds else 0.0
 
@@ -235,8 +191,8 @@ class _Chains:
             )
         return terms
 
-    def _set_start(self, law: CoinsUnderTimers) -> None:
-        first = law.first_free_probabilities()
+    def _set_start(self, client: MinSeparationRounds) -> None:
+        first = client.first_free_probabilities()
         waits = np.nonzero(first)[0]
         grids = np.meshgrid(*([waits] * self._order), indexing="ij")
         tuples = np.stack([grid.ravel() for grid in grids], axis=-1)
@@ -246,7 +202,7 @@ class _Chains:
         self._start_tuples = tuples
         self._start_cumulative = np.cumsum(weights)
         with np.errstate(divide="ignore"):
-            self.log_moment = float(np.log(self._start_cumulative[-1]))
+            self.log_mgf = float(np.log(self._start_cumulative[-1]))
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Returns how many replicas take part in each round, (n, count)."""
@@ -262,11 +218,11 @@ class _Chains:
             now = np.maximum(now + np.minimum(waited, self._rounds + 1), 0)
             goes_on = now < self._rounds
             who, now, free_at = who[goes_on], now[goes_on], free_at[goes_on]
-            coins = rng.random(len(who))
+            uniform = rng.random(len(who))
             waits = np.maximum(free_at - now[:, None], 0)
             may_join = np.min(waits, axis=1) == 0
             state = self._states.index(np.where(may_join[:, None], waits, 0))
-            chosen = may_join & (coins * self._largest_hazard < self._hazards[now, state])
+            chosen = may_join & (uniform * self._largest_hazard < self._hazards[now, state])
             rows = np.nonzero(chosen)[0]
             if len(rows):
                 terms = self._terms(now[rows], state[rows], self._values)[1:]
@@ -326,6 +282,17 @@ class _States:
         """Returns the states of waits of all replicas, (..., order), of which one is 0."""
         ordered = np.sort(waits, axis=-1)[..., 1:]
         return np.asarray(self._lookup[ordered @ self._powers])
+
+
+@functools.singledispatch
+def _replicas_of(client: RoundsDistribution, pair: DominatingPair, order: int) -> _Chains | _Bins:
+    """The replicas of a Renyi order, by how a client's rounds are distributed."""
+    del pair, order
+    raise TypeError(f"no outputs are drawn for {client!r}.")
+
+
+_replicas_of.register(MinSeparationRounds, _Chains)
+_replicas_of.register(BallsInBinsRounds, _Bins)
 
 
 def _categorical(rng: np.random.Generator, cumulative: np.ndarray, count: int) -> np.ndarray:

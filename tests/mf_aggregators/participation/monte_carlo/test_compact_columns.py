@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import column_bands
+from mf_aggregators.participation.monte_carlo import distributions
 from tests.examples import examples
 
 
@@ -20,28 +20,23 @@ def _banded(seed: int, rounds: int, bands: int) -> np.ndarray:
 def test_columns_hold_the_matrix(rounds: int, bands: int, seed: int) -> None:
     bands = min(bands, rounds)
     matrix = _banded(seed, rounds, bands)
-    columns = column_bands.of_matrix(matrix, bands)
+    columns = distributions.columns_of_matrix(matrix, bands)
     for i in range(rounds):
         height = min(bands, rounds - i)
         np.testing.assert_array_equal(columns[i, :height], matrix[i : i + height, i])
         assert not np.any(columns[i, height:])
     np.testing.assert_array_equal(
-        column_bands.of_encoder(lambda x: matrix @ x, rounds, bands), columns
+        distributions.columns_of_encoder(lambda x: matrix @ x, rounds, bands), columns
     )
-    gram, own = column_bands.gram_bands(columns), matrix.T @ matrix
+    gram, own = distributions.gram_bands(columns), matrix.T @ matrix
     for t in range(bands):
         np.testing.assert_allclose(gram[t:, t], np.diagonal(own, -t), atol=1e-12)
         assert not np.any(gram[:t, t])
     x = np.random.default_rng(seed).normal(size=(rounds, 3))
-    products = column_bands.BandedProducts(columns)
+    products = distributions.BandedProducts(columns)
     np.testing.assert_allclose(products.times(x), matrix @ x, atol=1e-11)
     np.testing.assert_allclose(products.transposed_times(x), matrix.T @ x, atol=1e-11)
-    first = max(rounds // 2, 1)
-    np.testing.assert_array_equal(
-        column_bands.leading(columns, first),
-        column_bands.of_matrix(matrix[:first, :first], min(bands, first)),
-    )
-    scaled = column_bands.normalised(columns)
+    scaled = distributions.normalised(columns)
     assert np.min(scaled) >= 0.0
     assert np.max(np.sum(scaled**2, axis=1)) == pytest.approx(1.0)
 
@@ -49,20 +44,20 @@ def test_columns_hold_the_matrix(rounds: int, bands: int, seed: int) -> None:
 def test_more_bands_than_stated_are_refused() -> None:
     matrix = _banded(0, 6, 3)
     with pytest.raises(ValueError, match="at most 2 bands, found an entry of column 0"):
-        column_bands.of_matrix(matrix, 2)
+        distributions.columns_of_matrix(matrix, 2)
     with pytest.raises(ValueError, match="more than 2 bands"):
-        column_bands.of_encoder(lambda x: matrix @ x, 6, 2)
+        distributions.columns_of_encoder(lambda x: matrix @ x, 6, 2)
     with pytest.raises(ValueError, match="lower triangular"):
-        column_bands.of_matrix(matrix.T, 3)
+        distributions.columns_of_matrix(matrix.T, 3)
     with pytest.raises(ValueError, match="more than 3 bands, or is not lower triangular"):
-        column_bands.of_encoder(lambda x: matrix.T @ x, 6, 3)
+        distributions.columns_of_encoder(lambda x: matrix.T @ x, 6, 3)
     with pytest.raises(ValueError, match="square, with finite entries"):
-        column_bands.of_encoder(lambda x: np.full_like(x, np.nan), 6, 3)
+        distributions.columns_of_encoder(lambda x: np.full_like(x, np.nan), 6, 3)
     with pytest.raises(ValueError, match="must not be zero"):
-        column_bands.normalised(np.zeros((3, 2)))
+        distributions.normalised(np.zeros((3, 2)))
     for value in (np.nan, np.inf):
         with pytest.raises(ValueError, match="must be finite"):
-            column_bands.normalised(np.array([[1.0, 0.0], [value, 1.0]]))
+            distributions.normalised(np.array([[1.0, 0.0], [value, 1.0]]))
 
 
 @pytest.mark.parametrize("scale", [1e-300, 2.7e-162, 1e-20, 3.0, 1e200, 1.7e308])
@@ -70,5 +65,5 @@ def test_a_scaling_of_the_matrix_changes_nothing(scale: float) -> None:
     """Squares of entries may be beyond floats, which would leave columns of zeros."""
     columns = np.array([[1.0, -0.5], [0.25, 0.5], [1.0, 0.0]])
     np.testing.assert_allclose(
-        column_bands.normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
+        distributions.normalised(scale * columns), np.abs(columns) / 1.25**0.5, rtol=1e-12
     )

@@ -9,16 +9,18 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import participation_laws
-from mf_aggregators.accounting.participation_laws import (
-    CoinsUnderTimers,
-    OneBin,
-    OnePart,
-    ParticipationLaw,
+from mf_aggregators.participation.monte_carlo import distributions
+from mf_aggregators.participation.monte_carlo.distributions import (
+    BallsInBinsRounds,
+    MinSeparationRounds,
+    RoundsDistribution,
 )
 from tests.examples import examples
-from tests.mf_aggregators.accounting import participation_patterns
-from tests.mf_aggregators.accounting.participation_patterns import cases, mechanism
+from tests.mf_aggregators.participation.monte_carlo import participation_patterns
+from tests.mf_aggregators.participation.monte_carlo.participation_patterns import (
+    cases,
+    dominating_pair,
+)
 
 
 def _toeplitz(rounds: int, *coefficients: float) -> np.ndarray:
@@ -28,34 +30,42 @@ def _toeplitz(rounds: int, *coefficients: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("law", "matrix", "output", "expected"),
     [
-        (CoinsUnderTimers(0.5, 2, is_stationary=False), _toeplitz(3, 1), [1, 1, 1], 0.6070560625),
         (
-            CoinsUnderTimers(0.5, 2, is_stationary=False),
+            MinSeparationRounds(0.5, 2, is_stationary=False),
+            _toeplitz(3, 1),
+            [1, 1, 1],
+            0.6070560625,
+        ),
+        (
+            MinSeparationRounds(0.5, 2, is_stationary=False),
             _toeplitz(3, 1, 0.5),
             [1, 1, 1],
             0.9239798890,
         ),
-        (CoinsUnderTimers(0.5, 2), _toeplitz(3, 1, 0.5), [1, 1, 1], 0.8329398381),
-        (OneBin(2), _toeplitz(4, 1), [1, 0, 1, 0], math.log(math.cosh(1.0))),
-        (OneBin(2), _toeplitz(4, 1, 0.5), [1, 0.5, 1, 0.5], 0.9052974004),
-        (OnePart(0.5, 2), _toeplitz(3, 1), [1, 0, 1], 0.2457643303),
+        (MinSeparationRounds(0.5, 2), _toeplitz(3, 1, 0.5), [1, 1, 1], 0.8329398381),
+        (BallsInBinsRounds(2), _toeplitz(4, 1), [1, 0, 1, 0], math.log(math.cosh(1.0))),
+        (BallsInBinsRounds(2), _toeplitz(4, 1, 0.5), [1, 0.5, 1, 0.5], 0.9052974004),
     ],
 )
 def test_known_values(
-    law: ParticipationLaw, matrix: np.ndarray, output: list[float], expected: float
+    law: RoundsDistribution, matrix: np.ndarray, output: list[float], expected: float
 ) -> None:
     outputs = np.array(output, dtype=float)[:, None]
-    assert mechanism(law, matrix, 1.0).log_ratios(outputs)[0] == pytest.approx(expected, abs=5e-11)
+    assert dominating_pair(law, matrix, 1.0).log_ratios(outputs)[0] == pytest.approx(
+        expected, abs=5e-11
+    )
 
 
 @given(cases(), st.integers(0, 2**32))
 @settings(max_examples=examples(100), deadline=None)
 def test_ratios_are_those_of_all_patterns(
-    case: tuple[ParticipationLaw, np.ndarray, float], seed: int
+    case: tuple[RoundsDistribution, np.ndarray, float], seed: int
 ) -> None:
     outputs = np.random.default_rng(seed).normal(0.0, 2.0 * case[2], (len(case[1]), 4))
     expected = participation_patterns.of(*case).log_ratios(outputs)
-    np.testing.assert_allclose(mechanism(*case).log_ratios(outputs), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        dominating_pair(*case).log_ratios(outputs), expected, rtol=0, atol=1e-12
+    )
 
 
 def test_the_mean_of_the_ratio_is_one() -> None:
@@ -73,11 +83,11 @@ def test_the_mean_of_the_ratio_is_one() -> None:
         matrix += 0.1 * np.eye(rounds)
         matrix /= np.sqrt(np.max(np.sum(matrix**2, axis=0)))
         p, sigma = float(rng.uniform(0.01, 0.5)), float(rng.uniform(1.5, 4.0))
-        law: ParticipationLaw = CoinsUnderTimers(p, separation, is_stationary=trial % 2 == 0)
+        law: RoundsDistribution = MinSeparationRounds(p, separation, is_stationary=trial % 2 == 0)
         if trial % 5 == 4:
-            law = OneBin(separation)
+            law = BallsInBinsRounds(separation)
         ratios = np.exp(
-            mechanism(law, matrix, sigma).log_ratios(rng.normal(0, sigma, (rounds, 8000)))
+            dominating_pair(law, matrix, sigma).log_ratios(rng.normal(0, sigma, (rounds, 8000)))
         )
         error = np.std(ratios) / math.sqrt(len(ratios))
         assert abs(np.mean(ratios) - 1.0) <= 4.0 * error, (law, rounds, sigma)
@@ -86,13 +96,13 @@ def test_the_mean_of_the_ratio_is_one() -> None:
 @given(cases(most_rounds=12), st.integers(0, 2**32))
 @settings(max_examples=examples(40), deadline=None)
 def test_coins_that_always_come_up_are_balls_in_bins(
-    case: tuple[ParticipationLaw, np.ndarray, float], seed: int
+    case: tuple[RoundsDistribution, np.ndarray, float], seed: int
 ) -> None:
     """From the stationary state with p = 1, a client takes part every b rounds for ever."""
     law, matrix, sigma = case
     outputs = np.random.default_rng(seed).normal(0.0, 2.0, (len(matrix), 4))
-    coins = mechanism(CoinsUnderTimers(1.0, law.separation), matrix, sigma)
-    bins = mechanism(OneBin(law.separation), matrix, sigma)
+    coins = dominating_pair(MinSeparationRounds(1.0, law.separation), matrix, sigma)
+    bins = dominating_pair(BallsInBinsRounds(law.separation), matrix, sigma)
     np.testing.assert_allclose(
         coins.log_ratios(outputs), bins.log_ratios(outputs), rtol=0, atol=1e-12
     )
@@ -102,7 +112,7 @@ def test_coins_that_always_come_up_are_balls_in_bins(
 def test_numbers_too_large_for_linear_arithmetic(probability: float) -> None:
     """Long runs and large outputs: logarithms, against a recursion in exact arithmetic's place."""
     rounds, separation = 800, 3
-    law = CoinsUnderTimers(probability, separation)
+    law = MinSeparationRounds(probability, separation)
     rng = np.random.default_rng(0)
     for exponents in (
         rng.normal(0.0, 1.0, (rounds, 3)),
@@ -128,7 +138,7 @@ def test_numbers_too_large_for_linear_arithmetic(probability: float) -> None:
 
 def test_rates_of_participation() -> None:
     """A stationary client takes part in every round with the same probability."""
-    law = CoinsUnderTimers(0.3, 4)
+    law = MinSeparationRounds(0.3, 4)
     patterns = participation_patterns.of(law, np.eye(9), 1.0)
     np.testing.assert_allclose(patterns.probabilities @ patterns.means, law.rate, rtol=1e-12)
 
@@ -144,15 +154,15 @@ def _hockey_stick(upper: np.ndarray, lower: np.ndarray, epsilon: float) -> np.nd
 @pytest.mark.parametrize(
     ("matrix", "law"),
     [
-        ([[1.0, 0.0], [0.8, 0.6]], CoinsUnderTimers(0.4, 1)),
-        ([[1.0, 0.0], [-0.8, 0.6]], CoinsUnderTimers(0.4, 1)),
-        ([[0.7, 0.0], [0.7, 1.0]], OneBin(2)),
-        ([[0.6, 0.0], [-0.8, 1.0]], OneBin(2)),
-        ([[0.9, 0.0], [0.4, 0.9]], CoinsUnderTimers(0.7, 2)),
+        ([[1.0, 0.0], [0.8, 0.6]], MinSeparationRounds(0.4, 1)),
+        ([[1.0, 0.0], [-0.8, 0.6]], MinSeparationRounds(0.4, 1)),
+        ([[0.7, 0.0], [0.7, 1.0]], BallsInBinsRounds(2)),
+        ([[0.6, 0.0], [-0.8, 1.0]], BallsInBinsRounds(2)),
+        ([[0.9, 0.0], [0.4, 0.9]], MinSeparationRounds(0.7, 2)),
     ],
 )
 def test_no_adaptive_server_gets_beyond_the_pair(
-    matrix: list[list[float]], law: ParticipationLaw, dimensions: int
+    matrix: list[list[float]], law: RoundsDistribution, dimensions: int
 ) -> None:
     """Two rounds, every update of the second chosen as is worst after what the first released.
 
@@ -207,7 +217,7 @@ def test_no_adaptive_server_gets_beyond_the_pair(
 
 def test_signs_need_the_absolute_matrix() -> None:
     """Updates of opposite signs undo those of C: the pair of C itself would promise too much."""
-    matrix, law = np.array([[0.6, 0.0], [-0.8, 1.0]]), OneBin(2)
+    matrix, law = np.array([[0.6, 0.0], [-0.8, 1.0]]), BallsInBinsRounds(2)
     grid = np.stack(np.meshgrid(*[np.linspace(-8, 8, 161)] * 2, indexing="ij")).reshape(2, -1)
     q = np.prod(scipy.stats.norm.pdf(grid, 0.0, 1.0), axis=0)
 
@@ -222,8 +232,7 @@ def test_signs_need_the_absolute_matrix() -> None:
 
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, math.nan])
 def test_bad_probabilities_are_refused(probability: float) -> None:
-    for law in (CoinsUnderTimers, OnePart):
-        with pytest.raises(ValueError, match="probability must be above 0 and at most 1"):
-            law(probability, 2)
+    with pytest.raises(ValueError, match="probability must be above 0 and at most 1"):
+        MinSeparationRounds(probability, 2)
     with pytest.raises(ValueError, match="separation must be at least 1"):
-        participation_laws.OneBin(0)
+        distributions.BallsInBinsRounds(0)

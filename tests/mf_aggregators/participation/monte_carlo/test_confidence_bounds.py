@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import confidence_bounds
+from mf_aggregators.participation.monte_carlo import certificates
 from tests.examples import examples
 
 
@@ -23,9 +23,7 @@ def test_bets_win_by_chance_no_more_often_than_they_say() -> None:
         wealths = np.array(
             [
                 math.exp(
-                    confidence_bounds.log_wealth(
-                        np.repeat([0.0, largest], [samples - k, k]), mean, bet
-                    )
+                    certificates.log_wealth(np.repeat([0.0, largest], [samples - k, k]), mean, bet)
                 )
                 for k in counts
             ]
@@ -40,14 +38,14 @@ def test_bets_win_by_chance_no_more_often_than_they_say() -> None:
 def test_the_best_bet_is_the_best(ratio: float, largest: float, seed: int) -> None:
     terms = largest * np.random.default_rng(seed).beta(0.3, 3.0, 500)
     mean = min(float(np.mean(terms)) / ratio, 0.9 * largest)
-    bet, growth = confidence_bounds.best_bet(terms, mean, largest)
+    bet, growth = certificates.best_bet(terms, mean, largest)
     assert 0.0 < bet < 1.0 / (largest - mean)
-    assert growth == pytest.approx(confidence_bounds.log_wealth(terms, mean, bet) / 500)
+    assert growth == pytest.approx(certificates.log_wealth(terms, mean, bet) / 500)
     for share in np.linspace(0.0, 0.999, 50):
-        other = confidence_bounds.log_wealth(terms, mean, share / (largest - mean)) / 500
+        other = certificates.log_wealth(terms, mean, share / (largest - mean)) / 500
         assert growth >= other - 1e-6
     below = float(np.mean(terms)) * 0.99
-    assert confidence_bounds.best_bet(terms, below, largest) == (0.0, 0.0)
+    assert certificates.best_bet(terms, below, largest) == (0.0, 0.0)
 
 
 @given(st.integers(1, 2000), st.floats(0.0, 1.0), st.floats(1e-9, 0.4))
@@ -56,8 +54,8 @@ def test_probabilities_are_bounded_as_by_exact_binomials(
     samples: int, share: float, failure: float
 ) -> None:
     count = round(share * samples)
-    upper = confidence_bounds.upper_probability(count, samples, failure)
-    lower = confidence_bounds.lower_probability(count, samples, failure)
+    upper = certificates.upper_probability(count, samples, failure)
+    lower = certificates.lower_probability(count, samples, failure)
     assert lower <= count / samples <= upper
     if count < samples:
         assert scipy.stats.binom.cdf(count, samples, upper) == pytest.approx(failure, rel=1e-6)
@@ -75,14 +73,14 @@ def test_means_are_bounded_as_often_as_they_say(samples: int, mean: float, failu
     """For zeros and ones, whose whole law is known, and no less than by exact binomials."""
     counts = np.arange(samples + 1)
     bounds = np.array(
-        [confidence_bounds.upper_mean(count / samples, samples, failure) for count in counts]
+        [certificates.upper_mean(count / samples, samples, failure) for count in counts]
     )
     law = scipy.stats.binom.pmf(counts, samples, mean)
     assert np.sum(law[bounds < mean]) <= failure * (1.0 + 1e-9)
     assert bounds[-1] == 1.0
     assert np.all(np.diff(bounds) >= 0.0)
     for count in (0, samples // 2):
-        exact = confidence_bounds.upper_probability(count, samples, failure)
+        exact = certificates.upper_probability(count, samples, failure)
         assert exact <= bounds[count] + 1e-9
     # No successes: as tight as it can be.
     assert bounds[0] == pytest.approx(1.0 - failure ** (1.0 / samples), abs=1e-9)
@@ -93,7 +91,7 @@ def test_means_are_bounded_as_often_as_they_say(samples: int, mean: float, failu
 def test_tails_of_one_normal_number_are_exact(mean: float, width: float, epsilon: float) -> None:
     """L = mean + width G: the line is the tail, and the divergence an integral."""
     threshold = max(mean - width, -epsilon)
-    tail = confidence_bounds.LowerTail(threshold, (threshold - mean) / width, 1.0 / width)
+    tail = certificates.LowerTail(threshold, (threshold - mean) / width, 1.0 / width)
     expected = scipy.integrate.quad(
         lambda g: -math.expm1(epsilon + mean + width * g) * scipy.stats.norm.pdf(g),
         -14.0,
@@ -116,7 +114,7 @@ def test_extrapolated_tails_hold_for_convex_functions() -> None:
         thresholds = (float(np.interp(-2.0, losses, values)), float(np.interp(0.0, losses, values)))
         samples = 100_000
         counts = [round(samples * step * np.sum(density[values <= t])) for t in thresholds]
-        tail = confidence_bounds.lower_tail(counts[0], counts[1], samples, thresholds, 1e-6)
+        tail = certificates.lower_tail(counts[0], counts[1], samples, thresholds, 1e-6)
         assert tail.slope > 0.0
         for epsilon in np.linspace(-thresholds[0], -math.log1p(-rate) + 1.0, 9):
             truth = step * np.sum(density * np.maximum(-np.expm1(epsilon + values), 0.0))
@@ -124,6 +122,6 @@ def test_extrapolated_tails_hold_for_convex_functions() -> None:
 
 
 def test_counts_that_say_nothing_bound_nothing() -> None:
-    tail = confidence_bounds.lower_tail(100, 100, 100, (-1.0, 0.0), 1e-6)
+    tail = certificates.lower_tail(100, 100, 100, (-1.0, 0.0), 1e-6)
     assert tail.slope == 0.0
     assert tail.divergence(5.0) == 1.0

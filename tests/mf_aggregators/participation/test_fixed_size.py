@@ -10,8 +10,8 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import fixed_size_gaussian
-from mf_aggregators.accounting.sampled_gaussian import SampledGaussianLoss
+from mf_aggregators.participation import fixed_size
+from mf_aggregators.participation.poisson import SampledGaussianLoss
 from tests.examples import examples
 
 _EPSILONS = np.array([0.0, 0.2, 0.7, 1.5, 3.0])
@@ -54,8 +54,8 @@ def test_no_batch_of_small_parts_gets_beyond_the_pair(
     p = _density(points, np.array([updates[each].sum(axis=0) for each in subsets]), sigma)
     q = _density(points, np.array([zeroed[each].sum(axis=0) for each in subsets]), sigma)
     share = batch / size
-    with_client = fixed_size_gaussian.divergence_with(sigma, share, _EPSILONS)
-    without = fixed_size_gaussian.divergence_without(sigma, share, _EPSILONS)
+    with_client = fixed_size.divergence_with(sigma, share, _EPSILONS)
+    without = fixed_size.divergence_without(sigma, share, _EPSILONS)
     for epsilon, most, most_without in zip(_EPSILONS, with_client, without, strict=True):
         factor = math.exp(epsilon)
         assert cell * np.sum(np.maximum(p - factor * q, 0.0)) <= most + margin
@@ -76,11 +76,11 @@ def test_the_bounds_are_attained(share: float, sigma: float) -> None:
         factor = math.exp(epsilon)
         p = (1 - share) * density(-1.0) + share * density(1.0)
         q = (1 - share) * density(-1.0) + share * density(0.0)
-        found = fixed_size_gaussian.divergence_with(sigma, share, np.array([epsilon]))[0]
+        found = fixed_size.divergence_with(sigma, share, np.array([epsilon]))[0]
         expected = step * np.sum(np.maximum(p - factor * q, 0.0))
         assert found == pytest.approx(expected, abs=1e-6)
         p, q = density(1.0), (1 - share) * density(1.0) + share * density(0.0)
-        found = fixed_size_gaussian.divergence_without(sigma, share, np.array([epsilon]))[0]
+        found = fixed_size.divergence_without(sigma, share, np.array([epsilon]))[0]
         assert found == pytest.approx(step * np.sum(np.maximum(q - factor * p, 0.0)), abs=1e-6)
 
 
@@ -91,9 +91,9 @@ def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
     poisson = SampledGaussianLoss(
         sigma, sensitivity=1.0, sampling_prob=share, adjacency_type=AdjacencyType.REMOVE
     ).get_delta_for_epsilon(_EPSILONS)
-    found = fixed_size_gaussian.divergence_with(sigma, share, _EPSILONS)
+    found = fixed_size.divergence_with(sigma, share, _EPSILONS)
     assert np.all(found >= poisson - 1e-12)
-    without = fixed_size_gaussian.divergence_without(sigma, share, _EPSILONS)
+    without = fixed_size.divergence_without(sigma, share, _EPSILONS)
     np.testing.assert_allclose(without, poisson, atol=1e-12)
     if share < 0.9 and found[2] > 1e-9:
         assert found[2] > poisson[2]
@@ -102,8 +102,8 @@ def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
 @given(st.floats(0.3, 3.0), st.floats(0.01, 1.0))
 @settings(max_examples=examples(20), deadline=None)
 def test_grids_round_up(sigma: float, share: float) -> None:
-    loss = fixed_size_gaussian.loss_distribution(sigma, share, 1e-3)
-    exact = fixed_size_gaussian.divergence_with(sigma, share, _EPSILONS)
+    loss = fixed_size.FixedSizeSampling.loss_distribution(sigma, share, 1e-3)
+    exact = fixed_size.divergence_with(sigma, share, _EPSILONS)
     for epsilon, delta in zip(_EPSILONS, exact, strict=True):
         found = float(loss.get_delta_for_epsilon(float(epsilon)))
         assert delta - 1e-12 <= found <= delta * 1.01 + 1e-7
@@ -118,7 +118,7 @@ def test_two_batches_are_composed_without_loss() -> None:
     def mixture(*means: float) -> np.ndarray:
         return np.asarray(np.mean([scipy.stats.norm.pdf(grid, m, sigma) for m in means], axis=0))
 
-    loss = fixed_size_gaussian.loss_distribution(sigma, 0.5, 1e-3).self_compose(2)
+    loss = fixed_size.FixedSizeSampling.loss_distribution(sigma, 0.5, 1e-3).self_compose(2)
     bound = float(loss.get_delta_for_epsilon(epsilon))
     exact = []
     for other in (-1.0, 0.0, 1.0):

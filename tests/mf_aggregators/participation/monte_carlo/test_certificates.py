@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators.accounting import certificates, claim_search, confidence_bounds
-from mf_aggregators.accounting.certificates import Claim
-from mf_aggregators.accounting.participation_laws import (
-    CoinsUnderTimers,
-    OneBin,
-    ParticipationLaw,
-)
-from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
 from mf_aggregators.participation import sampling_scheme
-from tests.mf_aggregators.accounting import participation_patterns
-from tests.mf_aggregators.accounting.participation_patterns import mechanism
+from mf_aggregators.participation.monte_carlo import certificates, search
+from mf_aggregators.participation.monte_carlo.certificates import Certificate
+from mf_aggregators.participation.monte_carlo.distributions import (
+    BallsInBinsRounds,
+    DominatingPair,
+    MinSeparationRounds,
+    RoundsDistribution,
+)
+from mf_aggregators.participation.monte_carlo.importance_sampling import ImportanceSampler
+from tests.mf_aggregators.participation.monte_carlo import participation_patterns
+from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
 
 _DELTA = 1e-3
 
 
 def _divergences(
-    law: ParticipationLaw, matrix: np.ndarray, sigma: float
+    law: RoundsDistribution, matrix: np.ndarray, sigma: float
 ) -> Callable[[float], tuple[float, float]]:
     """Returns what integrates both hockey-stick divergences of a run of two rounds."""
     axis = np.linspace(-9.0 * sigma, 2.0 + 9.0 * sigma, 1201)
@@ -52,20 +53,20 @@ def _epsilon(divergence: Callable[[float], float], delta: float) -> float:
     return high
 
 
-_CASES: list[tuple[ParticipationLaw, list[list[float]], float]] = [
-    (CoinsUnderTimers(0.2, 2), [[0.8, 0.0], [0.6, 1.0]], 0.8),
-    (CoinsUnderTimers(0.1, 1, is_stationary=False), [[1.0, 0.0], [0.0, 1.0]], 1.5),
-    (OneBin(3), [[0.8, 0.0], [0.6, 1.0]], 0.7),
+_CASES: list[tuple[RoundsDistribution, list[list[float]], float]] = [
+    (MinSeparationRounds(0.2, 2), [[0.8, 0.0], [0.6, 1.0]], 0.8),
+    (MinSeparationRounds(0.1, 1, is_stationary=False), [[1.0, 0.0], [0.0, 1.0]], 1.5),
+    (BallsInBinsRounds(3), [[0.8, 0.0], [0.6, 1.0]], 0.7),
 ]
 
 
 @pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
 def test_divergences_are_bounded_closely(
-    law: ParticipationLaw, matrix: list[list[float]], sigma: float
+    law: RoundsDistribution, matrix: list[list[float]], sigma: float
 ) -> None:
     """Against the integral of that of P from Q; the other one is another number."""
     exact = _divergences(law, np.array(matrix), sigma)
-    of = mechanism(law, np.array(matrix), sigma)
+    of = dominating_pair(law, np.array(matrix), sigma)
     epsilons = (0.0, 0.4, 1.0, 2.0)
     found = certificates.divergences(of, epsilons, num_samples=2**15, failure=1e-9, seed=3)
     assert [epsilon for epsilon, _ in found] == list(epsilons)
@@ -79,13 +80,13 @@ def test_divergences_are_bounded_closely(
 
 @pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
 def test_what_is_proved_is_true_and_near_the_truth(
-    law: ParticipationLaw, matrix: list[list[float]], sigma: float
+    law: RoundsDistribution, matrix: list[list[float]], sigma: float
 ) -> None:
     """Against the integrals of both divergences, for mechanisms of two rounds."""
     exact = _divergences(law, np.array(matrix), sigma)
     truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
-    of = mechanism(law, np.array(matrix), sigma)
-    claim = claim_search.proved_claim(of, _DELTA, max_samples=2**15)
+    of = dominating_pair(law, np.array(matrix), sigma)
+    claim = search.proved(of, _DELTA, max_samples=2**15)
     assert claim is not None
     assert truth <= claim.epsilon <= 1.06 * truth
     # Anybody can prove it again.
@@ -96,7 +97,7 @@ def test_what_is_proved_is_true_and_near_the_truth(
 @pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
 @pytest.mark.parametrize("direction", [0, 1])
 def test_false_claims_are_not_proved(
-    law: ParticipationLaw,
+    law: RoundsDistribution,
     matrix: list[list[float]],
     sigma: float,
     direction: int,
@@ -109,8 +110,8 @@ def test_false_claims_are_not_proved(
     exact = _divergences(law, np.array(matrix), sigma)
     truth = _epsilon(lambda epsilon: exact(epsilon)[direction], 1.1 * _DELTA)
     whole = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
-    of = mechanism(law, np.array(matrix), sigma)
-    claim = claim_search.claim_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
+    of = dominating_pair(law, np.array(matrix), sigma)
+    claim = search.candidate_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
     false = dataclasses.replace(
         claim, epsilon=truth, bet=0.1 * claim.bet, num_samples=4 * claim.num_samples
     )
@@ -125,20 +126,20 @@ def test_false_claims_are_not_proved(
 @pytest.mark.parametrize("probability", [0.05, 0.3])
 def test_p_and_q_are_told_apart(probability: float) -> None:
     """The divergence of P from Q is the larger one here: that of Q from P must not stand for it."""
-    law, epsilon = CoinsUnderTimers(probability, 1), 0.4
+    law, epsilon = MinSeparationRounds(probability, 1), 0.4
     larger, smaller = _divergences(law, np.eye(2), 1.0)(epsilon)
     assert larger > 2.0 * smaller
-    of = mechanism(law, np.eye(2), 1.0)
-    claim = claim_search.claim_of(of, epsilon, 1.6 * larger, max_samples=2**16)
+    of = dominating_pair(law, np.eye(2), 1.0)
+    claim = search.candidate_of(of, epsilon, 1.6 * larger, max_samples=2**16)
     assert certificates.is_proved(of, claim)
-    with pytest.raises(claim_search.SampleBudgetError):
-        claim_search.claim_of(of, epsilon, 0.9 * larger, max_samples=2**16)
+    with pytest.raises(search.SampleBudgetError):
+        search.candidate_of(of, epsilon, 0.9 * larger, max_samples=2**16)
     assert not certificates.is_proved(of, dataclasses.replace(claim, delta=0.9 * larger))
 
 
 def test_the_certificate_takes_its_share_of_delta() -> None:
-    of = mechanism(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    claim = claim_search.claim_of(of, 5.0, _DELTA, max_samples=2**15)
+    of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
+    claim = search.candidate_of(of, 5.0, _DELTA, max_samples=2**15)
     all_attempts = certificates.ATTEMPTS * certificates.MECHANISMS * claim.failure_probability
     assert claim.failure_probability > 0.0
     assert claim.largest_divergence + all_attempts == pytest.approx(_DELTA, rel=1e-12)
@@ -146,8 +147,8 @@ def test_the_certificate_takes_its_share_of_delta() -> None:
 
 def test_a_test_that_draws_too_little_proves_nothing() -> None:
     """Of order 1, whose terms are of P itself, and nearly always zero at this epsilon."""
-    of = mechanism(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    claim = claim_search.claim_of(of, 6.0, _DELTA, max_samples=2**15)
+    of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
+    claim = search.candidate_of(of, 6.0, _DELTA, max_samples=2**15)
     bet = 0.3 / (certificates.largest_term(0.0, 1, 6.0) - claim.largest_divergence)
     gain = math.log1p(bet * claim.largest_divergence)
     enough = math.ceil(-math.log(claim.failure_probability) / gain)
@@ -170,30 +171,28 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
         population=100,
         clients_per_round=round(100 * probability),
     ).epsilon(sigma, delta)
-    of = Mechanism(np.ones((rounds, 1)), sigma, CoinsUnderTimers(probability, 1))
-    claim = claim_search.proved_claim(of, delta, max_samples=2**16)
+    of = DominatingPair(np.ones((rounds, 1)), sigma, MinSeparationRounds(probability, 1))
+    claim = search.proved(of, delta, max_samples=2**16)
     assert claim is not None
     # The distribution is rounded up by up to 1e-4 of epsilon.
     assert exact * (1 - 1e-3) <= claim.epsilon <= 1.04 * exact
 
 
 def test_what_would_take_too_many_samples_is_refused() -> None:
-    of = Mechanism(np.ones((40, 1)), 3.0, CoinsUnderTimers(0.1, 1))
-    with pytest.raises(
-        claim_search.SampleBudgetError, match=r"it would take about .* samples"
-    ) as e:
-        claim_search.claim_of(of, 1.2, 1e-7, max_samples=10_000)
+    of = DominatingPair(np.ones((40, 1)), 3.0, MinSeparationRounds(0.1, 1))
+    with pytest.raises(search.SampleBudgetError, match=r"it would take about .* samples") as e:
+        search.candidate_of(of, 1.2, 1e-7, max_samples=10_000)
     assert 10_000 < e.value.num_samples < math.inf
-    with pytest.raises(claim_search.SampleBudgetError, match="a larger epsilon") as e:
-        claim_search.claim_of(of, 0.01, 1e-5, max_samples=10_000)
+    with pytest.raises(search.SampleBudgetError, match="a larger epsilon") as e:
+        search.candidate_of(of, 0.01, 1e-5, max_samples=10_000)
     assert math.isinf(e.value.num_samples)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5, 8])
 def test_no_term_is_larger_than_the_largest(order: int) -> None:
     """Also for orders whose largest term is more than 1; it is nearly attained."""
-    of = mechanism(CoinsUnderTimers(0.4, 1), np.eye(2), 0.8)
-    log_moment = TiltedOutputs(of, order).log_moment
+    of = dominating_pair(MinSeparationRounds(0.4, 1), np.eye(2), 0.8)
+    log_moment = ImportanceSampler(of, order).log_mgf
     for epsilon in (0.1, 1.0, 4.0):
         losses = np.linspace(epsilon - 1.0, epsilon + 30.0, 100_001)
         values = certificates.terms(losses, log_moment, order, epsilon)
@@ -203,8 +202,8 @@ def test_no_term_is_larger_than_the_largest(order: int) -> None:
 
 
 def test_nothing_is_claimed_beyond_what_is_known() -> None:
-    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.5, 1))
-    assert claim_search.proved_claim(of, 1e-3, below=0.5, max_samples=2**13) is None
+    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.5, 1))
+    assert search.proved(of, 1e-3, below=0.5, max_samples=2**13) is None
 
 
 @pytest.mark.parametrize("share", [0.5, 2.0, 0.98])
@@ -215,11 +214,11 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_claim(
     low_count, high_count, samples, thresholds = 60, 400, 2**11, (-0.5, -0.2)
     counts = [np.array([low_count, high_count])]
     monkeypatch.setattr(certificates, "in_batches", lambda *unused: counts)
-    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.1, 1))
-    claim = Claim(0.0, _DELTA, 0, 2, 1, 1.0, samples, thresholds, 0)
+    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    claim = Certificate(0.0, _DELTA, 0, 2, 1, 1.0, samples, thresholds, 0)
 
     def largest_divergence(epsilon: float, failure: float) -> float:
-        tail = confidence_bounds.lower_tail(low_count, high_count, samples, thresholds, failure)
+        tail = certificates.lower_tail(low_count, high_count, samples, thresholds, failure)
         return tail.divergence(epsilon)
 
     beta, tested = 0.01 * _DELTA / (4 * 16), 0.99 * _DELTA
@@ -237,8 +236,8 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_claim(
 def test_wealth_is_compared_with_the_failure_probability_of_the_claim(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.1, 1))
-    claim = claim_search.claim_of(of, 2.0, 1e-4, max_samples=2**14)
+    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    claim = search.candidate_of(of, 2.0, 1e-4, max_samples=2**14)
     assert claim.num_samples
     needed = -math.log(0.01 * 1e-4 / (4 * 16))
     for factor, is_proved in ((1.0 + 1e-9, True), (1.0 - 1e-9, False), (math.nan, False)):
@@ -250,8 +249,8 @@ def test_wealth_is_compared_with_the_failure_probability_of_the_claim(
 def test_losses_that_are_not_numbers_count_against_a_claim(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    of = Mechanism(np.ones((4, 1)), 1.0, CoinsUnderTimers(0.1, 1))
-    claim = Claim(3.0, _DELTA, 0, 2, 1, 1.0, 100, (-0.5, -0.1), 0)
+    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    claim = Certificate(3.0, _DELTA, 0, 2, 1, 1.0, 100, (-0.5, -0.1), 0)
     counts = []
 
     def one_batch(*arguments: Any) -> list[Any]:
@@ -265,7 +264,7 @@ def test_losses_that_are_not_numbers_count_against_a_claim(
 
 def test_all_bounds_of_an_attacker_hold_together() -> None:
     """Each of many fails with its share of the probability that any of them does."""
-    of = Mechanism(np.ones((4, 1)), 1.5, CoinsUnderTimers(0.1, 1))
+    of = DominatingPair(np.ones((4, 1)), 1.5, MinSeparationRounds(0.1, 1))
     epsilons, failure = tuple(0.25 * step for step in range(41)), 1e-6
     together = certificates.divergences(of, epsilons, num_samples=512, failure=failure, seed=3)
     each = failure / len(epsilons)
@@ -293,8 +292,8 @@ def test_losses_beyond_floats_have_terms(loss: float, order: int) -> None:
 
 def test_every_test_has_numbers_of_its_own() -> None:
     """Mechanisms, claims and purposes tell streams apart; the same one gives the same numbers."""
-    of = mechanism(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    claim = claim_search.claim_of(of, 5.0, _DELTA, max_samples=2**14)
+    of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
+    claim = search.candidate_of(of, 5.0, _DELTA, max_samples=2**14)
     changes = [
         (of, claim, "P from Q"),
         (of, claim, "Q from P"),
@@ -312,11 +311,11 @@ def test_every_test_has_numbers_of_its_own() -> None:
     [
         {},
         {"epsilon": 1.0},
-        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "thresholds": 3},
-        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "epsilon": "1"},
-        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "delta": math.nan},
-        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "num_samples": True},
-        {**dataclasses.asdict(Claim(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "order": 2.0},
+        {**dataclasses.asdict(Certificate(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "thresholds": 3},
+        {**dataclasses.asdict(Certificate(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "epsilon": "1"},
+        {**dataclasses.asdict(Certificate(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "delta": math.nan},
+        {**dataclasses.asdict(Certificate(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "num_samples": True},
+        {**dataclasses.asdict(Certificate(1, 1e-5, 0, 2, 1, 1, 1, (0, 1), 0)), "order": 2.0},
     ],
 )
 def test_other_descriptions_are_refused(description: dict[str, object]) -> None:

@@ -1,34 +1,36 @@
-"""Finds the epsilon that can be proved of a mechanism, and the noise that a target needs.
+"""Finds the epsilon that can be certified of a run, and the noise that a target needs.
 
-What is tried here (*pilots*) has random numbers of its own and proves nothing. Epsilons and noise
-multipliers that come out of it alone are estimates. Only ``certificates.is_proved`` proves.
+What is tried here are *tuning samples*, which have random numbers of their own and prove nothing.
+Epsilons and noise multipliers that come out of them alone are estimates. Only
+``certificates.is_proved`` proves.
 """
 
 import functools
 import hashlib
+import json
 import math
 from collections.abc import Callable
 
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators.accounting import certificates, confidence_bounds
-from mf_aggregators.accounting.certificates import Claim
-from mf_aggregators.accounting.tilted_outputs import (
-    Mechanism,
-    TiltedOutputs,
-    Untilted,
+from mf_aggregators.participation.monte_carlo import certificates, store
+from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
+from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
+from mf_aggregators.participation.monte_carlo.importance_sampling import (
+    ImportanceSampler,
+    SamplerOfQ,
     possible_orders,
 )
 
-# The most samples of one claim, and the most samples times rounds.
+# The most samples of one test, and the most samples times rounds.
 _MOST_SAMPLES = 2**21
 _MOST_NUMBERS = 6_000_000_000
-# Samples of pilots: few to begin with, more where few of them count.
-_FIRST_PILOT, _LARGEST_PILOT = 2**13, 2**17
-_PILOT_WITHOUT = 2**14
+# Tuning samples: few to begin with, more where few of them count.
+_FIRST_TUNING, _MOST_TUNING = 2**13, 2**17
+_TUNING_WITHOUT = 2**14
 _SAMPLES_WITHOUT = (2**16, 2**18)
-# How much of delta the divergence of a pilot may be; nearer to 1 costs more samples.
+# How much of delta the divergence of tuning samples may be; nearer to 1 costs more samples.
 _SHARE = 0.9
 # The logarithm of wealth has about the standard deviation sqrt(2 x) where its mean is x. Samples
 # are so many that it is large enough even if it is so many deviations below its mean.
@@ -44,10 +46,10 @@ _LEAST_EPSILON = 1e-8
 
 
 class SampleBudgetError(ValueError):
-    """A claim takes more samples than may be drawn.
+    """A test takes more samples than may be drawn.
 
     Attributes:
-      num_samples: How many it would take, by a pilot; infinity where it is likely to be false.
+      num_samples: How many it would take, by tuning samples; infinity where it is likely to fail.
     """
 
     def __init__(self, message: str, num_samples: float) -> None:
@@ -56,121 +58,163 @@ class SampleBudgetError(ValueError):
 
 
 def most_samples(num_rounds: int) -> int:
-    """Returns how many samples a claim about so many rounds may take: minutes on two cores."""
-    return max(min(_MOST_SAMPLES, _MOST_NUMBERS // num_rounds), _FIRST_PILOT)
+    """Returns how many samples a test for so many rounds may take: minutes on two cores."""
+    return max(min(_MOST_SAMPLES, _MOST_NUMBERS // num_rounds), _FIRST_TUNING)
 
 
-def proved_claim(
-    mechanism: Mechanism,
+def certificate_of(
+    pair: DominatingPair, delta: float, below: float, certification: Certification
+) -> Certificate | None:
+    """Returns a proved certificate with a small epsilon, found anew or kept and proved again.
+
+    Args:
+      pair: What dominates the run.
+      delta: As in :func:`proved`.
+      below: As there.
+      certification: How it is found; it takes one mechanism of the budget.
+
+    Returns:
+      The certificate; None as :func:`proved` does.
+
+    Raises:
+      MechanismBudgetError: If the budget has no mechanism left.
+    """
+    if certification.budget is not None:
+        certification.budget.take()
+    columns = np.ascontiguousarray(pair.columns, dtype="<f8")
+    description = {
+        "columns": hashlib.sha256(columns.tobytes()).hexdigest(),
+        **pair.description(),
+        "delta": delta,
+        "below": None if math.isinf(below) else below,
+        "seed": certification.seed,
+        "max_samples": certification.max_samples,
+    }
+    seed, most = certification.seed, certification.max_samples
+    shown = certification.show_progress
+    return store.fetch(
+        certification.directory,
+        # What the store holds was read from JSON.
+        json.loads(json.dumps(description)),
+        lambda: proved(pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown),
+        lambda kept: (
+            could_be_found(pair, kept, delta, below=below, seed=seed, max_samples=most)
+            and certificates.is_proved(pair, kept, show_progress=shown)
+        ),
+    )
+
+
+def proved(
+    pair: DominatingPair,
     delta: float,
     *,
     below: float = math.inf,
     seed: int = 0,
     max_samples: int | None = None,
     show_progress: bool = False,
-) -> Claim | None:
-    """Returns a proved claim with a small epsilon.
+) -> Certificate | None:
+    """Returns a proved certificate with a small epsilon.
 
     Args:
-      mechanism: What the claim is about.
-      delta: Of the claim, above 0 and below 1.
-      below: An epsilon that is known to hold: no claim of a larger one is made.
+      pair: What dominates the run.
+      delta: Of the certificate, above 0 and below 1.
+      below: An epsilon that is known to hold: none of a larger one is tried.
       seed: What all random numbers follow from, chosen before anything is known of its result.
-      max_samples: The most samples of a claim; :func:`most_samples` by default.
+      max_samples: The most samples of a test; :func:`most_samples` by default.
       show_progress: Whether to show progress bars on standard error.
 
     Returns:
-      The claim; None if none with an epsilon below ``below`` could be proved.
+      The certificate; None if none with an epsilon below ``below`` could be proved.
     """
-    limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
-    found = _smallest_epsilon(mechanism, delta, below, seed, limit)
+    limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
+    found = _smallest_epsilon(pair, delta, below, seed, limit)
     if found is None:
         return None
-    estimate, pilot = found
+    estimate, tuning = found
     for attempt, step in enumerate(_RELATIVE_STEPS):
         epsilon = estimate * (1.0 + step)
         if not epsilon < below:
             return None
         try:
-            claim = _claim_by(pilot, mechanism, epsilon, delta, attempt, seed, limit)
+            candidate = _candidate_by(tuning, pair, epsilon, delta, attempt, seed, limit)
         except SampleBudgetError:
             continue
-        if certificates.is_proved(mechanism, claim, show_progress=show_progress):
-            return claim
+        if certificates.is_proved(pair, candidate, show_progress=show_progress):
+            return candidate
     return None
 
 
 def could_be_found(
-    mechanism: Mechanism,
-    claim: Claim,
+    pair: DominatingPair,
+    certificate: Certificate,
     delta: float,
     *,
     below: float = math.inf,
     seed: int = 0,
     max_samples: int | None = None,
 ) -> bool:
-    """Returns whether a claim is one that :func:`proved_claim` may return for these arguments.
+    """Returns whether :func:`proved` may return a certificate for these arguments.
 
     Args:
-      mechanism: As there.
-      claim: The claim, which others may have written.
+      pair: As there.
+      certificate: What others may have written.
       delta: As there.
       below: As there.
       seed: As there.
       max_samples: As there.
     """
-    limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
+    limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
     return (
-        claim.delta == delta
-        and claim.seed == seed
-        and 0.0 <= claim.epsilon < below
-        and 0 <= claim.attempt < certificates.ATTEMPTS
-        and claim.order in possible_orders(mechanism)
-        and 0 <= claim.num_samples <= limit
-        and claim.num_untilted in _SAMPLES_WITHOUT
+        certificate.delta == delta
+        and certificate.seed == seed
+        and 0.0 <= certificate.epsilon < below
+        and 0 <= certificate.attempt < certificates.ATTEMPTS
+        and certificate.order in possible_orders(pair)
+        and 0 <= certificate.num_samples <= limit
+        and certificate.num_untilted in _SAMPLES_WITHOUT
     )
 
 
-def claim_of(
-    mechanism: Mechanism,
+def candidate_of(
+    pair: DominatingPair,
     epsilon: float,
     delta: float,
     attempt: int = 0,
     *,
     seed: int = 0,
     max_samples: int | None = None,
-) -> Claim:
-    """Returns a claim that is likely to be proved, with what its test needs.
+) -> Certificate:
+    """Returns a candidate that is likely to be proved, with what its test needs.
 
     Args:
-      mechanism: What the claim is about.
-      epsilon: Of the claim.
-      delta: Of the claim.
-      attempt: Which of the claims for this delta it is, from 0 to ``ATTEMPTS`` - 1.
-      seed: As in :func:`proved_claim`.
+      pair: What dominates the run.
+      epsilon: Of the certificate.
+      delta: Of the certificate.
+      attempt: Which of the candidates for this delta it is, from 0 to ``ATTEMPTS`` - 1.
+      seed: As in :func:`proved`.
       max_samples: As there.
 
     Raises:
       SampleBudgetError: If it takes more samples than that.
     """
-    limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
-    outputs = _best_outputs(mechanism, epsilon, delta)
-    pilot = _Pilot(mechanism, outputs, delta, seed, limit)
-    pilot.grow_for(epsilon)
-    return _claim_by(pilot, mechanism, epsilon, delta, attempt, seed, limit)
+    limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
+    sampler = _best_sampler(pair, epsilon, delta)
+    tuning = _TuningSamples(pair, sampler, delta, seed, limit)
+    tuning.grow_for(epsilon)
+    return _candidate_by(tuning, pair, epsilon, delta, attempt, seed, limit)
 
 
-def _claim_by(
-    pilot: "_Pilot",
-    mechanism: Mechanism,
+def _candidate_by(
+    tuning: "_TuningSamples",
+    pair: DominatingPair,
     epsilon: float,
     delta: float,
     attempt: int,
     seed: int,
     limit: int,
-) -> Claim:
-    """The claim of an epsilon that a pilot says how to test."""
-    bet, needed = pilot.needed(epsilon)
+) -> Certificate:
+    """The candidate of an epsilon, with the test that tuning samples ask for."""
+    bet, needed = tuning.needed(epsilon)
     if needed > limit:
         found = f"about {needed:.2g} samples" if math.isfinite(needed) else "a larger epsilon"
         raise SampleBudgetError(
@@ -178,7 +222,7 @@ def _claim_by(
             f"it would take {found}. Use a larger delta or epsilon, or more samples.",
             needed,
         )
-    without = _Without(mechanism, delta, seed).thresholds(epsilon)
+    without = _Without(pair, delta, seed).thresholds(epsilon)
     if without is None:
         raise SampleBudgetError(
             f"epsilon {epsilon:.6g} at delta {delta:.3g} cannot be certified for outputs without "
@@ -186,11 +230,11 @@ def _claim_by(
             math.inf,
         )
     thresholds, num_untilted = without
-    return Claim(
+    return Certificate(
         epsilon=epsilon,
         delta=delta,
         attempt=attempt,
-        order=pilot.order,
+        order=tuning.order,
         num_samples=math.ceil(needed),
         bet=bet,
         num_untilted=num_untilted,
@@ -200,7 +244,7 @@ def _claim_by(
 
 
 def estimated_noise_multiplier(
-    mechanism_of: Callable[[float], Mechanism],
+    pair_of: Callable[[float], DominatingPair],
     epsilon: float,
     delta: float,
     enough: float,
@@ -209,32 +253,32 @@ def estimated_noise_multiplier(
     seed: int = 0,
     max_samples: int | None = None,
     relative_tolerance: float = 1e-3,
-    pilot_samples: int = _FIRST_PILOT,
+    tuning_samples: int = _FIRST_TUNING,
 ) -> float:
-    """Returns a noise multiplier for which a claim is likely to be proved: an estimate.
+    """Returns a noise multiplier for which an epsilon is likely to be proved: an estimate.
 
     Args:
-      mechanism_of: Takes a noise multiplier and returns the mechanism.
+      pair_of: Takes a noise multiplier and returns the dominating pair.
       epsilon: The target.
       delta: Of the target.
       enough: A noise multiplier that suffices.
       least: The smallest that is tried.
-      seed: As in :func:`proved_claim`.
+      seed: As in :func:`proved`.
       max_samples: As there.
-      relative_tolerance: To which the estimate is searched for; pilots are less exact.
-      pilot_samples: The samples of each pilot, or more where few of them count.
+      relative_tolerance: To which the estimate is searched for; tuning samples are less exact.
+      tuning_samples: How many for each noise multiplier, or more where few of them count.
 
     Returns:
       The estimate, at most ``enough``.
     """
 
     def excess(log_sigma: float) -> float:
-        mechanism = mechanism_of(math.exp(log_sigma))
-        limit = most_samples(mechanism.columns.shape[0]) if max_samples is None else max_samples
-        outputs = _best_outputs(mechanism, epsilon, delta)
-        pilot = _Pilot(mechanism, outputs, delta, seed, limit, pilot_samples)
-        pilot.grow_for(epsilon)
-        return pilot.excess(epsilon)
+        pair = pair_of(math.exp(log_sigma))
+        limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
+        sampler = _best_sampler(pair, epsilon, delta)
+        tuning = _TuningSamples(pair, sampler, delta, seed, limit, tuning_samples)
+        tuning.grow_for(epsilon)
+        return tuning.excess(epsilon)
 
     high, low = math.log(enough), math.log(least)
     step = math.log(1.5)
@@ -252,20 +296,20 @@ def estimated_noise_multiplier(
     return min(math.exp(root + relative_tolerance), enough)
 
 
-class _Pilot:
-    """Losses of tilted outputs, drawn to find out what can be claimed."""
+class _TuningSamples:
+    """Losses that are drawn to find out what can be certified."""
 
     def __init__(
         self,
-        mechanism: Mechanism,
-        outputs: TiltedOutputs,
+        pair: DominatingPair,
+        sampler: ImportanceSampler,
         delta: float,
         seed: int,
         limit: int,
-        samples: int = _FIRST_PILOT,
+        samples: int = _FIRST_TUNING,
     ) -> None:
-        self._outputs = outputs
-        self._rounds = mechanism.columns.shape[0]
+        self._sampler = sampler
+        self._rounds = pair.columns.shape[0]
         self._mean = certificates.tested_delta(delta)
         self._log_failure = math.log(certificates.failure_probability(delta))
         self._seed, self._limit = seed, limit
@@ -274,32 +318,32 @@ class _Pilot:
 
     @property
     def order(self) -> int:
-        """The order of its outputs."""
-        return self._outputs.order
+        """The order of its sampler."""
+        return self._sampler.order
 
     def _grow(self, count: int) -> None:
-        key = _pilot_key(self._seed, self._outputs.order, self._rounds)
+        key = _tuning_key(self._seed, self._sampler.order, self._rounds)
         self._losses = np.concatenate(
-            certificates.in_batches(self._outputs, key, count, lambda losses: losses)
+            certificates.in_batches(self._sampler, key, count, lambda losses: losses)
         )
 
     def grow_for(self, epsilon: float) -> None:
         """Draws more samples if few of them count for an epsilon."""
         largest = self.largest(epsilon)
         needed = 20.0 * largest / self._mean if largest > self._mean else 0.0
-        count = min(2 ** math.ceil(math.log2(max(needed, 1.0))), _LARGEST_PILOT, self._limit)
+        count = min(2 ** math.ceil(math.log2(max(needed, 1.0))), _MOST_TUNING, self._limit)
         if count > len(self._losses):
             self._grow(count)
 
     def largest(self, epsilon: float) -> float:
         """The largest term."""
-        outputs = self._outputs
-        return certificates.largest_term(outputs.log_moment, outputs.order, epsilon)
+        sampler = self._sampler
+        return certificates.largest_term(sampler.log_mgf, sampler.order, epsilon)
 
     def _with_largest(self, epsilon: float) -> np.ndarray:
         """Terms, and largest ones that add a standard error to their mean, at least one."""
-        outputs, largest = self._outputs, self.largest(epsilon)
-        values = certificates.terms(self._losses, outputs.log_moment, outputs.order, epsilon)
+        sampler, largest = self._sampler, self.largest(epsilon)
+        values = certificates.terms(self._losses, sampler.log_mgf, sampler.order, epsilon)
         error = float(np.std(values)) * math.sqrt(len(values))
         return np.append(values, np.full(1 + int(error / largest), largest))
 
@@ -308,14 +352,14 @@ class _Pilot:
         largest = self.largest(epsilon)
         if largest <= self._mean:
             return 0.0, 0.0
-        bet, growth = confidence_bounds.best_bet(self._with_largest(epsilon), self._mean, largest)
+        bet, growth = certificates.best_bet(self._with_largest(epsilon), self._mean, largest)
         if growth <= 0.0:
             return bet, math.inf
         spread = math.sqrt(0.5) * _DEVIATIONS
         return bet, (spread + math.sqrt(spread**2 - self._log_failure)) ** 2 / growth
 
     def excess(self, epsilon: float) -> float:
-        """Positive if a claim is not worth trying; continuous and decreasing in epsilon."""
+        """Positive if a test is not worth trying; continuous and decreasing in epsilon."""
         largest = self.largest(epsilon)
         if largest <= self._mean:
             # Of a huge epsilon, no float is as small as the term.
@@ -323,26 +367,26 @@ class _Pilot:
         too_large = math.log(float(np.mean(self._with_largest(epsilon))) / (_SHARE * self._mean))
         if too_large > 0.0:
             return too_large + 1e-3
-        # Another pilot may ask for more.
+        # Other tuning samples may ask for more.
         needed = 1.5 * self.needed(epsilon)[1]
         return max(too_large, math.log(min(needed, 1e300) / self._limit))
 
 
 def _smallest_epsilon(
-    mechanism: Mechanism, delta: float, below: float, seed: int, limit: int
-) -> tuple[float, "_Pilot"] | None:
-    """The smallest epsilon that is worth a claim, below ``below``, if any, and its pilot."""
+    pair: DominatingPair, delta: float, below: float, seed: int, limit: int
+) -> tuple[float, "_TuningSamples"] | None:
+    """The smallest epsilon that is worth a test, below ``below``, if any, and its samples."""
     high = below
-    orders = _all_outputs(mechanism)
+    orders = _all_samplers(pair)
     if not orders:
         return None
     mean = certificates.tested_delta(delta)
-    for outputs in orders:
-        if outputs.order > 1:
+    for sampler in orders:
+        if sampler.order > 1:
             # Here Renyi DP of this order suffices.
-            a = outputs.order
+            a = sampler.order
             constant = (a - 1) * math.log(a - 1) - a * math.log(a)
-            renyi = (outputs.log_moment + constant - math.log(mean)) / (a - 1)
+            renyi = (sampler.log_mgf + constant - math.log(mean)) / (a - 1)
             high = min(high, renyi + 1e-5)
     if math.isinf(high):
         return None
@@ -350,20 +394,20 @@ def _smallest_epsilon(
     for _ in range(2):
         # The best order for about where epsilon is.
         best = min(
-            orders, key=lambda each: certificates.largest_term(each.log_moment, each.order, high)
+            orders, key=lambda each: certificates.largest_term(each.log_mgf, each.order, high)
         )
-        pilot = _Pilot(mechanism, best, delta, seed, limit)
-        pilot.grow_for(0.8 * high)
-        found = _root(pilot.excess, high)
+        tuning = _TuningSamples(pair, best, delta, seed, limit)
+        tuning.grow_for(0.8 * high)
+        found = _root(tuning.excess, high)
         if found is None:
             break
         high = found
     if high >= below:
         return None
     # Each step upwards asks the same losses.
-    without = _Without(mechanism, delta, seed)
+    without = _Without(pair, delta, seed)
     tested = _first_upwards(lambda each: without.thresholds(each) is not None, high, below)
-    return None if tested is None else (tested, pilot)
+    return None if tested is None else (tested, tuning)
 
 
 def _first_upwards(is_enough: Callable[[float], bool], start: float, below: float) -> float | None:
@@ -382,7 +426,7 @@ def _first_upwards(is_enough: Callable[[float], bool], start: float, below: floa
         if is_enough(candidate):
             return candidate if tried is None else _between(is_enough, tried, candidate)
         if number >= _SMALL_STEPS:
-            # Farther than pilots are wrong by.
+            # Farther than tuning samples are wrong by.
             step *= 2.0
         tried, candidate = candidate, max(candidate * (1.0 + step), _LEAST_EPSILON)
     return None
@@ -413,31 +457,31 @@ def _root(excess: Callable[[float], float], high: float) -> float | None:
     return high
 
 
-def _all_outputs(mechanism: Mechanism) -> list[TiltedOutputs]:
-    """Outputs of all orders whose tables are small enough, as long as their moments are finite."""
+def _all_samplers(pair: DominatingPair) -> list[ImportanceSampler]:
+    """Samplers of all orders whose tables are small enough, as long as moments are finite."""
     found = []
-    for order in possible_orders(mechanism):
-        outputs = TiltedOutputs(mechanism, order)
-        if not math.isfinite(outputs.log_moment):
+    for order in possible_orders(pair):
+        sampler = ImportanceSampler(pair, order)
+        if not math.isfinite(sampler.log_mgf):
             break
-        found.append(outputs)
+        found.append(sampler)
     return found
 
 
-def _best_outputs(mechanism: Mechanism, epsilon: float, delta: float) -> TiltedOutputs:
-    """The outputs whose largest term at an epsilon is least, but for larger tables."""
-    best = TiltedOutputs(mechanism, 1)
+def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> ImportanceSampler:
+    """The sampler whose largest term at an epsilon is least, but for larger tables."""
+    best = ImportanceSampler(pair, 1)
     mean = certificates.tested_delta(delta)
-    for order in possible_orders(mechanism)[1:]:
-        least = certificates.largest_term(best.log_moment, best.order, epsilon)
+    for order in possible_orders(pair)[1:]:
+        least = certificates.largest_term(best.log_mgf, best.order, epsilon)
         if least <= mean:
             break
-        outputs = TiltedOutputs(mechanism, order)
-        if not math.isfinite(outputs.log_moment):
+        sampler = ImportanceSampler(pair, order)
+        if not math.isfinite(sampler.log_mgf):
             break
-        largest = certificates.largest_term(outputs.log_moment, order, epsilon)
+        largest = certificates.largest_term(sampler.log_mgf, order, epsilon)
         if largest < _WORTHWHILE * least:
-            best = outputs
+            best = sampler
         elif order > 2:
             break
     return best
@@ -446,16 +490,16 @@ def _best_outputs(mechanism: Mechanism, epsilon: float, delta: float) -> TiltedO
 class _Without:
     """Losses of outputs without the client, drawn to find out how what Q is from P is tested."""
 
-    def __init__(self, mechanism: Mechanism, delta: float, seed: int) -> None:
-        self._mechanism, self._seed = mechanism, seed
+    def __init__(self, pair: DominatingPair, delta: float, seed: int) -> None:
+        self._pair, self._seed = pair, seed
         self._mean = certificates.tested_delta(delta)
         self._failure = certificates.failure_probability(delta)
 
     @functools.cached_property
     def _losses(self) -> np.ndarray:
-        key = _pilot_key(self._seed, 0, self._mechanism.columns.shape[0])
-        outputs = Untilted(self._mechanism)
-        drawn = certificates.in_batches(outputs, key, _PILOT_WITHOUT, lambda losses: losses)
+        key = _tuning_key(self._seed, 0, self._pair.columns.shape[0])
+        sampler = SamplerOfQ(self._pair)
+        drawn = certificates.in_batches(sampler, key, _TUNING_WITHOUT, lambda losses: losses)
         return np.sort(np.concatenate(drawn))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:
@@ -467,23 +511,23 @@ class _Without:
         for samples in _SAMPLES_WITHOUT:
             best = (math.inf, (0.0, 0.0))
             for low_count in (8, 16, 32, 64, 128, 256, 1024, 4096):
-                for high_count in (_PILOT_WITHOUT // 2, _PILOT_WITHOUT // 8):
+                for high_count in (_TUNING_WITHOUT // 2, _TUNING_WITHOUT // 8):
                     thresholds = (float(losses[low_count]), float(losses[high_count]))
                     if low_count >= high_count or not thresholds[0] < thresholds[1]:
                         continue
-                    scale = samples / _PILOT_WITHOUT
-                    # The count in the pilot may have been small by chance.
+                    scale = samples / _TUNING_WITHOUT
+                    # The count among tuning samples may have been small by chance.
                     counts = (
                         int(scale * (low_count + 2.0 * math.sqrt(low_count))),
                         int(scale * (high_count - 2.0 * math.sqrt(high_count))),
                     )
-                    tail = confidence_bounds.lower_tail(*counts, samples, thresholds, self._failure)
+                    tail = certificates.lower_tail(*counts, samples, thresholds, self._failure)
                     best = min(best, (tail.divergence(epsilon), thresholds))
             if best[0] < 0.9 * self._mean:
                 return best[1], samples
         return None
 
 
-def _pilot_key(seed: int, order: int, num_rounds: int) -> int:
+def _tuning_key(seed: int, order: int, num_rounds: int) -> int:
     digest = hashlib.sha256(f"pilot {seed} {order} {num_rounds}".encode()).digest()
     return int.from_bytes(digest, "big")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mf_aggregators.accounting import sampled_gaussian
+from mf_aggregators.participation import poisson
 from tests.examples import examples
 
 _SIGMAS = st.floats(0.03, 30.0)
@@ -30,9 +30,7 @@ def test_deltas_are_those_of_dp_accounting(
     epsilons = np.linspace(bounds.epsilon_lower, bounds.epsilon_upper, 50)
     # At zero, and where a sample has no larger or no smaller loss.
     epsilons = np.append(epsilons, [0.0, np.log1p(-0.5 * probability), -np.log1p(-probability / 2)])
-    found = sampled_gaussian.SampledGaussianLoss(sigma, **given_once).get_delta_for_epsilon(
-        epsilons
-    )
+    found = poisson.SampledGaussianLoss(sigma, **given_once).get_delta_for_epsilon(epsilons)
     expected = [slow.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
 
@@ -46,7 +44,7 @@ def test_deltas_are_integrals_of_densities(
     without = stats.norm.pdf(points, 0.0, sigma)
     sampled = (1 - probability) * without + probability * stats.norm.pdf(points, 1.0, sigma)
     upper, lower = (without, sampled) if adjacency == AdjacencyType.ADD else (sampled, without)
-    loss = sampled_gaussian.SampledGaussianLoss(
+    loss = poisson.SampledGaussianLoss(
         sigma, sensitivity=1.0, sampling_prob=probability, adjacency_type=adjacency
     )
     epsilons = np.array([-2.0, -0.3, 0.0, 1e-3, 0.1, 0.5, 2.0])
@@ -61,7 +59,7 @@ def test_deltas_are_integrals_of_densities(
 )
 def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
     interval = 1e-3 if sigma > 0.1 else 50.0
-    found = sampled_gaussian.loss_distribution(sigma, probability, interval).self_compose(7)
+    found = poisson.PoissonSampling.loss_distribution(sigma, probability, interval).self_compose(7)
     expected = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=interval, sampling_prob=probability
     ).self_compose(7)
@@ -81,7 +79,7 @@ def test_an_adjacency_that_is_not_accounted_for_is_refused() -> None:
     others = [each for each in AdjacencyType if each not in _ADJACENCIES]
     for adjacency in (*others, types.SimpleNamespace(value="REPLACE")):
         with pytest.raises(ValueError, match="must be ADD or REMOVE, found REPLACE"):
-            sampled_gaussian.SampledGaussianLoss(
+            poisson.SampledGaussianLoss(
                 1.0, sensitivity=1.0, sampling_prob=0.5, adjacency_type=adjacency
             )
 
@@ -91,11 +89,11 @@ def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
 ) -> None:
     """A delta is at most an earlier one, and at least what was computed."""
     seen: list[np.ndarray] = []
-    make = sampled_gaussian.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
-    compute = sampled_gaussian.SampledGaussianLoss.get_delta_for_epsilon
+    make = poisson.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
+    compute = poisson.SampledGaussianLoss.get_delta_for_epsilon
     computed: list[np.ndarray] = []
 
-    def rough(loss: sampled_gaussian.SampledGaussianLoss, epsilon: np.ndarray) -> np.ndarray:
+    def rough(loss: poisson.SampledGaussianLoss, epsilon: np.ndarray) -> np.ndarray:
         deltas = compute(loss, epsilon)
         deltas[1::2] *= 0.9
         computed.append(deltas)
@@ -105,11 +103,9 @@ def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
         seen.append(np.asarray(deltas))
         return make(interval, lower, upper, deltas)
 
-    monkeypatch.setattr(sampled_gaussian.SampledGaussianLoss, "get_delta_for_epsilon", rough)
-    monkeypatch.setattr(
-        sampled_gaussian.pld_pmf, "create_pmf_pessimistic_connect_dots_fixed_gap", record
-    )
-    sampled_gaussian.loss_distribution(1.0, 0.3, 1e-3)
+    monkeypatch.setattr(poisson.SampledGaussianLoss, "get_delta_for_epsilon", rough)
+    monkeypatch.setattr(poisson.pld_pmf, "create_pmf_pessimistic_connect_dots_fixed_gap", record)
+    poisson.PoissonSampling.loss_distribution(1.0, 0.3, 1e-3)
     for deltas, before in zip(seen, computed, strict=True):
         assert np.any(np.diff(before) > 0.0)
         assert np.all(np.diff(deltas) <= 0.0)

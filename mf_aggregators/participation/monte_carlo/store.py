@@ -1,10 +1,11 @@
-"""A directory of claims that were found before, so that no plan or statement searches twice.
+"""A directory of certificates that were found before, so that no plan or statement searches twice.
 
-An entry has a name made of everything that its claim follows from, the version of the accounting
-included. It is written whole or not at all, and a damaged one is computed again. An entry only says
-what there is to prove: whoever can write into the directory can make any entry with its checksum,
-so that a claim is proved again before it is returned, once in each process. The test has the same
-random numbers as the first time, and takes most of the time that search and proof took.
+An entry has a name made of everything that its certificate follows from, the version of the
+accounting included. It is written whole or not at all, and a damaged one is computed again. An
+entry only says what there is to prove: whoever can write into the directory can make any entry with
+its checksum, so that a certificate is proved again before it is returned, once in each process. The
+test has the same random numbers as the first time, and takes most of the time that search and proof
+took.
 """
 
 import hashlib
@@ -18,15 +19,15 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import atomic_files, user_cache, validation
-from mf_aggregators.accounting import certificates
-from mf_aggregators.accounting.certificates import Claim
+from mf_aggregators.participation.monte_carlo import certificates
+from mf_aggregators.participation.monte_carlo.certificates import Certificate
 
 # What is kept of another version is computed again. Raise it whenever a number of the accounting
 # changes: a test holds golden values of all its modules against it.
 ACCOUNTING_VERSION = 3
 
-# Names of entries with the claims that this process has proved. Statements ask again and again.
-_proved: set[tuple[str, Claim]] = set()
+# What this process has proved, with the names of entries. Statements ask again and again.
+_proved: set[tuple[str, Certificate]] = set()
 
 
 class CertificateStoreWarning(UserWarning):
@@ -34,7 +35,7 @@ class CertificateStoreWarning(UserWarning):
 
 
 def default_directory() -> pathlib.Path | None:
-    """Returns where proved claims are kept unless another place is chosen.
+    """Returns where certificates are kept unless another place is chosen.
 
     None stands for nowhere: the user has no home directory.
     """
@@ -45,19 +46,19 @@ def default_directory() -> pathlib.Path | None:
 def fetch(
     directory: pathlib.Path | None,
     description: Mapping[str, Any],
-    compute: Callable[[], Claim | None],
-    is_proved: Callable[[Claim], bool],
-) -> Claim | None:
-    """Returns a proved claim, found in the directory or computed and kept.
+    compute: Callable[[], Certificate | None],
+    is_proved: Callable[[Certificate], bool],
+) -> Certificate | None:
+    """Returns a proved certificate, found in the directory or computed and kept.
 
     Args:
-      directory: Where claims are kept; None for nowhere.
-      description: Everything that the claim follows from, JSON-able.
-      compute: Searches for the claim and proves it; None if there is none to be proved.
-      is_proved: Proves a claim that was found, and that it is one which ``compute`` may return.
+      directory: Where certificates are kept; None for nowhere.
+      description: Everything that the certificate follows from, JSON-able.
+      compute: Searches for a certificate and proves it; None if there is none to be proved.
+      is_proved: Proves a certificate that was found, and that ``compute`` may return it.
 
     Returns:
-      The claim, or None. With a CertificateStoreWarning, it was computed because its entry is
+      The certificate, or None. With a CertificateStoreWarning, it was computed because its entry is
       damaged or is not proved, or it could not be kept.
     """
     if directory is None:
@@ -73,16 +74,16 @@ def fetch(
             if is_proved(kept):
                 _proved.add((name, kept))
                 return kept
-            problem = "holds a claim that is not proved"
+            problem = "holds a certificate that is not proved"
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             problem = "is damaged"
         warnings.warn(
             f"{entry} {problem}. It is computed again.", CertificateStoreWarning, stacklevel=2
         )
-    claim = compute()
-    if claim is not None:
-        _proved.add((name, claim))
-    contents = {"description": described, "claim": None if claim is None else claim.to_dict()}
+    found = compute()
+    if found is not None:
+        _proved.add((name, found))
+    contents = {"description": described, "claim": None if found is None else found.to_dict()}
     text = json.dumps({**contents, "sha256": _digest(contents)}) + "\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -94,10 +95,10 @@ def fetch(
             CertificateStoreWarning,
             stacklevel=2,
         )
-    return claim
+    return found
 
 
-def _read(entry: pathlib.Path, described: Mapping[str, Any]) -> Claim | None:
+def _read(entry: pathlib.Path, described: Mapping[str, Any]) -> Certificate | None:
     contents = validation.parsed_json(entry.read_text(encoding="utf-8"))
     stated = contents.pop("sha256")
     if contents["description"] != described or stated != _digest(contents):

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
+from mf_aggregators.accounting import composition
 from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,
     Shuffling,
-    amplification,
     sampling_from_dict,
     sampling_scheme,
 )
@@ -282,8 +282,8 @@ def test_many_compositions_lose_nothing_to_rounding(compositions: int, total: fl
     """Nobody is sampled out, so that the truth is one Gaussian; at the smallest delta allowed."""
     scheme = PoissonSampling(compositions, 1, 10, 10)
     delta = max(1e-12, 4.001e-15 * compositions)
-    found = amplification.composed_epsilon(
-        scheme, total * math.sqrt(compositions), amplification.safe_delta(delta, compositions)
+    found = scheme.amplified_epsilon(
+        total * math.sqrt(compositions), composition.safe_delta(delta, compositions)
     )
     assert found >= accounting.exact_epsilon(total, delta) * (1 - 1e-9)
 
@@ -326,7 +326,7 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
         def get_epsilon_for_delta(self, asked: float) -> float:
             return accounting.exact_epsilon(total, asked + lost)
 
-    monkeypatch.setattr(amplification, "composed_loss", lambda *unused: Lossy())
+    monkeypatch.setattr(PoissonSampling, "composed_loss", lambda *unused: Lossy())
     found = PoissonSampling(compositions, 1, 10, 10).epsilon(total * math.sqrt(compositions), delta)
     exact = accounting.exact_epsilon(total, delta)
     # What drawing the noise costs is a millionth of delta.
@@ -337,10 +337,10 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
 def test_transforms_lose_no_more_than_is_taken_off(compositions: int) -> None:
     """Where deltas are smaller than the rounding of transforms, on any processor."""
     total = 0.3
-    loss = amplification.composed_loss(
-        PoissonSampling(compositions, 1, 10, 10), total * math.sqrt(compositions), 1e-3
+    loss = PoissonSampling(compositions, 1, 10, 10).composed_loss(
+        total * math.sqrt(compositions), 1e-3
     )
-    allowed = amplification.composition_rounding(compositions)
+    allowed = composition.composition_rounding(compositions)
     for exact in (1e-6, 1e-9, 1e-11, 1e-13):
         found = float(loss.get_delta_for_epsilon(accounting.exact_epsilon(total, exact)))
         # Exact epsilons are rounded up by 1e-11.
@@ -350,7 +350,7 @@ def test_transforms_lose_no_more_than_is_taken_off(compositions: int) -> None:
 @pytest.mark.parametrize(("delta", "compositions"), [(1e-5, 1), (1e-6, 2052), (3e-10, 40_000)])
 def test_rounding_is_taken_off_delta(delta: float, compositions: int) -> None:
     """Ten times 2e-16 for each composition."""
-    assert delta - amplification.safe_delta(delta, compositions) == pytest.approx(
+    assert delta - composition.safe_delta(delta, compositions) == pytest.approx(
         2e-15 * compositions, rel=1e-6
     )
 

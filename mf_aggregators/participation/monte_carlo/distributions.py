@@ -1,0 +1,370 @@
+r"""The pair of distributions that dominates a run whose clients draw for themselves.
+
+A client takes part in a random set S of rounds, whose distribution pi depends on no data and is
+known, while S itself is secret. With c_i the columns of C, scaled to norms of at most 1, the
+outputs have the distribution P = sum_S pi(S) N(sum_{i in S} c_i, sigma^2 I) with the client, and
+Q = N(0, sigma^2 I) without it. This module has log P/Q at given outputs, exactly, for two pi.
+
+**This pair dominates**, for adaptive updates of any dimension as well and in both directions, where
+the entries of C are not negative; otherwise the pair of |C| does. More precisely:
+
+*Theorem.* Let C be lower triangular. In round i the server picks, from all that was released
+before round i, vectors u_i(S) with norms of at most 1, of any dimension, and releases row i of
+sum_{j in S, j <= i} C_ij u_j(S) + sigma Z_i; u_j(S) may depend on S as far as it lies before j.
+Then for every convex f with f(x) = O(x), the f-divergence of the outputs with the client from
+those without is at most E_Q f(P/Q) for the scalar pair of |C|. So are both hockey-stick
+divergences: f(x) = (x - e^eps)_+ and f(x) = (1 - e^eps x)_+.
+
+*Proof.* Given the outputs up to row i, let w_S be pi(S) times the likelihood ratio of S so far,
+and let W_i(w) be E f(sum_S w_S E_S), with E_S = exp(G_S - Var G_S / 2) and centred Gaussians G of
+the covariances K_i(S, T) = sum_{r >= i} m_r(S) m_r(T) / sigma^2, m_r(S) = sum_{j in S} |C_rj|.
+Claim: whatever the server does from row i on, the divergence is at most W_i(w). It holds behind
+the last row. If it holds behind row i, then the divergence from row i on is at most the mean of
+W_{i+1}(w_S exp(H_S - Var H_S / 2)), H_S = <sum_{j in S} C_ij u_j(S), Z_i> / sigma, because
+under Q the released row is sigma Z_i. That is W for covariances K_{i+1} + Cov(H). By
+Cauchy-Schwarz, Cov(H_S, H_T) <= m_i(S) m_i(T) / sigma^2, and by Kahane's convexity inequality
+(1985), the mean of a convex f of a sum with non-negative weights of exponentials E_S does not
+decrease where covariances grow. So the bound is W_i(w). At the first row it is E_Q f(P/Q).
+Other clients only add what the server knows: their participation is independent of S. QED.
+
+Nothing in the proof needs bands. The recursions below do: participations of a client are
+``separation`` or more rounds apart and C has at most as many bands, so that the squared norm of
+sum_{i in S} c_i is the sum of squared norms, and P/Q a sum over S of products.
+
+With e_i = exp((<c_i, y> - |c_i|^2 / 2) / sigma^2):
+
+* min-separation sampling (arXiv 2602.09338): f_i = (1 - p) f_{i+1} + p e_i f_{i+b}, and 1 behind
+  the last round. P/Q is f_0 from a cold start, and
+  (f_0 + p sum_{i=1}^{b-1} f_i) / (1 + (b - 1) p) where timers are in their stationary state.
+* balls in bins (arXiv 2410.06266): the mean over bins of the product of e_i over a bin's rounds.
+
+C is held as its *compact columns*. Column i of a lower-triangular C of b bands is zero outside of
+rows i to i + b - 1, and is row i of an array of n rows and b columns: ``columns[i, k] =
+C[i + k, i]``.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from mf_aggregators import validation
+
+# Linear arithmetic is used as long as nothing is smaller or larger than this.
+_SMALLEST, _LARGEST = 1e-250, 1e250
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparationRounds:
+    """The rounds of a client that joins with probability p where its timer allows it.
+
+    Attributes:
+      probability: p, in (0, 1].
+      separation: b: whoever joined may join again b rounds later.
+      is_stationary: Whether timers begin in their stationary state; otherwise every client may
+        join in round 0.
+      has_timer: Whether a client has to wait after a round.
+      stream_name: What random numbers and kept certificates follow from: it never changes.
+    """
+
+    probability: float
+    separation: int
+    is_stationary: bool = True
+
+    has_timer: ClassVar[bool] = True
+    stream_name: ClassVar[str] = "CoinsUnderTimers"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < validation.number(self.probability, "probability") <= 1.0:
+            raise ValueError(
+                f"probability must be above 0 and at most 1, found {self.probability}."
+            )
+        validation.positive_integer(self.separation, "separation")
+
+    @property
+    def rate(self) -> float:
+        """The probability 1 / (1/p + b - 1) to join in a round, in the stationary state."""
+        return 1.0 / (1.0 / self.probability + self.separation - 1)
+
+    def first_free_probabilities(self) -> np.ndarray:
+        """Returns the (b,) probabilities that a client may join first in rounds 0 to b - 1."""
+        first = np.zeros(self.separation)
+        first[0] = 1.0
+        if self.is_stationary:
+            first[1:] = self.probability
+        return np.asarray(first / (1.0 + np.sum(first[1:])))
+
+    def log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray:
+        """Returns log P/Q.
+
+        Args:
+          log_exponentials: (n, m) log e_i of m outputs.
+
+        Returns:
+          (m,).
+        """
+        fast = self._fast_log_ratios(log_exponentials)
+        return self._safe_log_ratios(log_exponentials) if fast is None else fast
+
+    def _fast_log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray | None:
+        """In linear arithmetic; None if numbers would be too large or too small for it."""
+        n, m = log_exponentials.shape
+        if np.max(log_exponentials) > 500.0 or n * math.log1p(-min(self.probability, 0.99)) < -550:
+            return None
+        p = self.probability
+        values = np.ones((n + self.separation, m))
+        joined = np.exp(log_exponentials)
+        joined *= p
+        with np.errstate(over="ignore", invalid="ignore"):
+            for i in range(n - 1, -1, -1):
+                joined[i] *= values[i + self.separation]
+                np.multiply(values[i + 1], 1.0 - p, out=values[i])
+                values[i] += joined[i]
+            first = self.first_free_probabilities() @ values[: self.separation]
+        if not (np.min(values) > _SMALLEST and np.max(values) < _LARGEST):
+            return None
+        return np.asarray(np.log(first))
+
+    def _safe_log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray:
+        n, m = log_exponentials.shape
+        with np.errstate(divide="ignore"):
+            stay, join = np.log1p(-self.probability), np.log(self.probability)
+            log_first = np.log(self.first_free_probabilities())
+        logs = np.zeros((n + self.separation, m))
+        for i in range(n - 1, -1, -1):
+            joined = join + log_exponentials[i] + logs[i + self.separation]
+            logs[i] = np.logaddexp(stay + logs[i + 1], joined)
+        return _log_sum(log_first[:, None] + logs[: self.separation])
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBinsRounds:
+    """The rounds of a client in one of b bins at random: those that are its bin modulo b.
+
+    Attributes:
+      separation: The number of bins b.
+      has_timer: As of :class:`MinSeparationRounds`.
+      stream_name: As there.
+    """
+
+    separation: int
+
+    has_timer: ClassVar[bool] = False
+    stream_name: ClassVar[str] = "OneBin"
+
+    def __post_init__(self) -> None:
+        validation.positive_integer(self.separation, "separation")
+
+    def log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray:
+        """As :meth:`MinSeparationRounds.log_ratios`."""
+        n, m = log_exponentials.shape
+        sums = np.zeros((self.separation, m))
+        for start in range(0, n, self.separation):
+            rows = log_exponentials[start : start + self.separation]
+            sums[: len(rows)] += rows
+        return _log_sum(sums) - math.log(self.separation)
+
+
+RoundsDistribution: TypeAlias = MinSeparationRounds | BallsInBinsRounds
+
+
+@dataclasses.dataclass(frozen=True)
+class DominatingPair:
+    """P and Q: a scaled banded matrix, noise, and the distribution of a client's rounds.
+
+    Attributes:
+      columns: (n, b), as :func:`normalised` returns them: those of |C|.
+      sigma: The noise multiplier relative to the largest column norm.
+      rounds: The distribution of a client's rounds, with a separation of at least b.
+
+    Raises:
+      ValueError: If the separation is below the number of bands.
+    """
+
+    columns: np.ndarray
+    sigma: float
+    rounds: RoundsDistribution
+
+    def __post_init__(self) -> None:
+        if self.rounds.separation < self.columns.shape[1]:
+            raise ValueError(
+                f"a separation of {self.rounds.separation} is below the {self.columns.shape[1]} "
+                "bands."
+            )
+
+    @functools.cached_property
+    def products(self) -> "BandedProducts":
+        """Products with C and its transpose."""
+        return BandedProducts(self.columns)
+
+    def log_ratios(self, outputs: np.ndarray) -> np.ndarray:
+        """Returns the (m,) log P/Q of (n, m) outputs."""
+        # In place: what becomes log e_i is C^T y.
+        exponents = self.products.transposed_times(outputs)
+        exponents -= 0.5 * np.sum(self.columns**2, axis=1)[:, None]
+        exponents /= self.sigma**2
+        return self.rounds.log_ratios(exponents)
+
+    def description(self) -> dict[str, Any]:
+        """Returns what tells pairs of the same columns apart, as random numbers follow from it."""
+        return {
+            "shape": list(self.columns.shape),
+            "sigma": self.sigma,
+            "law": [self.rounds.stream_name, dataclasses.asdict(self.rounds)],
+        }
+
+
+def _log_sum(logs: np.ndarray) -> np.ndarray:
+    """The logarithm of the sum of exponentials over the first axis."""
+    largest = np.max(logs, axis=0)
+    return np.asarray(largest + np.log(np.sum(np.exp(logs - largest), axis=0)))
+
+
+def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> np.ndarray:
+    """Returns the compact columns of a strategy matrix.
+
+    Args:
+      strategy_matrix: (n, n), C, lower triangular.
+      num_bands: b, at least the bands of C, at most n.
+
+    Returns:
+      (n, b) float64.
+
+    Raises:
+      ValueError: If C is not a square, finite, lower-triangular matrix of at most b bands.
+    """
+    matrix = validation.lower_triangular(strategy_matrix, "strategy_matrix")
+    num_rounds = matrix.shape[0]
+    num_bands = min(validation.positive_integer(num_bands, "num_bands"), num_rounds)
+    columns = np.zeros((num_rounds, num_bands))
+    for i in range(num_rounds):
+        height = min(num_bands, num_rounds - i)
+        columns[i, :height] = matrix[i : i + height, i]
+        if np.any(matrix[i + height :, i]):
+            raise ValueError(
+                f"strategy_matrix must have at most {num_bands} bands, found an entry of column "
+                f"{i} below them."
+            )
+    return columns
+
+
+def columns_of_encoder(
+    encode: Callable[[np.ndarray], np.ndarray], num_rounds: int, num_bands: int
+) -> np.ndarray:
+    """Returns the compact columns of a strategy matrix that is known by its products.
+
+    Args:
+      encode: Takes an (n, b + 1) array x and returns C x. C is lower triangular and has at most
+        b bands, which the caller knows; here it is only made likely.
+      num_rounds: n.
+      num_bands: b, 1 to n.
+
+    Returns:
+      (n, b) float64.
+
+    Raises:
+      ValueError: If a product shows more bands, or entries that are not finite.
+    """
+    rounds = np.arange(num_rounds)
+    # Columns that are b apart have no rows in common, so that one product shows all of them.
+    # Another product, with random numbers, tells whether there is anything beyond.
+    probes = np.zeros((num_rounds, num_bands + 1))
+    probes[rounds, rounds % num_bands] = 1.0
+    probes[:, num_bands] = np.random.default_rng(0).uniform(1.0, 2.0, num_rounds)
+    products = np.asarray(encode(probes), dtype=np.float64)
+    if products.shape != probes.shape or not np.all(np.isfinite(products)):
+        raise ValueError("the strategy matrix must be square, with finite entries.")
+    rows = rounds[:, None] + np.arange(num_bands)
+    inside = rows < num_rounds
+    columns = np.where(
+        inside, products[np.minimum(rows, num_rounds - 1), (rounds % num_bands)[:, None]], 0.0
+    )
+    expected = np.zeros(num_rounds)
+    np.add.at(expected, rows[inside], (columns * probes[:, num_bands, None])[inside])
+    scale = np.max(np.abs(products), initial=0.0)
+    if np.max(np.abs(expected - products[:, num_bands]), initial=0.0) > 1e-9 * scale:
+        raise ValueError(
+            f"the strategy matrix has more than {num_bands} bands, or is not lower triangular."
+        )
+    return columns
+
+
+def normalised(columns: np.ndarray) -> np.ndarray:
+    """Returns the columns of |C| over the largest norm of a column.
+
+    Args:
+      columns: (n, b), of C.
+
+    Raises:
+      ValueError: If all columns are zero, or an entry is not finite.
+    """
+    absolute = np.abs(columns)
+    largest_entry = float(np.max(absolute))
+    if not 0.0 < largest_entry < np.inf:
+        raise ValueError("the strategy matrix must not be zero, and its entries must be finite.")
+    # By a power of two, which rounds nothing: squares of the entries might be beyond floats.
+    absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
+    return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
+
+
+def gram_bands(columns: np.ndarray) -> np.ndarray:
+    """Returns inner products of columns: ``bands[i, t]`` is that of columns i and i - t.
+
+    Args:
+      columns: (n, b).
+
+    Returns:
+      (n, b), zero where i < t.
+    """
+    num_rounds, num_bands = columns.shape
+    bands = np.zeros((num_rounds, num_bands))
+    for t in range(num_bands):
+        later, earlier = columns[t:, : num_bands - t], columns[: num_rounds - t, t:]
+        bands[t:, t] = np.einsum("ik,ik->i", later, earlier)
+    return bands
+
+
+class BandedProducts:
+    """Products with C and with its transpose, as dense products of blocks.
+
+    Args:
+      columns: (n, b), of C.
+    """
+
+    def __init__(self, columns: np.ndarray) -> None:
+        self._num_rounds, self._num_bands = columns.shape
+        self._blocks: list[tuple[slice, slice, np.ndarray]] = []
+        size = max(32, self._num_bands)
+        for start in range(0, self._num_rounds, size):
+            stop = min(start + size, self._num_rounds)
+            last = min(stop + self._num_bands - 1, self._num_rounds)
+            block = np.zeros((last - start, stop - start))
+            for i in range(start, stop):
+                height = min(self._num_bands, self._num_rounds - i)
+                block[i - start : i - start + height, i - start] = columns[i, :height]
+            self._blocks.append((slice(start, stop), slice(start, last), block))
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """Returns C x.
+
+        Args:
+          x: (n, m).
+        """
+        product = np.zeros_like(x)
+        for inner, outer, block in self._blocks:
+            product[outer] += block @ x[inner]
+        return product
+
+    def transposed_times(self, y: np.ndarray) -> np.ndarray:
+        """Returns C^T y.
+
+        Args:
+          y: (n, m).
+        """
+        product = np.empty_like(y)
+        for inner, outer, block in self._blocks:
+            np.matmul(block.T, y[outer], out=product[inner])
+        return product
