@@ -66,10 +66,6 @@ _RELATIVE_STEP = 1e-6
 # The excess, in a search, of a noise multiplier that cannot be accounted for.
 _REFUSED = 1e6
 
-_TOGETHER = """\
-Each participation of a client is one Gaussian mechanism on the rounds that it changes,
-     which are those of no other participation of that client."""
-
 
 @dataclasses.dataclass(frozen=True)
 class CyclicGroups(SamplingScheme):
@@ -88,23 +84,6 @@ class CyclicGroups(SamplingScheme):
                 f"{self.num_bands * self.clients_per_round} are needed. Use fewer bands (at most "
                 f"{self.population // self.clients_per_round}) or fewer clients per round."
             )
-
-    @classmethod
-    def of_sizes(
-        cls,
-        num_rounds: int,
-        num_bands: int,
-        population: int,
-        clients_per_round: int,
-        separation: int | None = None,
-    ) -> "CyclicGroups":
-        """Returns the scheme of some sizes; it takes no separation."""
-        if separation is not None:
-            raise ValueError(
-                f"the sampling scheme {cls.name!r} takes no separation, found {separation}: its "
-                "groups are as many as there are bands."
-            )
-        return cls(num_rounds, num_bands, population, clients_per_round)
 
     @property
     def rounds_of_group(self) -> int:
@@ -356,14 +335,6 @@ class CyclicGroups(SamplingScheme):
         """What tables say of the mechanism."""
         return "amplified"
 
-    def condition(self, sampler: str | None = None) -> str:
-        """Returns who has to draw the batches."""
-        return (
-            "a data centre draws every batch itself, round i by draw(i) of the sampler "
-            f"{sampler}, whose seed and draws stay secret for ever. Devices that decide "
-            "themselves when they take part have a much weaker guarantee."
-        )
-
     @abc.abstractmethod
     def _draw_words(self) -> str:
         """Whom a round draws, as the end of a sentence."""
@@ -376,10 +347,6 @@ class CyclicGroups(SamplingScheme):
             f"{self._draw_words()} The server draws every batch itself, keeps who was drawn "
             "secret, and every client that was drawn takes part."
         )
-
-    def together_words(self) -> str:
-        """Returns what all rounds together are, as a mechanism."""
-        return _TOGETHER
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from dp_accounting import dp_event
@@ -34,12 +34,19 @@ LEAST_NOISE_MULTIPLIER = 0.1
 # questions is asked so that a run by the scheme fails it with no larger one.
 LEAST_PROBABILITY = 1e-12
 
+_TOGETHER = """\
+Each participation of a client is one Gaussian mechanism on the rounds that it changes,
+     which are those of no other participation of that client."""
+
+_Scheme = TypeVar("_Scheme", bound="SamplingScheme")
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme(Participation):
     """A random rule by which clients take part, and its sizes, checked against one another.
 
-    Another package adds a scheme by a subclass: what is abstract here is all that it has to say.
+    Another package adds a scheme by a subclass: what is abstract here is all that it has to say,
+    ``name``, ``schema`` and ``sampler``. By default nothing is amplified, which needs no proof.
 
     Attributes:
       num_rounds: The rounds n of the run.
@@ -79,15 +86,14 @@ class SamplingScheme(Participation):
             )
 
     @classmethod
-    @abc.abstractmethod
     def of_sizes(
-        cls,
+        cls: type[_Scheme],
         num_rounds: int,
         num_bands: int,
         population: int,
         clients_per_round: int,
         separation: int | None = None,
-    ) -> "SamplingScheme":
+    ) -> _Scheme:
         """Returns the scheme of some sizes, with its default separation where that is None.
 
         Args:
@@ -96,7 +102,15 @@ class SamplingScheme(Participation):
           population: The clients m.
           clients_per_round: The clients B of a round, expected or exact.
           separation: The least distance of two participations of a client; None for the default.
+
+        Raises:
+          ValueError: If the scheme takes no separation, as by default, and one is given.
         """
+        if separation is not None:
+            raise ValueError(
+                f"the sampling scheme {cls.name!r} takes no separation, found {separation}."
+            )
+        return cls(num_rounds, num_bands, population, clients_per_round)
 
     # Rounds.
 
@@ -150,7 +164,6 @@ class SamplingScheme(Participation):
 
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
-    @abc.abstractmethod
     def amplified(
         self,
         sigma: float,
@@ -159,7 +172,7 @@ class SamplingScheme(Participation):
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
-        """Returns the epsilon of a run, and its proof.
+        """Returns the epsilon of a run, and its proof: without amplification, by default.
 
         Args:
           sigma: The noise multiplier, at least 0.
@@ -168,9 +181,16 @@ class SamplingScheme(Participation):
             ``depends_on_matrix``; None for a diagonal C of equal entries.
           certification: How epsilons are proved, where they are for one C.
           num_coordinates: Parameters times rounds.
-        """
 
-    @abc.abstractmethod
+        Raises:
+          TailError: If so little noise cannot be accounted for: a ValueError.
+        """
+        del columns, certification
+        found, refused = self._unamplified(sigma, delta, num_coordinates)
+        if refused is not None:
+            raise refused
+        return Amplified(found, None)
+
     def calibrated(
         self,
         target: float,
@@ -188,6 +208,8 @@ class SamplingScheme(Participation):
           certification: How an epsilon is proved, where only simulations bound it.
           num_coordinates: Parameters times rounds.
         """
+        del columns, certification
+        return self._enough(target, delta, num_coordinates)
 
     def estimated(
         self,
@@ -206,17 +228,31 @@ class SamplingScheme(Participation):
         """
         return self.calibrated(target, delta, columns, certification)
 
+    def _root_of_participations(self) -> float:
+        """The sensitivity of all participations of a client, in largest column norms of C.
+
+        Raises:
+          ValueError: If two participations may be fewer rounds apart than C has bands, so that
+            their columns share rows and norms do not add in squares.
+        """
+        schema, most = self.schema(), self.most_participations()
+        if most > 1 and schema.separation_in(self.num_rounds) < self.num_bands:
+            raise ValueError(
+                f"clients of {self} may take part in rounds fewer than {self.num_bands} apart, the "
+                "bands of C: use fewer bands, or have the scheme account for that itself."
+            )
+        return math.sqrt(most)
+
     def _unamplified(
         self, sigma: float, delta: float, num_coordinates: int
     ) -> tuple[float, TailError | None]:
         """The epsilon of whoever knows all draws, or infinity and why it is not accounted for."""
-        most = self.most_participations()
         try:
             found = gaussian.epsilon(
-                sigma / math.sqrt(most),
+                sigma / self._root_of_participations(),
                 delta,
                 num_coordinates=num_coordinates,
-                disjoint_participations=most,
+                disjoint_participations=self.most_participations(),
             )
         except TailError as error:
             return math.inf, error
@@ -224,11 +260,13 @@ class SamplingScheme(Participation):
 
     def _enough(self, target: float, delta: float, num_coordinates: int) -> float:
         """A noise multiplier that suffices without amplification."""
-        most = self.most_participations()
         alone = gaussian.noise_multiplier(
-            target, delta, num_coordinates=num_coordinates, disjoint_participations=most
+            target,
+            delta,
+            num_coordinates=num_coordinates,
+            disjoint_participations=self.most_participations(),
         )
-        return alone * math.sqrt(most)
+        return alone * self._root_of_participations()
 
     def event_of(self, sigma: float) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting: without amplification, by default.
@@ -236,7 +274,7 @@ class SamplingScheme(Participation):
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
         """
-        return dp_event.GaussianDpEvent(sigma / math.sqrt(self.most_participations()))
+        return dp_event.GaussianDpEvent(sigma / self._root_of_participations())
 
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) that hold, where they are fast to compute.
@@ -452,20 +490,37 @@ class SamplingScheme(Participation):
         """The clients of every batch; None where it varies."""
         return None if self.has_random_sizes else self.clients_per_round
 
-    @abc.abstractmethod
     def _deviation_of_rounds(self, cohorts: Sequence[np.ndarray]) -> str | None:
-        """Why cohorts of different clients of the population cannot come from the scheme."""
+        """Why cohorts of different clients of the population cannot come from the scheme.
+
+        By default, all that is asked is that the rounds of each client keep the schema.
+        """
+        if not cohorts:
+            return None
+        clients = np.concatenate(cohorts)
+        rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
+        order = np.lexsort((rounds, clients))
+        gaps = np.diff(rounds[order])[np.diff(clients[order]) == 0]
+        most = int(np.bincount(clients, minlength=1).max())
+        smallest, largest = (int(gaps.min()), int(gaps.max())) if len(gaps) else (None, None)
+        if self.allows_separations(most, smallest, largest):
+            return None
+        return f"the rounds of a client are not as the scheme has them: {self.schema()}"
 
     # Words.
 
     @property
-    @abc.abstractmethod
     def label(self) -> str:
         """How clients take part, in a few words, for tables of mechanisms."""
+        return f"{self.name} sampling"
 
-    @abc.abstractmethod
     def condition(self, sampler: str | None = None) -> str:
         """Returns who has to do what for the guarantee to hold, after "only if"."""
+        return (
+            "a data centre draws every batch itself, round i by draw(i) of the sampler "
+            f"{sampler}, whose seed and draws stay secret for ever. Devices that decide "
+            "themselves when they take part have a much weaker guarantee."
+        )
 
     def factorize_flags(self) -> str:
         """Returns the flags of the schema that noise is scaled to: one participation."""
@@ -475,17 +530,20 @@ class SamplingScheme(Participation):
         """Returns the flags of commands that train."""
         return f"--sampling={self.name}"
 
-    @abc.abstractmethod
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed, in whole sentences."""
+        return "Sampling amplifies nothing here: the guarantee holds towards who knows all draws."
 
-    @abc.abstractmethod
     def assumption_words(self) -> str:
         """Returns what the guarantee assumes of how clients take part, in whole sentences."""
+        return (
+            f"Sampling: {self}, by which each client takes part as follows: {self.schema()}. The "
+            "server draws every batch itself, and every client that was drawn takes part."
+        )
 
-    @abc.abstractmethod
     def together_words(self) -> str:
         """Returns what all rounds together are, as a mechanism."""
+        return _TOGETHER
 
     def __str__(self) -> str:
         return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
@@ -589,9 +647,10 @@ class Sampler(abc.ABC):
     def _draw(self, round_index: int) -> np.ndarray:
         """The batch of a round of the scheme."""
 
-    @abc.abstractmethod
     def _num_eligible(self, round_index: int) -> int:
-        """How many clients might be in it."""
+        """How many clients might be in it: all, by default."""
+        del round_index
+        return self.scheme.population
 
     def _check_round(self, round_index: int) -> None:
         if not 0 <= round_index < self.scheme.num_rounds:

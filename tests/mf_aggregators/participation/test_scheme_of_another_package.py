@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -12,10 +11,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import random_streams
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
-    Amplified,
-    Certification,
     FixedEpochOrder,
     Sampler,
     SamplingScheme,
@@ -27,90 +23,6 @@ from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.random_streams import Stream
 
 
-@dataclasses.dataclass(frozen=True)
-class _OneShuffle(SamplingScheme):
-    """Batches of one shuffled list, in the same order each epoch, with nothing amplified."""
-
-    name: ClassVar[str] = "one_shuffle"
-    has_random_sizes: ClassVar[bool] = False
-
-    @classmethod
-    def of_sizes(
-        cls,
-        num_rounds: int,
-        num_bands: int,
-        population: int,
-        clients_per_round: int,
-        separation: int | None = None,
-    ) -> "_OneShuffle":
-        del separation
-        return cls(num_rounds, num_bands, population, clients_per_round)
-
-    @property
-    def _epoch(self) -> int:
-        return self.population // self.clients_per_round
-
-    def schema(self) -> FixedEpochOrder:
-        return FixedEpochOrder(math.ceil(self.num_rounds / self._epoch), self._epoch)
-
-    def amplified(
-        self,
-        sigma: float,
-        delta: float,
-        columns: np.ndarray | None,
-        certification: Certification,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    ) -> Amplified:
-        del columns, certification
-        most = self.most_participations()
-        epsilon = mfa.accounting.epsilon(
-            sigma / math.sqrt(most),
-            delta,
-            num_coordinates=num_coordinates,
-            disjoint_participations=most,
-        )
-        return Amplified(epsilon, None)
-
-    def calibrated(
-        self,
-        target: float,
-        delta: float,
-        columns: np.ndarray | None,
-        certification: Certification,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    ) -> float:
-        del columns, certification
-        most = self.most_participations()
-        return math.sqrt(most) * mfa.accounting.noise_multiplier(
-            target, delta, num_coordinates=num_coordinates, disjoint_participations=most
-        )
-
-    def sampler(self, seed: int) -> "_Sampler":
-        return _Sampler(self, seed)
-
-    def _deviation_of_rounds(self, cohorts: Sequence[np.ndarray]) -> str | None:
-        for index in range(self._epoch, len(cohorts)):
-            if not np.array_equal(cohorts[index], cohorts[index - self._epoch]):
-                return f"round {index + 1} has other clients than that of the epoch before"
-        return None
-
-    @property
-    def label(self) -> str:
-        return "one shuffle"
-
-    def condition(self, sampler: str | None = None) -> str:
-        return f"a data centre draws every batch by {sampler}."
-
-    def accounting_words(self) -> str:
-        return "Nothing is amplified by one shuffle."
-
-    def assumption_words(self) -> str:
-        return "One shuffle: batches come in the same secret order each epoch."
-
-    def together_words(self) -> str:
-        return "All rounds together are one Gaussian mechanism."
-
-
 class _Sampler(Sampler):
     def _draw(self, round_index: int) -> np.ndarray:
         size = self.scheme.clients_per_round
@@ -120,8 +32,20 @@ class _Sampler(Sampler):
         first = round_index % (self.scheme.population // size) * size
         return np.sort(order[first : first + size])
 
-    def _num_eligible(self, round_index: int) -> int:
-        return self.scheme.population
+
+@dataclasses.dataclass(frozen=True)
+class _OneShuffle(SamplingScheme):
+    """Batches of one shuffled list, in the same order each epoch, with nothing amplified."""
+
+    name: ClassVar[str] = "one_shuffle"
+    has_random_sizes: ClassVar[bool] = False
+
+    def schema(self) -> FixedEpochOrder:
+        batches = self.population // self.clients_per_round
+        return FixedEpochOrder(math.ceil(self.num_rounds / batches), batches)
+
+    def sampler(self, seed: int) -> _Sampler:
+        return _Sampler(self, seed)
 
 
 _SCHEME = _OneShuffle(num_rounds=12, num_bands=2, population=40, clients_per_round=10)
@@ -155,9 +79,25 @@ def test_its_ledgers_are_checked() -> None:
     sampler = _SCHEME.sampler(7)
     cohorts = [sampler.draw(index) for index in range(12)]
     assert sampler.deviation(40, cohorts) is None
-    moved = [*cohorts[:-1], cohorts[0]]
-    assert "round 12" in str(_SCHEME.deviation(40, moved))
+    # Twice within one epoch, and an epoch without some clients.
+    for moved in ([*cohorts[:-1], cohorts[0]], [*cohorts[:4], *cohorts[7:8], *cohorts[5:8]]):
+        assert "exactly 4 rounds apart" in str(_SCHEME.deviation(40, moved))
     assert _SCHEME.sampler(8).deviation(40, cohorts) is not None
+
+
+def test_participations_that_share_rows_are_not_accounted_for_by_default() -> None:
+    """Four batches in an epoch are too few for five bands: norms would not add in squares."""
+    scheme = dataclasses.replace(_SCHEME, num_bands=5)
+    for refused in (
+        lambda: scheme.epsilon(1.0, 1e-5),
+        lambda: scheme.noise_multiplier(4.0, 1e-5),
+        lambda: scheme.event(1.0),
+    ):
+        with pytest.raises(ValueError, match="5 apart"):
+            refused()
+    assert dataclasses.replace(scheme, num_rounds=5, population=50).epsilon(1.0, 1e-5) < 5.0
+    with pytest.raises(ValueError, match="separation"):
+        _OneShuffle.of_sizes(12, 2, 40, 10, separation=3)
 
 
 def test_its_entry_point_makes_it_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
