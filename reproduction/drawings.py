@@ -14,8 +14,8 @@ import matplotlib.figure
 import numpy as np
 
 from mf_aggregators import figures
-from reproduction import matrix_levels
 from reproduction.experiment import Drawing
+from reproduction.matrices import decode_levels
 
 _PANELS_OF_A_ROW = 2
 # More curves of training than these are shown in several panels.
@@ -114,7 +114,7 @@ def _entries(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
             )
         ):
             axes = grid[row, column]
-            values = matrix_levels.decode(matrix[name])
+            values = decode_levels(matrix[name])
             figures.heat_map(figure, axes, values, title=words, limit=1.0)
         axes = grid[2, column]
         edges, counts = np.array(matrix["logarithms"]), np.array(matrix["counts"])
@@ -164,7 +164,7 @@ def _strategies(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
             figures.heat_map(
                 figure,
                 grid[place // 2, 2 * (place % 2) + offset],
-                matrix_levels.decode(levels),
+                decode_levels(levels),
                 title=f"{label}\n{name}",
                 bar=False,
             )
@@ -177,7 +177,7 @@ def _strategies(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
 def _tree(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     figure, (row,) = figures.panels(1, len(data["matrices"]), (6.0, 3.4))
     for axes, (title, levels) in zip(row, data["matrices"].items(), strict=True):
-        matrix = matrix_levels.decode(levels)
+        matrix = decode_levels(levels)
         figures.heat_map(figure, axes, matrix, title=f"{title}, n = {data['num_rounds']}")
     return figure
 
