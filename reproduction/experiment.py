@@ -195,9 +195,9 @@ class TrainingPlace:
       directory: Where runs go; what is there is resumed.
       dataset: ``docstrings``, scaled down, or ``stackoverflow`` or ``cifar10`` at the papers'
         size.
-      repetitions: Runs of each arm.
+      repetitions: Runs of each configuration.
       workers: ``host:port,...`` of TFF worker processes; None for this machine alone.
-      targets: The epsilons whose arms are trained; None for all.
+      targets: The epsilons whose configurations are trained; None for all.
       parallel_runs: How many runs train at a time.
     """
 
@@ -248,8 +248,8 @@ class Experiment:
       source: The paper and the place in it.
       title: What it shows, one line.
       run: Computes it.
-      targets: What it can be trained on, for hours, and the epsilons of its arms there; none for
-        an experiment on numbers.
+      targets: What it can be trained on, for hours, and the epsilons of its configurations there;
+        none for an experiment on numbers.
     """
 
     name: str

@@ -31,10 +31,11 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from reproduction import (
     adaptive_streams,
     amplification_by_epochs,
-    arms,
     banded_errors,
     banded_guarantees,
     best_bands,
+    best_learning_rates,
+    configurations,
     library_comparison,
     prefix_sums,
     results,
@@ -59,6 +60,7 @@ def experiments() -> Mapping[str, Experiment]:
         *banded_guarantees.experiments(),
         *library_comparison.experiments(),
         *training.experiments(),
+        *best_learning_rates.experiments(),
     )
     return types.MappingProxyType({experiment.name: experiment for experiment in every})
 
@@ -109,15 +111,16 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Training")
     group.choice(
         "dataset",
-        arms.DATASETS,
+        configurations.DATASETS,
         "What experiments train on: scaled down, on text that is here, or at the papers' size (a "
         "download, and days of many machines).",
-        arms.DOCSTRINGS,
+        configurations.DOCSTRINGS,
     )
-    group.integer("repetitions", "The number of runs of each arm that trains.", 3)
+    group.integer("repetitions", "The number of runs of each configuration that trains.", 3)
     group.words(
         "targets",
-        "The epsilons whose arms are trained, with commas. Default: all that an experiment has.",
+        "The epsilons whose configurations are trained, with commas. Default: all that an "
+        "experiment has.",
     )
     group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
     group.string(
@@ -219,8 +222,9 @@ def _trainable(
             own = by_dataset[values.dataset]
             if not set(own) & set(targets):
                 reason = (
-                    f"{experiment.name} has no arms of --targets={','.join(values.targets)}: its "
-                    f"epsilons are {', '.join(f'{target:g}' for target in own)}."
+                    f"{experiment.name} has no configurations of "
+                    f"--targets={','.join(values.targets)}: its epsilons are "
+                    f"{', '.join(f'{target:g}' for target in own)}."
                 )
         if reason is None:
             kept.append(experiment)
@@ -233,7 +237,8 @@ def _trainable(
         known = {target for each in kept if each.targets for target in each.targets[values.dataset]}
         unknown = [f"{target:g}" for target in targets if known and target not in known]
         command_line.check_choice(
-            not unknown, f"--targets has {', '.join(unknown)}, of which nothing chosen has arms."
+            not unknown,
+            f"--targets has {', '.join(unknown)}, of which nothing chosen has configurations.",
         )
     return kept
 
@@ -270,7 +275,7 @@ def _run(
 
 def _name(experiment: Experiment, dataset: str) -> str:
     """The name of its files: a run at the papers' size does not replace a scaled-down one."""
-    is_usual = not experiment.targets or dataset == arms.DOCSTRINGS
+    is_usual = not experiment.targets or dataset == configurations.DOCSTRINGS
     return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 
 
