@@ -7,7 +7,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from mf_aggregators import accounting, factorizations, workloads
 from mf_aggregators.participation import SingleParticipation
-from reproduction import matrices, matrix_levels, solver_race
+from reproduction import matrices, papers_optimum
 from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
 
 _PAPER = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
@@ -97,8 +97,8 @@ def losses_by_time(
     # A lower bound of every loss.
     least = best.total_error(workload, _SINGLE) ** 2 / (1.0 + best.optimality_gap)
     courses = {
-        method: solver_race.run(workload, method, least * (1.0 + _DISTANCES[-1]), most_seconds)
-        for method in solver_race.METHODS
+        method: papers_optimum.run(workload, method, least * (1.0 + _DISTANCES[-1]), most_seconds)
+        for method in papers_optimum.METHODS
     }
     rows = []
     for distance in _DISTANCES:
@@ -172,8 +172,8 @@ def entries(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
         # A panel has fewer dots than the matrix has entries.
         every = -(-num_rounds // _MOST_DRAWN)
         drawn[label] = {
-            "entries": matrix_levels.encode(matrix[::every, ::every] / largest),
-            "ranks": matrix_levels.encode(_ranks(matrix)[::every, ::every]),
+            "entries": matrices.encode_levels(matrix[::every, ::every] / largest),
+            "ranks": matrices.encode_levels(_ranks(matrix)[::every, ::every]),
             "every": every,
             "logarithms": for_drawing(edges),
             "counts": counts.tolist(),

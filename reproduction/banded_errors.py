@@ -7,7 +7,7 @@ import numpy as np
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
-from reproduction import matrices, matrix_levels
+from reproduction import matrices
 from reproduction.experiment import (
     Drawing,
     Experiment,
@@ -156,8 +156,8 @@ def matrices_of_64_rounds(name: str, workspace: Workspace) -> Outcome:
         )
     drawn = {
         label: {
-            "C": matrix_levels.encode(factorization.strategy_matrix()),
-            "its inverse": matrix_levels.encode(factorization.noising_matrix()),
+            "C": matrices.encode_levels(factorization.strategy_matrix()),
+            "its inverse": matrices.encode_levels(factorization.noising_matrix()),
         }
         for label, factorization in found.items()
     }
@@ -191,8 +191,8 @@ def tree(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
         float(difference),
     )
     drawn = {
-        "C transposed": matrix_levels.encode(strategy.T),
-        "pseudo-inverse of C": matrix_levels.encode(np.linalg.pinv(strategy)),
+        "C transposed": matrices.encode_levels(strategy.T),
+        "pseudo-inverse of C": matrices.encode_levels(np.linalg.pinv(strategy)),
     }
     return Outcome((row,), Drawing("tree", {"num_rounds": num_rounds, "matrices": drawn}))
 

@@ -1,15 +1,17 @@
 """The best server learning rate of a grid for each mechanism, by its errors: BandMF Fig. 11."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from reproduction import arms as kinds
-from reproduction import trained_arms, training_tables
-from reproduction.arms import Arm
-from reproduction.experiment import Drawing, Outcome, Row, Workspace
-from reproduction.trained_arms import TrainedArms
+from reproduction import configurations as kinds
+from reproduction import training, training_tables
+from reproduction.banded_errors import PAPER
+from reproduction.configurations import Configuration
+from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace
+from reproduction.training import Trained
 from simulations.comparison import run_comparisons
 
 # What errors are of: the left half of the paper's figure, and its right half.
@@ -21,7 +23,7 @@ class _Rate:
     """What came of one learning rate.
 
     Attributes:
-      arm: The arm that has it.
+      configuration: The configuration that has it.
       rate: The server learning rate.
       by_run: (repetitions,) float64: held-out accuracies after training, in percent: test
         data choose nothing.
@@ -30,7 +32,7 @@ class _Rate:
         single run.
     """
 
-    arm: Arm
+    configuration: Configuration
     rate: float
     by_run: np.ndarray
     mean: float
@@ -89,12 +91,15 @@ def best_of_grid(name: str, workspace: Workspace) -> Outcome:
       KeyboardInterrupt: If a run was interrupted.
       CommandError: If a run failed.
     """
-    arms_of = training_tables.arms_of_figure_11
-    trained = trained_arms.train(arms_of, kinds.RETURNING, workspace)
+    configurations_of = training_tables.figure_11
+    trained = training.train(configurations_of, kinds.RETURNING, workspace)
     tuned = _tuned(trained, workspace)
-    best = [each.best().arm for each in tuned]
+    best = [each.best().configuration for each in tuned]
     factors = ", ".join(
-        f"{factor:.3g}" for factor in sorted({arm.rate_factor for arm in trained.arms})
+        f"{factor:.3g}"
+        for factor in sorted(
+            {configuration.rate_factor for configuration in trained.configurations}
+        )
     )
     errors = {
         _OF_SUMS: np.array([each.error_of_sums for each in tuned]),
@@ -106,7 +111,7 @@ def best_of_grid(name: str, workspace: Workspace) -> Outcome:
             for quantity, of_quantity in errors.items()
         ),
         *(_best_row(name, each) for each in tuned),
-        *(trained_arms.test_accuracy_row(name, arm, trained) for arm in best),
+        *(training.test_accuracy_row(name, configuration, trained) for configuration in best),
         *(_accuracy_row(name, each, rate) for each in tuned for rate in each.rates),
     ]
     return Outcome(
@@ -115,25 +120,25 @@ def best_of_grid(name: str, workspace: Workspace) -> Outcome:
         (
             *(
                 f"Epsilon {epsilon:g}, test accuracy of each at its best rate. "
-                f"{trained_arms.order(of_epsilon, trained)}"
-                for epsilon, of_epsilon in trained_arms.by_target(best).items()
+                f"{training.order(of_epsilon, trained)}"
+                for epsilon, of_epsilon in training.by_target(best).items()
             ),
-            *trained_arms.left_out(name, arms_of, workspace),
-            trained_arms.about(trained),
+            *training.left_out(name, configurations_of, workspace),
+            training.about(trained),
             f"Here that learning rate of each mechanism is multiplied by {factors}.",
-            trained_arms.times(trained),
+            training.times(trained),
         ),
     )
 
 
-def _tuned(trained: TrainedArms, workspace: Workspace) -> tuple[_Tuned, ...]:
-    grids: dict[tuple[float, str], list[Arm]] = {}
-    for arm in trained.arms:
-        grids.setdefault((arm.epsilon, arm.label), []).append(arm)
+def _tuned(trained: Trained, workspace: Workspace) -> tuple[_Tuned, ...]:
+    grids: dict[tuple[float, str], list[Configuration]] = {}
+    for configuration in trained.configurations:
+        grids.setdefault((configuration.epsilon, configuration.label), []).append(configuration)
     updates = np.eye(trained.setting.num_rounds)
     found = []
     for (epsilon, label), grid in grids.items():
-        rates = [_rate(arm, trained, workspace) for arm in grid]
+        rates = [_rate(configuration, trained, workspace) for configuration in grid]
         # They differ in their learning rates alone, not in their errors.
         of_sums = kinds.effective_rmse(grid[0], trained.setting, workspace)
         of_updates = kinds.effective_rmse(grid[0], trained.setting, workspace, updates)
@@ -142,13 +147,13 @@ def _tuned(trained: TrainedArms, workspace: Workspace) -> tuple[_Tuned, ...]:
     return tuple(found)
 
 
-def _rate(arm: Arm, trained: TrainedArms, workspace: Workspace) -> _Rate:
-    directories = [run.directory for run in trained.runs[arm]]
+def _rate(configuration: Configuration, trained: Trained, workspace: Workspace) -> _Rate:
+    directories = [run.directory for run in trained.runs[configuration]]
     curve = run_comparisons.mean_accuracy(directories)
     by_run = [run_comparisons.mean_accuracy([directory]).mean[-1] for directory in directories]
     return _Rate(
-        arm,
-        kinds.learning_rate(arm, trained.setting, workspace),
+        configuration,
+        kinds.learning_rate(configuration, trained.setting, workspace),
         100.0 * np.array(by_run),
         100.0 * float(curve.mean[-1]),
         100.0 * float(curve.half_width[-1]),
@@ -237,3 +242,17 @@ def _drawing(tuned: Sequence[_Tuned]) -> Drawing:
         for each in tuned
     ]
     return Drawing("learning rates", {"mechanisms": found})
+
+
+def experiments() -> tuple[Experiment, ...]:
+    """Returns the experiment."""
+    name = "bandmf-figure-11"
+    return (
+        Experiment(
+            name,
+            f"{PAPER}, Fig. 11",
+            "The best server learning rate by two effective RMSEs",
+            functools.partial(best_of_grid, name),
+            training.targets_of(training_tables.figure_11, kinds.RETURNING),
+        ),
+    )

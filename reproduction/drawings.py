@@ -14,8 +14,8 @@ import matplotlib.figure
 import numpy as np
 
 from mf_aggregators import figures
-from reproduction import matrix_levels
 from reproduction.experiment import Drawing
+from reproduction.matrices import decode_levels
 
 _PANELS_OF_A_ROW = 2
 # More curves of training than these are shown in several panels.
@@ -114,7 +114,7 @@ def _entries(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
             )
         ):
             axes = grid[row, column]
-            values = matrix_levels.decode(matrix[name])
+            values = decode_levels(matrix[name])
             figures.heat_map(figure, axes, values, title=words, limit=1.0)
         axes = grid[2, column]
         edges, counts = np.array(matrix["logarithms"]), np.array(matrix["counts"])
@@ -164,7 +164,7 @@ def _strategies(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
             figures.heat_map(
                 figure,
                 grid[place // 2, 2 * (place % 2) + offset],
-                matrix_levels.decode(levels),
+                decode_levels(levels),
                 title=f"{label}\n{name}",
                 bar=False,
             )
@@ -177,7 +177,7 @@ def _strategies(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
 def _tree(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     figure, (row,) = figures.panels(1, len(data["matrices"]), (6.0, 3.4))
     for axes, (title, levels) in zip(row, data["matrices"].items(), strict=True):
-        matrix = matrix_levels.decode(levels)
+        matrix = decode_levels(levels)
         figures.heat_map(figure, axes, matrix, title=f"{title}, n = {data['num_rounds']}")
     return figure
 
@@ -316,27 +316,32 @@ def _mechanisms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _trained_arms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
-    arms = data["arms"]
-    targets = sorted({arm["epsilon"] for arm in arms})
-    chosen = _styles_of_arms([arm["label"] for arm in arms])
-    of_targets = {target: [arm for arm in arms if arm["epsilon"] == target] for target in targets}
+def _trained(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+    configurations = data["arms"]
+    targets = sorted({each["epsilon"] for each in configurations})
+    chosen = _styles_of_configurations([each["label"] for each in configurations])
+    of_targets = {
+        target: [each for each in configurations if each["epsilon"] == target] for target in targets
+    }
     by_round = [
         (target, group, own)
         for target, of_target in of_targets.items()
-        for group, own in _groups([arm for arm in of_target if arm.get("rounds")])
+        for group, own in _groups([each for each in of_target if each.get("rounds")])
     ]
     num_panels = len(targets) + len(by_round)
     num_columns = min(num_panels, _PANELS_OF_A_ROW)
     most = max(len(of_target) for of_target in of_targets.values())
-    names = [arm["label"] for arm in arms[:most]]
+    names = [each["label"] for each in configurations[:most]]
     height = max(3.0, figures.height_of_rows(names))
     figure, grid = figures.panels(-(-num_panels // num_columns), num_columns, (6.6, height))
     places = list(grid.ravel())
     for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
         figures.intervals(
             axes,
-            [figures.Interval(arm["label"], arm["mean"], arm["half_width"]) for arm in of_target],
+            [
+                figures.Interval(each["label"], each["mean"], each["half_width"])
+                for each in of_target
+            ],
             title=f"After training, epsilon {target:g}",
             x="test accuracy, %, with 95 % intervals",
             own_styles=chosen,
@@ -344,7 +349,7 @@ def _trained_arms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     for axes, (target, group, own) in zip(places[len(targets) :], by_round, strict=False):
         figures.lines(
             axes,
-            {arm["label"]: (arm["rounds"], arm["held_out"]) for arm in own},
+            {each["label"]: (each["rounds"], each["held_out"]) for each in own},
             title=f"By round, epsilon {target:g}{group}",
             x="round",
             y="held-out accuracy, %",
@@ -355,10 +360,10 @@ def _trained_arms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _styles_of_arms(labels: Sequence[str]) -> dict[str, figures.Style]:
-    """Styles by label: of many arms, those that differ in their schedules alone look alike.
+def _styles_of_configurations(labels: Sequence[str]) -> dict[str, figures.Style]:
+    """Styles by label: many configurations look alike if their schedules alone differ.
 
-    Such arms share no panel.
+    Such configurations share no panel.
     """
     if len(set(labels)) <= _MOST_CURVES:
         return figures.styles(labels)
@@ -367,13 +372,15 @@ def _styles_of_arms(labels: Sequence[str]) -> dict[str, figures.Style]:
     return {label: of_mechanisms[mechanism] for label, mechanism in mechanisms.items()}
 
 
-def _groups(arms: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Arms whose curves one panel can show: all of few, else those of one schedule."""
-    if len(arms) <= _MOST_CURVES:
-        return [("", list(arms))] if arms else []
+def _groups(
+    configurations: Sequence[Mapping[str, Any]],
+) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Configurations whose curves one panel can show: all of few, else those of one schedule."""
+    if len(configurations) <= _MOST_CURVES:
+        return [("", list(configurations))] if configurations else []
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for arm in arms:
-        found.setdefault(arm["label"].partition(", ")[2], []).append(arm)
+    for each in configurations:
+        found.setdefault(each["label"].partition(", ")[2], []).append(each)
     return [
         (f", {schedule or 'constant rate'}", own[start : start + _MOST_CURVES])
         for schedule, own in found.items()
@@ -464,7 +471,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], matplotlib.figure.Figure]] = 
             "noise multipliers": _noise_multipliers,
             "epsilons of rho": _epsilons_of_rho,
             "mechanisms": _mechanisms,
-            "trained arms": _trained_arms,
+            "trained arms": _trained,
             "learning rates": _learning_rates,
         }
     )

@@ -1,8 +1,10 @@
 """What an experiment is: something a paper printed or drew, and how it is computed again."""
 
 import dataclasses
+import decimal
 import math
 import pathlib
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +14,6 @@ import numpy as np
 from mf_aggregators import workloads
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
-from reproduction import printed_values
 
 AGREES = "agrees"
 DIFFERS = "differs"
@@ -21,6 +22,68 @@ FAILS = "fails"
 NOT_PRINTED = "not printed"
 
 _UNEXPLAINED = "not explained"
+
+# A bound may be printed in place of a number.
+_PATTERN = re.compile(r"(<=|>=)?\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+# Half a digit is itself no number that float64 holds.
+_SLACK = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class PrintedValue:
+    """A number with its printed digits, or a bound.
+
+    Attributes:
+      text: As printed, ``74.4`` or ``<=1.15``.
+      relation: ``=``, ``<=`` or ``>=``: how what is computed has to stand to the number.
+      value: The number.
+      half_digit: Half a unit of its last printed digit.
+    """
+
+    text: str
+    relation: str
+    value: float
+    half_digit: float
+
+    def agrees(self, computed: float) -> bool:
+        """Returns whether a number rounds to the printed digits, or keeps the printed bound.
+
+        Args:
+          computed: The number; NaN agrees with nothing.
+
+        Returns:
+          Whether it is the same; for a bound, whether it is not beyond it by more than
+          half a digit.
+        """
+        reach = self.half_digit * (1.0 + _SLACK)
+        above, below = computed - self.value <= reach, self.value - computed <= reach
+        return {"=": above and below, "<=": above, ">=": below}[self.relation]
+
+    def relative_difference(self, computed: float) -> float | None:
+        """Returns (computed - printed) / printed; None for a printed zero."""
+        return None if self.value == 0.0 else (computed - self.value) / self.value
+
+
+def parse_printed(text: str) -> PrintedValue:
+    """Reads a printed number.
+
+    Args:
+      text: A decimal number with the digits that were printed, after ``<=`` or ``>=`` if
+        what was printed is a bound.
+
+    Returns:
+      The value.
+
+    Raises:
+      ValueError: If it is not one.
+    """
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"a printed value must be a decimal number, found {text!r}.")
+    number = decimal.Decimal(match[2])
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)
+    return PrintedValue(text, match[1] or "=", float(number), 0.5 * 10.0**exponent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +94,7 @@ class Row:
       experiment: The experiment's name.
       row: Where in the table or figure: its row, or its curve and point.
       quantity: What the number is, with its unit where it has one.
-      printed: The printed digits, see ``printed_values``; None where the paper prints none.
+      printed: The printed digits, see :func:`parse_printed`; None where the paper prints none.
       ours: What was computed.
       reason: For a number that differs, why; for one that was not printed, what it shows.
       claim: What the paper says, in our words, where it prints no number.
@@ -51,7 +114,7 @@ class Row:
     def verdict(self) -> str:
         """The verdict on the printed number or on the claim in words, or that there is neither."""
         if self.printed is not None:
-            agrees = printed_values.parse(self.printed).agrees(self.ours)
+            agrees = parse_printed(self.printed).agrees(self.ours)
             return AGREES if agrees else DIFFERS
         if self.claim is not None:
             return HOLDS if self.holds else FAILS
@@ -60,14 +123,14 @@ class Row:
     @property
     def paper(self) -> float | None:
         """The printed number."""
-        return None if self.printed is None else printed_values.parse(self.printed).value
+        return None if self.printed is None else parse_printed(self.printed).value
 
     @property
     def relative_difference(self) -> float | None:
         """(ours - paper) / paper; None where nothing, or zero, was printed."""
         if self.printed is None:
             return None
-        return printed_values.parse(self.printed).relative_difference(self.ours)
+        return parse_printed(self.printed).relative_difference(self.ours)
 
     @property
     def explanation(self) -> str | None:
@@ -132,9 +195,9 @@ class TrainingPlace:
       directory: Where runs go; what is there is resumed.
       dataset: ``docstrings``, scaled down, or ``stackoverflow`` or ``cifar10`` at the papers'
         size.
-      repetitions: Runs of each arm.
+      repetitions: Runs of each configuration.
       workers: ``host:port,...`` of TFF worker processes; None for this machine alone.
-      targets: The epsilons whose arms are trained; None for all.
+      targets: The epsilons whose configurations are trained; None for all.
       parallel_runs: How many runs train at a time.
     """
 
@@ -185,8 +248,8 @@ class Experiment:
       source: The paper and the place in it.
       title: What it shows, one line.
       run: Computes it.
-      targets: What it can be trained on, for hours, and the epsilons of its arms there; none for
-        an experiment on numbers.
+      targets: What it can be trained on, for hours, and the epsilons of its configurations there;
+        none for an experiment on numbers.
     """
 
     name: str

@@ -11,7 +11,7 @@ import numpy as np
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import SingleParticipation
-from reproduction import fixed_point, matrices
+from reproduction import matrices, papers_optimum
 from reproduction.experiment import (
     Drawing,
     Experiment,
@@ -21,7 +21,7 @@ from reproduction.experiment import (
     for_drawing,
     prefix_sum,
 )
-from reproduction.fixed_point import Iterates
+from reproduction.papers_optimum import Iterates
 
 _SINGLE = SingleParticipation()
 # n: the printed total errors of the online tree, the optimum and its structured approximation,
@@ -59,7 +59,7 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
         }
         for mechanism, factorization in found.items():
             errors[mechanism].append(factorization.total_error(prefix_sum(n), _SINGLE))
-        iterates = fixed_point.iterate(n)
+        iterates = papers_optimum.iterate(n)
         rows += [
             Row(name, f"n = {n}", "tree, online: total error", tree, errors["tree, online"][-1]),
             Row(

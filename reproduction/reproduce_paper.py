@@ -17,8 +17,9 @@ import os
 import pathlib
 import sys
 import time
+import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
@@ -27,10 +28,69 @@ from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.flag_groups import FlagGroup
-from reproduction import arms, catalogue, report, results, source_code
+from reproduction import (
+    adaptive_streams,
+    amplification_by_epochs,
+    banded_errors,
+    banded_guarantees,
+    best_bands,
+    best_learning_rates,
+    configurations,
+    library_comparison,
+    prefix_sums,
+    results,
+    training,
+)
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
 from simulations.comparison import repeated_runs
+
+NUMBERS = "numbers"
+TRAINING = "training"
+
+
+def experiments() -> Mapping[str, Experiment]:
+    """Returns the experiments by name, in the order of the papers."""
+    every = (
+        *prefix_sums.experiments(),
+        *adaptive_streams.experiments(),
+        *banded_errors.experiments(),
+        *best_bands.experiments(),
+        *amplification_by_epochs.experiments(),
+        *banded_guarantees.experiments(),
+        *library_comparison.experiments(),
+        *training.experiments(),
+        *best_learning_rates.experiments(),
+    )
+    return types.MappingProxyType({experiment.name: experiment for experiment in every})
+
+
+def experiments_named(names: Sequence[str]) -> list[Experiment]:
+    """Returns experiments by their names.
+
+    Args:
+      names: Names, or ``numbers`` or ``training`` for all of a kind; each counts once.
+
+    Returns:
+      The experiments, in the order of the papers.
+
+    Raises:
+      CommandError: If there is none of such a name, or no name at all.
+    """
+    known = experiments()
+    wanted = set()
+    for name in names:
+        if name in (NUMBERS, TRAINING):
+            wanted |= {
+                each.name for each in known.values() if bool(each.targets) == (name == TRAINING)
+            }
+            continue
+        command_line.check_choice(
+            name in known, f"--only knows no experiment {name!r}; --list prints the names."
+        )
+        wanted.add(name)
+    command_line.check_choice(bool(wanted), "--only names no experiment; --list prints the names.")
+    return [experiment for name, experiment in known.items() if name in wanted]
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -38,9 +98,9 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Experiments")
     group.words(
         "only",
-        f"The experiments: names that --list prints; '{catalogue.NUMBERS}' for all that need no "
-        f"training, within the hour; '{catalogue.TRAINING}' for those that train, for many hours.",
-        [catalogue.NUMBERS],
+        f"The experiments: names that --list prints; '{NUMBERS}' for all that need no "
+        f"training, within the hour; '{TRAINING}' for those that train, for many hours.",
+        [NUMBERS],
     )
     group.boolean("list", "Whether the experiments are printed, and nothing else done.", False)
     group.boolean(
@@ -51,15 +111,16 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Training")
     group.choice(
         "dataset",
-        arms.DATASETS,
+        configurations.DATASETS,
         "What experiments train on: scaled down, on text that is here, or at the papers' size (a "
         "download, and days of many machines).",
-        arms.DOCSTRINGS,
+        configurations.DOCSTRINGS,
     )
-    group.integer("repetitions", "The number of runs of each arm that trains.", 3)
+    group.integer("repetitions", "The number of runs of each configuration that trains.", 3)
     group.words(
         "targets",
-        "The epsilons whose arms are trained, with commas. Default: all that an experiment has.",
+        "The epsilons whose configurations are trained, with commas. Default: all that an "
+        "experiment has.",
     )
     group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
     group.string(
@@ -83,7 +144,7 @@ def main(values: flags.FlagValues) -> None:
     if values.redraw:
         _redraw(values)
         return
-    chosen = catalogue.chosen(values.only)
+    chosen = experiments_named(values.only)
     validation.positive_integer(values.repetitions, "--repetitions")
     validation.positive_integer(values.parallel_runs, "--parallel_runs")
     targets = _targets(values)
@@ -115,7 +176,7 @@ def main(values: flags.FlagValues) -> None:
         for place, experiment in enumerate(chosen, start=1):
             _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")
             found.append(_run(experiment, values, workspace, directory))
-            _say(f"{experiment.name}: {report.verdict(found[-1].rows)}")
+            _say(f"{experiment.name}: {results.verdict(found[-1].rows)}")
             # Whatever becomes of the others.
             _write_report(directory)
     rows = [row for result in found for row in result.rows]
@@ -161,8 +222,9 @@ def _trainable(
             own = by_dataset[values.dataset]
             if not set(own) & set(targets):
                 reason = (
-                    f"{experiment.name} has no arms of --targets={','.join(values.targets)}: its "
-                    f"epsilons are {', '.join(f'{target:g}' for target in own)}."
+                    f"{experiment.name} has no configurations of "
+                    f"--targets={','.join(values.targets)}: its epsilons are "
+                    f"{', '.join(f'{target:g}' for target in own)}."
                 )
         if reason is None:
             kept.append(experiment)
@@ -175,7 +237,8 @@ def _trainable(
         known = {target for each in kept if each.targets for target in each.targets[values.dataset]}
         unknown = [f"{target:g}" for target in targets if known and target not in known]
         command_line.check_choice(
-            not unknown, f"--targets has {', '.join(unknown)}, of which nothing chosen has arms."
+            not unknown,
+            f"--targets has {', '.join(unknown)}, of which nothing chosen has configurations.",
         )
     return kept
 
@@ -206,21 +269,21 @@ def _run(
         results.versions(),
         os.cpu_count() or 1,
     )
-    results.save(result, source_code.fingerprint(experiment), directory)
+    results.save(result, results.fingerprint(experiment), directory)
     return result
 
 
 def _name(experiment: Experiment, dataset: str) -> str:
     """The name of its files: a run at the papers' size does not replace a scaled-down one."""
-    is_usual = not experiment.targets or dataset == arms.DOCSTRINGS
+    is_usual = not experiment.targets or dataset == configurations.DOCSTRINGS
     return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 
 
 def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
     found, of_other_code, missing = [], [], []
-    for experiment in catalogue.experiments().values():
-        code = source_code.fingerprint(experiment)
+    for experiment in experiments().values():
+        code = results.fingerprint(experiment)
         is_there = False
         for dataset in experiment.targets or ("",):
             name = _name(experiment, dataset)
@@ -237,14 +300,14 @@ def _write_report(directory: pathlib.Path) -> None:
                 is_there = True
         if not is_there:
             missing.append(experiment.name)
-    report.write(found, missing, of_other_code, directory)
+    results.write_report(found, missing, of_other_code, directory)
 
 
 def _redraw(values: flags.FlagValues) -> None:
     """Draws all results' figures again, from what the results keep of them."""
     directory = pathlib.Path(values.output_dir)
     drawn = []
-    for experiment in catalogue.experiments().values():
+    for experiment in experiments().values():
         for dataset in experiment.targets or ("",):
             name = _name(experiment, dataset)
             try:
@@ -255,12 +318,12 @@ def _redraw(values: flags.FlagValues) -> None:
     command_line.check_choice(bool(drawn), f"--redraw finds no result in --output_dir={directory}.")
     _write_report(directory)
     fields = {"output_dir": str(directory), "redrawn": drawn}
-    text = f"Drawn again: {', '.join(drawn)}\nReport: {directory / report.HTML_FILE}"
+    text = f"Drawn again: {', '.join(drawn)}\nReport: {directory / results.HTML_FILE}"
     command_line.print_result(values, fields, text)
 
 
 def _print_list(values: flags.FlagValues) -> None:
-    every = catalogue.experiments().values()
+    every = experiments().values()
     fields = {
         "experiments": [
             {"name": each.name, "source": each.source, "title": each.title} for each in every
@@ -269,8 +332,8 @@ def _print_list(values: flags.FlagValues) -> None:
     text = command_line.table([(each.name, f"{each.source}: {each.title}") for each in every])
     if not values.list:
         text += (
-            f"\n\n--only=NAME,... computes experiments: --only={catalogue.NUMBERS} those that need "
-            f"no training, within the hour, and --only={catalogue.TRAINING} those that train, for "
+            f"\n\n--only=NAME,... computes experiments: --only={NUMBERS} those that need "
+            f"no training, within the hour, and --only={TRAINING} those that train, for "
             "many hours."
         )
     command_line.print_result(values, fields, text)
@@ -279,13 +342,13 @@ def _print_list(values: flags.FlagValues) -> None:
 def _as_text(found: list[Result], directory: pathlib.Path) -> str:
     lines = []
     for result in found:
-        lines.append(f"{result.name}: {report.verdict(result.rows)} ({result.seconds:.0f} s)")
+        lines.append(f"{result.name}: {results.verdict(result.rows)} ({result.seconds:.0f} s)")
         lines += [
             f"  {row.row}, {row.quantity}: paper {row.printed or '-'}, ours {row.ours:.6g}, "
             f"{row.verdict}" + (f" ({row.explanation})" if row.explanation else "")
             for row in result.rows
         ]
-    lines.append(f"Report: {directory / report.HTML_FILE}")
+    lines.append(f"Report: {directory / results.HTML_FILE}")
     return "\n".join(lines)
 
 

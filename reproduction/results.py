@@ -1,23 +1,38 @@
-"""What experiments have found, on disk: one JSON file and one figure each."""
+"""What experiments have found, on disk: a JSON file and a figure each, and a report of all."""
 
+import ast
+import collections
 import dataclasses
+import functools
 import hashlib
+import html
 import importlib.metadata
 import json
 import math
 import pathlib
 import platform
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators import __version__, atomic_files, validation
-from reproduction.experiment import Drawing, Row
+from reproduction.experiment import AGREES, DIFFERS, FAILS, HOLDS, Drawing, Experiment, Row
 
 # What draws figures is not among them: numbers do not follow from it.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
-
-
 _LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
+# The package whose modules tell versions of an experiment apart.
+_PACKAGE = "reproduction"
+MARKDOWN_FILE = "report.md"
+HTML_FILE = "report.html"
+
+_REPORT_TITLE = "The papers, recomputed"
+_REPORT_STYLE = """
+body { font-family: sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; font-size: 90%; }
+th, td { border: 1px solid #bbb; padding: 0.2em 0.6em; text-align: left; }
+img { max-width: 100%; }
+""".strip()
 
 
 class DamagedResultError(ValueError):
@@ -72,7 +87,7 @@ def save(result: Result, code: str, directory: pathlib.Path) -> None:
 
     Args:
       result: The result.
-      code: The fingerprint of the experiment's code, see ``source_code``.
+      code: The fingerprint of the experiment's code, see :func:`fingerprint`.
       directory: Where it goes.
 
     Raises:
@@ -190,3 +205,184 @@ def _result(contents: dict[str, Any]) -> Result:
 
 def _digest(contents: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """Returns what tells versions of an experiment's code and printed tables apart.
+
+    Args:
+      experiment: The experiment.
+
+    Returns:
+      A digest of the module that computes it and of all that this one imports from this
+      package, directly or not. Other experiments' modules do not count, so that a change there
+      leaves a result of hours as it is. What is outside of this package is told apart by the
+      versions that results have.
+    """
+    run: Any = experiment.run
+    while isinstance(run, functools.partial):
+        run = run.func
+    digest = hashlib.sha256()
+    for name in sorted(_needed(run.__module__.removeprefix(f"{_PACKAGE}."))):
+        digest.update(name.encode() + b"\0" + _path(name).read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _needed(module: str) -> set[str]:
+    """The module and those of this package that it imports, directly or not."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += _imported(_path(name).read_text(encoding="utf-8"))
+    return found
+
+
+def _imported(source: str) -> list[str]:
+    """The modules of this package that a source imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            # What is imported from the package itself are modules; from a module, its contents.
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    own = [name.removeprefix(f"{_PACKAGE}.") for name in names if name.startswith(f"{_PACKAGE}.")]
+    return [name for name in own if _path(name).exists()]
+
+
+def _path(module: str) -> pathlib.Path:
+    return pathlib.Path(__file__).with_name(f"{module}.py")
+
+
+def write_report(
+    results: Sequence[Result],
+    missing: Sequence[str],
+    of_other_code: Sequence[str],
+    directory: pathlib.Path,
+) -> None:
+    """Writes the report beside the results.
+
+    Args:
+      results: In the order of the report.
+      missing: Names of experiments that have no result yet.
+      of_other_code: Names of results that other code or versions computed.
+      directory: Where the results' figures are.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    import markdown  # of the extra ``reports``
+
+    lines = [f"# {_REPORT_TITLE}", "", *_summary(results), ""]
+    if missing:
+        lines += [f"Not computed yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
+    if of_other_code:
+        names = ", ".join(f"`{name}`" for name in of_other_code)
+        lines += [f"Computed by other code or versions than those of this report: {names}.", ""]
+    for result in results:
+        lines += _section(result, result.name in of_other_code)
+    text = "\n".join(lines).rstrip() + "\n"
+    atomic_files.write_text(directory / MARKDOWN_FILE, text)
+    body = markdown.markdown(text, extensions=["tables", "toc"])
+    page = (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{html.escape(_REPORT_TITLE)}</title>\n<style>\n{_REPORT_STYLE}\n</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+    atomic_files.write_text(directory / HTML_FILE, page)
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Returns one line that says how many numbers agree, and by how much others differ.
+
+    Args:
+      rows: The rows of an experiment.
+
+    Returns:
+      ``agreed: ...`` or ``differs: ...`` for printed numbers, and how many claims in words
+      hold.
+    """
+    counts = collections.Counter(row.verdict for row in rows)
+    words = []
+    printed = counts[AGREES] + counts[DIFFERS]
+    if counts[DIFFERS]:
+        differences = [
+            abs(row.relative_difference)
+            for row in rows
+            if row.verdict == DIFFERS and row.relative_difference is not None
+        ]
+        by = f", by at most {100.0 * max(differences):.3g} %" if differences else ""
+        words.append(f"differs: {counts[DIFFERS]} of {printed} printed numbers{by}")
+    elif printed:
+        words.append(f"agreed: all {printed} printed numbers, to their printed digits")
+    claims = counts[HOLDS] + counts[FAILS]
+    if claims:
+        words.append(f"{counts[HOLDS]} of {claims} statements in words hold")
+    return "; ".join(words) or f"nothing printed to compare with ({len(rows)} numbers of ours)"
+
+
+def _summary(results: Sequence[Result]) -> list[str]:
+    lines = ["| experiment | what | verdict | seconds |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| [{result.name}](#{result.name}) | {_cell(result.source)} | "
+        f"{_cell(verdict(result.rows))} | {result.seconds:.0f} |"
+        for result in results
+    ]
+    total = sum(result.seconds for result in results)
+    versions = {", ".join(f"{k} {v}" for k, v in result.versions.items()) for result in results}
+    processors = ", ".join(str(number) for number in sorted({r.processors for r in results}))
+    lines += [
+        "",
+        f"All together {total / 60.0:.0f} minutes, on machines of {processors} processors; where "
+        "matrices came from the cache, or runs had finished before, they are not in these times.",
+        "",
+        "A number agrees if it rounds to the printed digits, or keeps a printed bound; one that "
+        "differs has the reason beside it, or that it is not explained. What papers say in words "
+        "is repeated in ours, and holds or fails. Errors of factorizations are at sensitivity 1 "
+        "and noise multiplier 1 unless a row says otherwise.",
+        "",
+        *(f"Versions: {version}." for version in sorted(versions)),
+    ]
+    return lines
+
+
+def _section(result: Result, is_of_other_code: bool) -> list[str]:
+    versions = f", mf-aggregators {result.versions['mf-aggregators']}, other code"
+    lines = [
+        f"## {result.name}",
+        "",
+        f"{result.source}. {result.title}.",
+        "",
+        f"`{result.command}` ({result.seconds:.0f} s{versions if is_of_other_code else ''}): "
+        f"{verdict(result.rows)}.",
+        "",
+        f"![{result.title}]({result.figure_file})",
+        "",
+        "| where | quantity | paper | ours | verdict |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {_cell(row.row)} | {_cell(row.quantity)} | {_cell(row.printed or '-')} | "
+        f"{row.ours:.6g} | {_cell(_verdict_of(row))} |"
+        for row in result.rows
+    ]
+    for note in result.notes:
+        lines += ["", note]
+    return [*lines, ""]
+
+
+def _verdict_of(row: Row) -> str:
+    words = [row.verdict]
+    if row.verdict == DIFFERS and row.relative_difference is not None:
+        words.append(f"by {100.0 * row.relative_difference:+.3g} %")
+    if row.explanation:
+        words.append(f"({row.explanation})")
+    return " ".join(words)
+
+
+def _cell(text: str) -> str:
+    # Comparison signs are no markup here, and bars would end the cell.
+    return html.escape(text, quote=False).replace("|", "\\|")

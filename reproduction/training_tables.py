@@ -1,11 +1,11 @@
-"""The arms of the papers' training comparisons, from the papers' tables."""
+"""The configurations of the papers' training comparisons, from the papers' tables."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from reproduction import arms as kinds
-from reproduction.arms import Arm
+from reproduction import configurations as kinds
+from reproduction.configurations import Configuration
 
 # Privacy targets of scaled-down comparisons: those where noise decides, and does not forbid.
 _SMALL_TARGETS = (2.0, 8.0)
@@ -116,45 +116,47 @@ _CIFAR10_OF_KIND: Mapping[str, Mapping[str, Any]] = {
         "rate_factor": 1.0 / (1.0 - kinds.CENTRALISED[kinds.CIFAR10].momentum),
     }
 }
-# BandMF's grid of rates has this base; one step down and up from each arm's rate.
+# BandMF's grid of rates has this base; one step down and up from each configuration's rate.
 _RATE_BASE = 1.7
 
 
-def arms_of_figure_5a(dataset: str) -> tuple[Arm, ...]:
-    """Returns the arms of BandMF Fig. 5 (a): clients that come back, without amplification.
+def figure_5a(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Fig. 5 (a): returning clients, no amplification.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
     """
     return tuple(
-        Arm(label, kind, epsilon, *cells[_TARGETS.index(epsilon)])
+        Configuration(label, kind, epsilon, *cells[_TARGETS.index(epsilon)])
         for epsilon in _targets(dataset)
         for (label, kind), cells in _FIGURE_5A.items()
     )
 
 
-def arms_of_figure_1b(dataset: str) -> tuple[Arm, ...]:
-    """Returns the arms of BandMF Fig. 1 (b): batches that are sampled.
+def figure_1b(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Fig. 1 (b): batches that are sampled.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
     """
-    arms = []
+    configurations = []
     for epsilon in _targets(dataset):
         place = _TARGETS.index(epsilon)
         for (label, kind), cells in _FIGURE_1B.items():
             if place < len(cells):
                 bands = _BANDS_OF_1B[place] if kind == kinds.AMPLIFIED_BANDED else None
-                arms.append(Arm(label, kind, epsilon, *cells[place], paper_bands=bands))
-    return tuple(arms)
+                configurations.append(
+                    Configuration(label, kind, epsilon, *cells[place], paper_bands=bands)
+                )
+    return tuple(configurations)
 
 
 def _targets(dataset: str) -> tuple[float, ...]:
     return _TARGETS if dataset == kinds.STACKOVERFLOW else _SMALL_TARGETS
 
 
-def arms_of_figure_1a(dataset: str) -> tuple[Arm, ...]:
-    """Returns the arms of BandMF Figs. 1 (a) and 10: single examples, sampled.
+def figure_1a(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Figs. 1 (a) and 10: single examples, sampled.
 
     Args:
       dataset: ``docstrings``, for which scikit-learn's digits stand, or ``cifar10``.
@@ -162,17 +164,19 @@ def arms_of_figure_1a(dataset: str) -> tuple[Arm, ...]:
     if dataset != kinds.CIFAR10:
         targets = _SMALL_TARGETS
         return tuple(
-            Arm(label, kind, epsilon, 1.0) for epsilon in targets for label, kind in _FIGURE_1B
+            Configuration(label, kind, epsilon, 1.0)
+            for epsilon in targets
+            for label, kind in _FIGURE_1B
         )
     return tuple(
-        Arm(label, kind, epsilon, 1.0, **_CIFAR10_OF_KIND.get(kind, {}))
+        Configuration(label, kind, epsilon, 1.0, **_CIFAR10_OF_KIND.get(kind, {}))
         for epsilon in _CIFAR10_TARGETS
         for label, kind in _FIGURE_1B
     )
 
 
-def arms_of_figure_11(dataset: str) -> tuple[Arm, ...]:
-    """Returns the arms of BandMF Fig. 11: some of Fig. 5 (a), at several learning rates each.
+def figure_11(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of BandMF Fig. 11: some of Fig. 5 (a), at several rates each.
 
     At the papers' size these are the paper's and their neighbours on its grid. The scaled-down
     rates follow from a law that was fitted elsewhere, may be too small, and have one more above.
@@ -182,15 +186,15 @@ def arms_of_figure_11(dataset: str) -> tuple[Arm, ...]:
     """
     steps = (-1, 0, 1) if dataset == kinds.STACKOVERFLOW else (-1, 0, 1, 2)
     return tuple(
-        dataclasses.replace(arm, printed=None, rate_factor=_RATE_BASE**step)
-        for arm in arms_of_figure_5a(dataset)
-        if arm.kind in (kinds.IDENTITY, kinds.TREE_FULL, kinds.BANDED)
+        dataclasses.replace(configuration, printed=None, rate_factor=_RATE_BASE**step)
+        for configuration in figure_5a(dataset)
+        if configuration.kind in (kinds.IDENTITY, kinds.TREE_FULL, kinds.BANDED)
         for step in steps
     )
 
 
-def arms_of_denisov_2(dataset: str) -> tuple[Arm, ...]:
-    """Returns the arms of Denisov et al. Fig. 2: a single pass at constant learning rates.
+def denisov_figure_2(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of Denisov et al. Fig. 2: a single pass, constant learning rates.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
@@ -203,7 +207,7 @@ def arms_of_denisov_2(dataset: str) -> tuple[Arm, ...]:
         for (label, kind), cells in _DENISOV_2.items():
             server, client, momentum = cells[place]
             found.append(
-                Arm(
+                Configuration(
                     label,
                     kind,
                     epsilon,
@@ -218,8 +222,8 @@ def arms_of_denisov_2(dataset: str) -> tuple[Arm, ...]:
     return tuple(found)
 
 
-def arms_of_denisov_3(dataset: str) -> tuple[Arm, ...]:
-    """Returns the arms of Denisov et al. Figs. 3 and 6: schedules at epsilon 18.9.
+def denisov_figure_3(dataset: str) -> tuple[Configuration, ...]:
+    """Returns the configurations of Denisov et al. Figs. 3 and 6: schedules at epsilon 18.9.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
@@ -230,11 +234,15 @@ def arms_of_denisov_3(dataset: str) -> tuple[Arm, ...]:
         "cool-down": ("--server_cooldown=0.25", "--cooldown=linear"),
     }
     # Constant rates are those of Fig. 2, and the same runs.
-    found = [arm for arm in arms_of_denisov_2(dataset) if arm.epsilon == _EPSILONS_OF_DENISOV[0]]
+    found = [
+        configuration
+        for configuration in denisov_figure_2(dataset)
+        if configuration.epsilon == _EPSILONS_OF_DENISOV[0]
+    ]
 
     def add(label: str, kind: str, schedule: str, more: tuple[str, ...] = ()) -> None:
         found.append(
-            Arm(
+            Configuration(
                 label,
                 kind,
                 _EPSILONS_OF_DENISOV[0],

@@ -27,7 +27,7 @@ from mf_aggregators import atomic_files, validation
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations.comparison import repeated_runs, run_comparisons, run_compositions
+from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
 from simulations.runs import run_config
 
@@ -217,7 +217,7 @@ def _report(
     rows = run_comparisons.summarise(results)
     why = run_comparisons.unfairness(results)
     pairs = [] if why is not None else run_comparisons.separated(rows)
-    together = run_compositions.composition(finished.values())
+    together = run_comparisons.composition(finished.values())
     notes = [run_comparisons.separation_line(rows, pairs, why)]
     if any(run.seconds is None for run in finished.values()):
         notes.append("Runs that were cut off and resumed do not count towards the minutes.")
@@ -233,7 +233,7 @@ def _report(
             "Not in the figure, without any heldout_accuracy that all runs have: "
             f"{', '.join(left_out)}."
         )
-    lines = [run_compositions.sentences(together), *notes]
+    lines = [run_comparisons.composition_line(together), *notes]
     text = f"{run_comparisons.to_markdown(rows)}\n\n" + "\n".join(lines)
     atomic_files.write_text(root / MARKDOWN_FILE, text + "\n")
     fields = {

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
 from mf_aggregators.commands import command_line, factorize, report
 from mf_aggregators.participation import MinSeparation, PoissonSampling
-from reproduction import drawings, matrix_levels
+from reproduction import drawings
 from reproduction.experiment import Drawing
+from reproduction.matrices import decode_levels, encode_levels
 from simulations.runs import run_figures
 from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
@@ -185,12 +186,12 @@ def test_figures_of_learning_rates(epsilons: list[float]) -> None:
 @settings(deadline=None, max_examples=40)
 def test_matrices_are_kept_to_a_level(rows: int, columns: int, seed: int, scale: float) -> None:
     matrix = scale * np.random.default_rng(seed).normal(size=(rows, columns))
-    encoded = json.loads(json.dumps(matrix_levels.encode(matrix)))
+    encoded = json.loads(json.dumps(encode_levels(matrix)))
     largest = float(np.max(np.abs(matrix)))
     np.testing.assert_allclose(
-        matrix_levels.decode(encoded), matrix, rtol=0.0, atol=largest / 254 * (1.0 + 1e-9)
+        decode_levels(encoded), matrix, rtol=0.0, atol=largest / 254 * (1.0 + 1e-9)
     )
-    assert np.all(matrix_levels.decode(matrix_levels.encode(np.zeros((2, 3)))) == 0.0)
+    assert np.all(decode_levels(encode_levels(np.zeros((2, 3)))) == 0.0)
 
 
 # Runs and comparisons.

@@ -4,31 +4,32 @@ Every run draws its own secret noise, cohorts and initial weights. Finished runs
 results; what was cut off is resumed; a stop leaves as many runs of each variant.
 """
 
-import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
 import json
 import math
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from mf_aggregators import atomic_files, memory, validation
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.progress_bars import ProgressBar
-from simulations.comparison import run_processes
-from simulations.comparison.run_processes import Ended, RunProcesses
 from simulations.runs import run_config, run_directory
 from simulations.workers import quiet
 
@@ -49,6 +50,8 @@ HELP_OF_PARALLEL_RUNS = (
 # Flags that a finished run would have finished the same with.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
+# What runs under way have after a second request to stop.
+_SECONDS_TO_END = 20.0
 # A lower estimate, of a run in the list of them all.
 _BYTES_PER_RUN = 100
 
@@ -198,18 +201,15 @@ def run_all(
         damaged or of other flags, runs are of different versions of packages or different
         data, or another process is at work in the directory. What else is under way then
         stops after its round, and can be resumed.
+      KeyboardInterrupt: At a second request to stop. Runs under way then have some seconds.
       OSError: If the directory cannot be written.
     """
     command_line.check_extra("a training run")
     root = runs[0].root
     output_paths.check_directory(root, "output_dir")
     root.mkdir(parents=True, exist_ok=True)
-    with (
-        _locked(root) as lock,
-        quiet.stop_requests(
-            "stopping each run after its round; Ctrl-C again stops at once"
-        ) as stop,
-    ):
+    message = "stopping each run after its round; Ctrl-C again stops at once"
+    with _locked(root) as lock, quiet.stop_requests(message) as stop:
         finished = {run: _read_result(run) for run in runs if run.result.exists()}
         directories = [run.directory for run in runs]
         run_directory.check_alike(directories)
@@ -217,27 +217,136 @@ def run_all(
             run_directory.check_versions(directories)
         begun = {run.variant for run in runs if run in finished or run.directory.exists()}
         for run in {run.variant: run for run in runs if run.variant not in begun}.values():
-            print(f"{program}: checking the flags of {run.variant.name}", file=sys.stderr)
-            if not _check(run, stop):
-                _say_interrupted(program, finished, runs)
-                return None
-        with ProgressBar(
-            total=len(runs), initial=len(finished), unit="run", file=sys.stderr
-        ) as progress:
+            if not stop.is_set:
+                print(f"{program}: checking the flags of {run.variant.name}", file=sys.stderr)
+                _check_flags(run, stop)
+        if not stop.is_set:
+            _train(runs, finished, parallel_runs, lock, stop)
+    if len(finished) == len(runs):
+        return finished
+    print(
+        f"{program}: interrupted; {len(finished)} of {len(runs)} runs are finished, and "
+        "the same command goes on with the others.",
+        file=sys.stderr,
+    )
+    return None
 
-            def keep(run: RepeatedRun, found: FinishedRun) -> None:
-                finished[run] = found
+
+def _train(
+    runs: Sequence[RepeatedRun],
+    finished: dict[RepeatedRun, FinishedRun],
+    parallel_runs: int,
+    lock: int,
+    stop: quiet.StopRequest,
+) -> None:
+    """Runs or resumes what is not finished, and adds its results, until a stop is requested.
+
+    A thread waits for each process under way, and asks it to stop. A run that fails stops the
+    others; what they fail with then is not reported.
+    """
+    directories = [run.directory for run in runs]
+    keeping = threading.Lock()
+    ending, at_once = threading.Event(), threading.Event()
+    under_way: list[str] = []
+
+    def stops() -> int:
+        """How often a run has to be asked to stop by now."""
+        return int(stop.is_set or ending.is_set()) + at_once.is_set()
+
+    def train(run: RepeatedRun) -> None:
+        if stops():
+            return
+        under_way.append(run.name)
+        progress.set_description(", ".join(under_way))
+        try:
+            result = _run(run, lock, stops)
+            if result is None:
+                ending.set()
+                return
+            with keeping:
+                finished[run] = result
                 progress.update()
                 # After one run more, not after all: data may have changed in between.
                 run_directory.check_alike(directories)
+        except BaseException:
+            ending.set()
+            raise
+        finally:
+            under_way.remove(run.name)
 
-            left = [run for run in runs if run not in finished]
-            with RunProcesses(lock) as processes:
-                _train(left, parallel_runs, processes, stop, progress.set_description, keep)
-        if len(finished) < len(runs):
-            _say_interrupted(program, finished, runs)
+    left = [run for run in runs if run not in finished]
+    pool = concurrent.futures.ThreadPoolExecutor(parallel_runs)
+    with ProgressBar(
+        total=len(runs), initial=len(finished), unit="run", file=sys.stderr
+    ) as progress:
+        try:
+            futures = [pool.submit(train, run) for run in left]
+            concurrent.futures.wait(futures)
+            for future in futures:
+                future.result()
+        except BaseException:
+            at_once.set()
+            raise
+        finally:
+            pool.shutdown()
+
+
+def _run(run: RepeatedRun, lock: int, stops: Callable[[], int]) -> FinishedRun | None:
+    """Runs a process until it ends, and keeps its result.
+
+    Args:
+      run: What is run, or resumed.
+      lock: A descriptor that the process inherits, so that its lock lasts as long as it does.
+      stops: Returns how often it has to be asked to stop; after a second time, it has some
+        seconds before it is killed.
+
+    Returns:
+      The result; None if the run was stopped, or failed while others were being stopped.
+
+    Raises:
+      CommandError: If it failed or printed no result.
+    """
+    start = time.monotonic()
+    # Nobody knows how long a run that was cut off ran before.
+    is_resumed = run.directory.exists()
+    atomic_files.remove_unfinished(run.result)
+    with tempfile.TemporaryFile() as output, run.log.open("ab") as errors:
+        log_start = errors.tell()
+        with _process(run.arguments(run.directory), output, errors, (lock,)) as child:
+            asked, deadline = 0, math.inf
+            while child.poll() is None and time.monotonic() < deadline:
+                if asked < stops():
+                    asked += 1
+                    child.send_signal(signal.SIGTERM)
+                    if asked == 2:
+                        deadline = time.monotonic() + _SECONDS_TO_END
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_POLL_SECONDS)
+        output.seek(0)
+        printed = output.read().decode("utf-8", "replace")
+    seconds = None if is_resumed else time.monotonic() - start
+    if child.returncode == command_line.INTERRUPTED:
+        return None
+    if child.returncode != command_line.DONE:
+        if stops():
             return None
-    return finished
+        with run.log.open("rb") as log:
+            log.seek(log_start)
+            said = _last_line(log.read())
+        raise CommandError(
+            f"{run.name} ended with status {child.returncode}; the last line of its log "
+            f"{run.log}: {said}"
+        )
+    try:
+        result = validation.parsed_json(printed)
+        found = _finished(result, seconds)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CommandError(
+            f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
+        ) from error
+    contents = {**run.identity, "seconds": seconds, "result": result}
+    atomic_files.write_text(run.result, json.dumps(contents, indent=2) + "\n")
+    return found
 
 
 @contextlib.contextmanager
@@ -299,122 +408,59 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
     )
 
 
-def _check(run: RepeatedRun, stop: quiet.StopRequest) -> bool:
-    """Lets a command check its flags, and ends it once it has begun to run.
+def _check_flags(run: RepeatedRun, stop: quiet.StopRequest) -> None:
+    """Lets a command check its flags, and ends it once it has begun to run, or at a stop.
 
     A mistake in the flags of the last mechanism is found before the first one has trained
     for hours.
-
-    Returns:
-      False if a stop was requested.
 
     Raises:
       CommandError: If the command refuses its flags.
     """
     scratch = pathlib.Path(tempfile.mkdtemp(prefix=".flags-", dir=run.root))
+    # Written when all flags were found good.
+    config = scratch / "run" / run_directory.CONFIG_FILE
     try:
         # By a pipe: should this process be killed, the other one cannot go on unseen.
-        with run_processes.process(
-            run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE
-        ) as child:
-            # The configuration is written when all flags were found good.
-            while not (scratch / "run" / run_directory.CONFIG_FILE).exists():
-                if stop.is_set:
-                    return False
-                try:
+        with _process(run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE) as child:
+            while child.returncode is None and not config.exists() and not stop.is_set:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     _, errors = child.communicate(timeout=_POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
-                if child.returncode:
-                    message = run_processes.last_line(errors.decode("utf-8", "replace"))
-                    raise CommandError(f"{_flags_of(run.variant)} is refused: {message}")
-                return True
-        return True
+            if child.returncode:
+                variant = run.variant
+                name = "" if variant.name == variant.mechanism else f" ({variant.name})"
+                raise CommandError(
+                    f"--mechanism={variant.mechanism}{name} is refused: {_last_line(errors)}"
+                )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _train(
-    runs: Sequence[RepeatedRun],
-    parallel_runs: int,
-    processes: RunProcesses,
-    stop: quiet.StopRequest,
-    describe: Callable[[str], Any],
-    keep: Callable[[RepeatedRun, FinishedRun], None],
-) -> None:
-    """Runs or resumes runs, some at a time, until all have ended or a stop is requested.
-
-    Raises:
-      CommandError: If a run fails or ``keep`` raises it, once the others have stopped.
-    """
-    waiting = collections.deque(runs)
-    by_name = {run.name: run for run in runs}
-    resumed: set[RepeatedRun] = set()
-    failure: CommandError | None = None
-    goes_on = True
-    while True:
-        goes_on = goes_on and not stop.is_set
-        while goes_on and waiting and len(processes.names) < parallel_runs:
-            run = waiting.popleft()
-            if run.directory.exists():
-                resumed.add(run)
-            atomic_files.remove_unfinished(run.result)
-            processes.start(run.name, run.arguments(run.directory), run.log)
-            describe(", ".join(processes.names))
-        if not goes_on:
-            processes.request_stop()
-        if not processes.names:
-            break
-        time.sleep(_POLL_SECONDS)
-        for ended in processes.take_ended():
-            run = by_name[ended.name]
-            try:
-                if ended.status == command_line.INTERRUPTED:
-                    goes_on = False
-                elif ended.status == command_line.DONE or (goes_on and not stop.is_set):
-                    keep(run, _finish(run, ended, run in resumed))
-            except CommandError as error:
-                failure = failure or error
-                goes_on = False
-    if failure is not None:
-        raise failure
+@contextlib.contextmanager
+def _process(
+    arguments: Sequence[str],
+    output: int | IO[bytes],
+    errors: int | IO[bytes],
+    inherited: Sequence[int] = (),
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Starts a process; at the end it is killed if it has not ended, and so are its workers."""
+    with subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        pass_fds=inherited,
+        # A terminal's Ctrl-C reaches this process alone, which passes it on once.
+        start_new_session=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
 
 
-def _finish(run: RepeatedRun, ended: Ended, is_resumed: bool) -> FinishedRun:
-    """Keeps and returns the result of a run that has ended.
-
-    Raises:
-      CommandError: If it failed or printed no result.
-    """
-    if ended.status != command_line.DONE:
-        raise CommandError(
-            f"{run.name} ended with status {ended.status}; the last line of its log {run.log}: "
-            f"{ended.last_line}"
-        )
-    # Nobody knows how long a run that was cut off ran before.
-    seconds = None if is_resumed else ended.seconds
-    try:
-        result = validation.parsed_json(ended.printed)
-        finished = _finished(result, seconds)
-    except (ValueError, TypeError, KeyError) as error:
-        raise CommandError(
-            f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
-        ) from error
-    contents = {**run.identity, "seconds": seconds, "result": result}
-    atomic_files.write_text(run.result, json.dumps(contents, indent=2) + "\n")
-    return finished
-
-
-def _flags_of(variant: Variant) -> str:
-    named = "" if variant.name == variant.mechanism else f" ({variant.name})"
-    return f"--mechanism={variant.mechanism}{named}"
-
-
-def _say_interrupted(
-    program: str, finished: Mapping[RepeatedRun, FinishedRun], runs: Sequence[RepeatedRun]
-) -> None:
-    print(
-        f"{program}: interrupted; {len(finished)} of {len(runs)} runs are finished, and "
-        "the same command goes on with the others.",
-        file=sys.stderr,
-    )
+def _last_line(printed: bytes) -> str:
+    # Progress bars end their lines by returning to the first column.
+    lines = [line.strip() for line in re.split(r"[\r\n]", printed.decode("utf-8", "replace"))]
+    return next((line for line in reversed(lines) if line), "(nothing)")

@@ -1,28 +1,33 @@
-"""What repeated runs show: accuracies with intervals, and which of them are apart."""
+"""What repeated runs show: accuracies with intervals, which are apart, and privacy together."""
 
 import csv
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.stats
+from dp_accounting import dp_event
 
+from mf_aggregators import accounting, printed_guarantees
+from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.printed_guarantees import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import round_records, run_directory
 
 if TYPE_CHECKING:
     # matplotlib is imported when something is drawn.
-    from mf_aggregators import figures
     from simulations.runs import run_figures
 
 CONFIDENCE = 0.95
 
 _EPSILON_TOLERANCE = 1e-3
+# Epsilons of privacy loss distributions, whose grids differ, may be so far apart.
+_COMPOSITION_TOLERANCE = 1e-2
 _METRIC = "heldout_accuracy"
 
 
@@ -53,6 +58,26 @@ class Row:
     epsilon: float | None
     delta: float | None
     seconds_mean: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """All private runs of a comparison, which train on the same clients.
+
+    Attributes:
+      private_runs: How many they are.
+      other_runs: The other runs, which guarantee nothing.
+      epsilon: The epsilon of the private runs together, for a client that may be in all of
+        them; None without private runs, and where none can be stated.
+      delta: The delta that this epsilon is for, the largest of a run; None without private runs.
+      reason: Why no epsilon of private runs can be stated; None if one is, or there are none.
+    """
+
+    private_runs: int
+    other_runs: int
+    epsilon: float | None
+    delta: float | None
+    reason: str | None = None
 
 
 def summarise(runs: Mapping[str, Sequence[FinishedRun]]) -> tuple[Row, ...]:
@@ -172,6 +197,113 @@ def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: 
     return f"With non-overlapping intervals: {listed}."
 
 
+def composition(runs: Iterable[FinishedRun]) -> Composition:
+    """Returns the guarantee of all private runs together.
+
+    Unamplified runs are Gaussian mechanisms, and together one of them
+    (``accounting.composed_gaussian_epsilon``). Where some are amplified, all are composed by
+    privacy loss distributions (``accounting.composed_epsilon``): Poisson-sampled ones as what they
+    are, and those of other samplers, which such distributions do not know, without amplification. A
+    run that broke its plan enters with what may be stated of it. Where the result of a run does not
+    say its noise multiplier and its sampling, or these do not give what it states, no guarantee is
+    stated, and the reason is.
+
+    Args:
+      runs: The runs.
+    """
+    every = list(runs)
+    private = [run for run in every if run.epsilon is not None]
+    others = len(every) - len(private)
+    if not private:
+        return Composition(0, others, None, None)
+    delta = max(run.delta for run in private if run.delta is not None)
+    if len(private) == 1:
+        return Composition(1, others, private[0].epsilon, delta)
+    try:
+        sigmas = [_checked_noise_multiplier(run) for run in private]
+        schemes = [run.sampling for run in private]
+        if all(scheme is None for scheme in schemes):
+            epsilon = accounting.composed_gaussian_epsilon(sigmas, delta)
+        else:
+            events = [_event(*pair) for pair in zip(sigmas, schemes, strict=True)]
+            epsilon = accounting.composed_epsilon(events, delta)
+    except ValueError as error:
+        # What was trained for hours is tabulated all the same.
+        return Composition(len(private), others, None, delta, str(error))
+    return Composition(len(private), others, epsilon, delta)
+
+
+def composition_line(found: Composition) -> str:
+    """Returns what holds for a client of all runs, epsilon and delta rounded up.
+
+    Args:
+      found: What :func:`composition` returned.
+    """
+    if found.private_runs == 0:
+        return "No run is private."
+    if found.epsilon is None or found.delta is None:
+        return (
+            f"No guarantee of all {found.private_runs} private runs together can be stated: "
+            f"{found.reason}"
+        )
+    pair = printed_guarantees.pair(found.epsilon, found.delta)
+    if found.private_runs == 1:
+        text = f"The one private run: {pair}-DP for each client."
+    else:
+        text = (
+            f"All {found.private_runs} private runs together, on the same clients: {pair}-DP for "
+            "each client."
+        )
+    if found.other_runs:
+        text += " Whoever sees the runs that are not private, too, is promised nothing."
+    return text
+
+
+def _checked_noise_multiplier(run: FinishedRun) -> float:
+    """Returns the noise multiplier of a private run, if that gives at least what the run states.
+
+    Raises:
+      ValueError: If it does not, or is not known, so that the run cannot be composed.
+    """
+    assert run.epsilon is not None
+    assert run.delta is not None
+    sigma = run.noise_multiplier
+    if sigma is None:
+        # Its epsilon alone does not tell: that of a sampled run is one of other noise.
+        raise ValueError(
+            "the result of a run, perhaps of an older version, does not say its noise multiplier "
+            "and how its clients were sampled: run it again to compose it."
+        )
+    alone = _epsilon(sigma, run.sampling, run.delta)
+    if alone < (1.0 - _COMPOSITION_TOLERANCE) * run.epsilon:
+        raise ValueError(
+            f"the result of a run states epsilon {run.epsilon:.6g} at delta {run.delta:g}, and its "
+            f"noise multiplier {sigma:.6g} alone would give {alone:.6g}: it is of another kind of "
+            "guarantee, which cannot be composed."
+        )
+    return sigma
+
+
+# Repetitions state the same, and what it takes is slow for some schemes.
+@functools.lru_cache
+def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float:
+    if scheme is None:
+        return accounting.exact_epsilon(sigma, delta)
+    if scheme.composes_amplified:
+        return scheme.epsilon(sigma, delta)
+    # Without amplification: each participation of a client changes rows of its own.
+    return accounting.exact_epsilon(sigma / math.sqrt(scheme.most_participations()), delta)
+
+
+def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
+    """A run as it is composed with others: amplified where :func:`_epsilon` is."""
+    if scheme is None:
+        return accounting.event(sigma)
+    if scheme.composes_amplified:
+        return scheme.event(sigma)
+    return dp_event.SelfComposedDpEvent(accounting.event(sigma), scheme.most_participations())
+
+
 def to_markdown(rows: Sequence[Row]) -> str:
     """Returns a Markdown table whose columns are aligned, for people to read as it is.
 
@@ -236,6 +368,7 @@ def draw(
     Raises:
       OSError: If a file cannot be read or written.
     """
+    from mf_aggregators import figures
     from simulations.runs import run_figures
 
     series = {
@@ -254,25 +387,22 @@ def draw(
             drawn,
             path,
             title=title,
-            accuracies=[_interval(row) for row in rows],
+            accuracies=[
+                figures.Interval(
+                    row.mechanism,
+                    100.0 * row.test_accuracy_mean,
+                    None
+                    if row.test_accuracy_half_width is None
+                    else 100.0 * row.test_accuracy_half_width,
+                    100.0 * row.test_accuracy_min,
+                    100.0 * row.test_accuracy_max,
+                )
+                for row in rows
+            ],
             name=_METRIC,
             confidence=CONFIDENCE,
         )
     return left_out
-
-
-def _interval(row: Row) -> "figures.Interval":
-    """The test accuracy of a mechanism, in percent."""
-    from mf_aggregators import figures
-
-    half_width = row.test_accuracy_half_width
-    return figures.Interval(
-        row.mechanism,
-        100.0 * row.test_accuracy_mean,
-        None if half_width is None else 100.0 * half_width,
-        100.0 * row.test_accuracy_min,
-        100.0 * row.test_accuracy_max,
-    )
 
 
 def mean_accuracy(directories: Sequence[pathlib.Path]) -> "run_figures.MeanCurve":

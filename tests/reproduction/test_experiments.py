@@ -1,9 +1,12 @@
 """Experiments at sizes that take seconds, against print and against independent computation."""
 
+import decimal
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
@@ -15,12 +18,11 @@ from reproduction import (
     amplification_by_epochs,
     banded_guarantees,
     best_bands,
-    coins_under_timers,
-    fixed_point,
     library_comparison,
+    papers_optimum,
     prefix_sums,
 )
-from reproduction.experiment import Outcome, Row, Workspace
+from reproduction.experiment import Outcome, Row, Workspace, parse_printed
 
 _WORKSPACE = Workspace()
 
@@ -31,10 +33,10 @@ def test_coins_need_less_noise_than_parts(monkeypatch: pytest.MonkeyPatch) -> No
     for name, value in (
         ("_DELTA", 1e-3),
         *((f"_{name.upper()}", value) for name, value in sizes.items()),
-        ("_PRINTED", {4: (3, "0.7")}),
+        ("_WITH_AMPLIFICATION", {4: ("", "", "0.7", 3)}),
     ):
-        monkeypatch.setattr(coins_under_timers, name, value)
-    (row,) = coins_under_timers.table_5("coins", _WORKSPACE).rows
+        monkeypatch.setattr(banded_guarantees, name, value)
+    (row,) = banded_guarantees.min_separation_sampling("coins", _WORKSPACE).rows
     assert row.verdict == "not printed"
     assert f"coins need {100 * (1 - row.ours / 0.7):.1f} % less noise" in str(row.reason)
     matrix = factorizations.banded(workloads.prefix_sum(12), 3, relative_gap=1e-3)
@@ -70,7 +72,9 @@ def test_the_table_of_total_errors_as_printed() -> None:
 
 
 def test_what_an_iteration_that_ended_early_would_print() -> None:
-    iterates = fixed_point.Iterates(np.array([9.0, 5.1, 4.96, 4.9]), np.array([1.0, 0.1, 0.02, 0]))
+    iterates = papers_optimum.Iterates(
+        np.array([9.0, 5.1, 4.96, 4.9]), np.array([1.0, 0.1, 0.02, 0])
+    )
     reason = prefix_sums._unfinished("5.0", 4.8, iterates)
     assert reason is not None
     assert "at step 3 of 4, at a relative change of 0.02" in reason
@@ -195,3 +199,37 @@ def test_multi_epoch_errors_are_the_least_possible_ones() -> None:
     expected = np.sum(np.sqrt(weights)) / np.sqrt(32.0)
     assert found.by_epochs[32] == pytest.approx(expected, rel=1e-3)
     assert "certified" in found.note
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(0, 6), st.floats(-3.0, 3.0))
+def test_what_rounds_to_the_digits_agrees(digits: int, places: int, distance: float) -> None:
+    """Half-way cases, which rounding decides by its own rule, are left out."""
+    number = decimal.Decimal(digits).scaleb(-places)
+    unit = decimal.Decimal(1).scaleb(-places)
+    computed = float(number) + distance * float(unit)
+    exactly = abs(decimal.Decimal(computed) - number) / unit
+    if abs(exactly - decimal.Decimal("0.5")) < decimal.Decimal("1e-6"):
+        return
+    printed = parse_printed(f"{number:f}")
+    assert printed.agrees(computed) == (exactly < decimal.Decimal("0.5"))
+    assert printed.value == float(number)
+
+
+def test_bounds() -> None:
+    at_most = parse_printed("<=1.15")
+    assert [at_most.agrees(value) for value in (0.2, 1.15, 1.1549, 1.156)] == [True] * 3 + [False]
+    at_least = parse_printed(">= 2.0")
+    assert [at_least.agrees(value) for value in (7.0, 1.96, 1.94)] == [True, True, False]
+    for relation in ("", "<=", ">="):
+        assert not parse_printed(f"{relation}1.5").agrees(float("nan"))
+
+
+def test_differences() -> None:
+    assert parse_printed("4.00").relative_difference(5.0) == pytest.approx(0.25)
+    assert parse_printed("0.0").relative_difference(5.0) is None
+
+
+@pytest.mark.parametrize("text", ["", "about 2", "1,000", "<1", "1.", "nan", "inf"])
+def test_what_is_no_printed_number_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a decimal number"):
+        parse_printed(text)

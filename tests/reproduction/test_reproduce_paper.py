@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.commands import command_line
-from reproduction import (
-    catalogue,
-    report,
-    reproduce_paper,
-    results,
-    source_code,
-)
+from reproduction import reproduce_paper, results
 from reproduction.experiment import Row
 
 _DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "reproduction"
@@ -43,7 +37,7 @@ def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> N
     status, out, _ = _call(capfd, "--list", "--format=json")
     assert status == 0
     names = [each["name"] for each in json.loads(out)["experiments"]]
-    assert names == list(catalogue.experiments())
+    assert names == list(reproduce_paper.experiments())
     status, out, _ = _call(capfd, "--list")
     assert [line.split()[0] for line in out.splitlines()] == names
     # Without flags no work begins that nobody asked for.
@@ -133,7 +127,7 @@ def test_broken_caches_and_results_are_noticed(
 
     # A result that was cut or altered is not reported.
     name = "bandmf-figure-6"
-    code = source_code.fingerprint(catalogue.experiments()[name])
+    code = results.fingerprint(reproduce_paper.experiments()[name])
     path = tmp_path / "out" / "bandmf-figure-6.json"
     whole = path.read_text()
     assert results.load(name, code, tmp_path / "out") is not None
@@ -195,9 +189,9 @@ def test_results_of_other_code_are_reported_as_such(
     report_file = tmp_path / "out" / "report.md"
     assert "## denisov-epsilons" in report_file.read_text()
     assert "other code" not in report_file.read_text()
-    of_this = source_code.fingerprint
+    of_this = results.fingerprint
     monkeypatch.setattr(
-        source_code,
+        results,
         "fingerprint",
         lambda experiment: (
             "of other code" if experiment.name == "denisov-epsilons" else of_this(experiment)
@@ -245,7 +239,7 @@ def test_figures_are_drawn_again_from_what_results_keep(
         assert {k: v for k, v in after.items() if k not in of_figure} == {
             k: v for k, v in before[name].items() if k not in of_figure
         }
-        code = source_code.fingerprint(catalogue.experiments()[name])
+        code = results.fingerprint(reproduce_paper.experiments()[name])
         assert results.load(name, code, directory) is not None
     # Numbers that were altered are not drawn.
     path = directory / "denisov-epsilons.json"
@@ -261,10 +255,10 @@ def test_figures_are_drawn_again_from_what_results_keep(
 def test_the_results_of_the_documentation_are_whole() -> None:
     """Each with its figure, as the command wrote them, and what the report there is made of."""
     text = (_DOCUMENTED / "report.md").read_text()
-    for name, experiment in catalogue.experiments().items():
+    for name, experiment in reproduce_paper.experiments().items():
         is_there = (_DOCUMENTED / f"{name}.json").exists()
         # Raises if altered; None if the code has moved on, which the report says then.
-        results.load(name, source_code.fingerprint(experiment), _DOCUMENTED)
+        results.load(name, results.fingerprint(experiment), _DOCUMENTED)
         assert (f"## {name}\n" in text) == is_there, name
     assert text.count("\n## ") == len(list(_DOCUMENTED.glob("*.json")))
 
@@ -286,7 +280,7 @@ def test_the_results_of_the_documentation_are_whole() -> None:
 def test_verdicts_count_every_row_once(rows: list[Row]) -> None:
     """Claims in words never count as printed numbers, and nothing that differs is left out."""
     kinds = [row.verdict for row in rows]
-    line = report.verdict(rows)
+    line = results.verdict(rows)
     printed = kinds.count("agrees") + kinds.count("differs")
     if kinds.count("differs"):
         assert f"differs: {kinds.count('differs')} of {printed} printed numbers" in line

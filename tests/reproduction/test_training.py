@@ -21,7 +21,7 @@ import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning.band_choice import BandChoice
-from reproduction import arms, drawings, reproduce_paper, training, training_tables
+from reproduction import configurations, drawings, reproduce_paper, training, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
 from simulations.examples.cifar10_classification import run_cifar10
@@ -45,9 +45,9 @@ with (directory.parent / "started.jsonl").open("a") as file:
     file.write(json.dumps([directory.name, flags]) + "\\n")
 if (directory.parent / "interrupt").exists():
     sys.exit(130)
-arm, _, repetition = directory.name.rpartition("_")
+configuration, _, repetition = directory.name.rpartition("_")
 order = ["dp_sgd", "single_epoch_mf", "optimal_treeagg", "multi_epoch_mf", "bandmf"]
-mechanism = arm.partition("_epsilon")[0]
+mechanism = configuration.partition("_epsilon")[0]
 accuracy = 0.1 + 0.02 * (order.index(mechanism) if mechanism in order else 5)
 # What a run under timers earns with noise that is not for timers.
 epsilon = float(flags.get("target_epsilon", 20.0))
@@ -109,8 +109,8 @@ def test_a_comparison_of_five_mechanisms(
     assert best["paper"] is None
     assert "the paper, on StackOverflow: 24.88" in best["reason"]
     report = (workplace / "out" / "report.md").read_text()
-    # The half-width for two runs is 12.7 times half of their difference: 0.6 %, and arms are 2 %
-    # apart.
+    # The half-width for two runs is 12.7 times half of their difference: 0.6 %, and
+    # configurations are 2 % apart.
     assert "With non-overlapping intervals: BandMF above Multi-epoch MF, BandMF above" in report
     assert "Single-epoch MF above DP-SGD." in report
     seconds = [
@@ -152,7 +152,7 @@ def test_a_comparison_of_five_mechanisms(
 
 
 @pytest.mark.long
-def test_arms_of_chosen_targets_alone_are_trained(
+def test_configurations_of_chosen_targets_alone_are_trained(
     workplace: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs = workplace / "out" / "runs_docstrings" / "returning"
@@ -165,7 +165,7 @@ def test_arms_of_chosen_targets_alone_are_trained(
     assert len(_started(runs)) == 10
     report = (workplace / "out" / "report.md").read_text()
     assert "--targets=8" in report
-    assert "Not trained here: the arms of epsilon 2." in report
+    assert "Not trained here: the configurations of epsilon 2." in report
     # The others go on from there.
     status, out, err = _call(capfd, *arguments)
     assert status == 0, err
@@ -177,13 +177,16 @@ def test_arms_of_chosen_targets_alone_are_trained(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--targets=3"], "bandmf-figure-5a has no arms of --targets=3: its epsilons are 2, 8"),
-        (["--targets=3,8"], "--targets has 3, of which nothing chosen has arms"),
+        (
+            ["--targets=3"],
+            "bandmf-figure-5a has no configurations of --targets=3: its epsilons are 2, 8",
+        ),
+        (["--targets=3,8"], "--targets has 3, of which nothing chosen has configurations"),
         (["--targets=much"], "--targets takes epsilons with commas, found much"),
         (["--only=training", "--targets=3"], "nothing that --only names can be trained"),
     ],
 )
-def test_targets_without_arms_are_refused_before_anything_is_trained(
+def test_targets_without_configurations_are_refused_before_anything_is_trained(
     arguments: list[str],
     message: str,
     workplace: pathlib.Path,
@@ -222,7 +225,7 @@ def test_an_interrupted_comparison_goes_on(
 
 def test_the_papers_size() -> None:
     """Five targets with the paper's rates, printed accuracies, and populations that suffice."""
-    for settings in (arms.RETURNING, arms.SINGLE_PASS):
+    for settings in (configurations.RETURNING, configurations.SINGLE_PASS):
         for setting in settings.values():
             most = setting.separation * setting.clients_per_round
             assert setting.population >= min(most, setting.num_rounds * setting.clients_per_round)
@@ -230,40 +233,42 @@ def test_the_papers_size() -> None:
     found = {
         definition: definition("stackoverflow")
         for definition in (
-            training_tables.arms_of_figure_5a,
-            training_tables.arms_of_figure_1b,
-            training_tables.arms_of_figure_11,
-            training_tables.arms_of_denisov_2,
-            training_tables.arms_of_denisov_3,
+            training_tables.figure_5a,
+            training_tables.figure_1b,
+            training_tables.figure_11,
+            training_tables.denisov_figure_2,
+            training_tables.denisov_figure_3,
         )
     }
     assert [len(of_figure) for of_figure in found.values()] == [25, 14, 45, 20, 14]
     for of_figure in found.values():
-        assert len({arm.name for arm in of_figure}) == len(of_figure)
-    setting = arms.RETURNING["stackoverflow"]
-    by_name = {arm.name: arm for arm in found[training_tables.arms_of_figure_5a]}
+        assert len({configuration.name for configuration in of_figure}) == len(of_figure)
+    setting = configurations.RETURNING["stackoverflow"]
+    by_name = {
+        configuration.name: configuration for configuration in found[training_tables.figure_5a]
+    }
     assert by_name["multi_epoch_mf_epsilon_8"].printed is None
     for name, rate, printed in (
         ("dp_sgd_epsilon_1", 0.0244, "16.69"),
         ("bandmf_epsilon_16", 1.7, "25.41"),
         ("optimal_treeagg_epsilon_4", 0.5882, "23.62"),
     ):
-        assert arms.learning_rate(by_name[name], setting, Workspace()) == rate
+        assert configurations.learning_rate(by_name[name], setting, Workspace()) == rate
         assert by_name[name].printed == printed
 
 
-def test_arms_of_a_single_pass(tmp_path: pathlib.Path) -> None:
+def test_configurations_of_a_single_pass(tmp_path: pathlib.Path) -> None:
     place = TrainingPlace(tmp_path)
-    setting = arms.SINGLE_PASS["docstrings"]
-    for arm in training_tables.arms_of_denisov_3("docstrings"):
-        variant = arms.variant_of(arm, setting, place, Workspace())
+    setting = configurations.SINGLE_PASS["docstrings"]
+    for configuration in training_tables.denisov_figure_3("docstrings"):
+        variant = configurations.variant_of(configuration, setting, place, Workspace())
         flags = dict(flag[2:].split("=", 1) for flag in variant.flags)
         assert flags["separation"] == flags["num_rounds"] == "100"
         assert flags["clients_per_round"] == "25"
         # The last of a flag counts.
-        has_schedule = "decay" in arm.label or "cool-down" in arm.label
+        has_schedule = "decay" in configuration.label or "cool-down" in configuration.label
         assert float(flags["server_cooldown"]) == (0.25 if has_schedule else 0.0)
-        if arm.kind == arms.TRAINING_OPTIMUM:
+        if configuration.kind == configurations.TRAINING_OPTIMUM:
             assert (variant.mechanism, flags["workload"]) == ("optimal", "training")
             assert "checkpoint" not in flags
         else:
@@ -272,17 +277,20 @@ def test_arms_of_a_single_pass(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.long
-def test_sampled_arms_have_the_bands_of_least_error(
+def test_sampled_configurations_have_the_bands_of_least_error(
     tmp_path: pathlib.Path, workspace: Workspace
 ) -> None:
-    place, setting = TrainingPlace(tmp_path), arms.RETURNING["docstrings"]
-    by_name = {arm.name: arm for arm in training_tables.arms_of_figure_1b("docstrings")}
+    place, setting = TrainingPlace(tmp_path), configurations.RETURNING["docstrings"]
+    by_name = {
+        configuration.name: configuration
+        for configuration in training_tables.figure_1b("docstrings")
+    }
     banded = by_name["bandmf_amplified_epsilon_2"]
-    choice = arms.num_bands(banded, setting, workspace)
-    alone = arms.num_bands(by_name["dp_sgd_amplified_epsilon_2"], setting, workspace)
+    choice = configurations.num_bands(banded, setting, workspace)
+    alone = configurations.num_bands(by_name["dp_sgd_amplified_epsilon_2"], setting, workspace)
     assert 1 == alone.num_bands < choice.num_bands <= 25
     assert choice.effective_rmse < alone.effective_rmse
-    variant = arms.variant_of(banded, setting, place, workspace)
+    variant = configurations.variant_of(banded, setting, place, workspace)
     flags = dict(flag[2:].split("=", 1) for flag in variant.flags)
     assert flags["sampling"] == "poisson"
     assert "separation" not in flags
@@ -290,11 +298,13 @@ def test_sampled_arms_have_the_bands_of_least_error(
 
 
 def test_effective_errors_are_those_of_the_definition() -> None:
-    setting = arms.RETURNING["docstrings"]
-    arm = arms.Arm("DP-SGD", arms.IDENTITY, 4.0, 1.0)
+    setting = configurations.RETURNING["docstrings"]
+    configuration = configurations.Configuration("DP-SGD", configurations.IDENTITY, 4.0, 1.0)
     # Four participations, and prefix sums of i independent terms.
     expected = (4.0 * 101.0 / 2.0) ** 0.5 * mfa.accounting.noise_multiplier(4.0, 1e-4) / 100.0
-    assert arms.effective_rmse(arm, setting, Workspace()) == pytest.approx(expected)
+    assert configurations.effective_rmse(configuration, setting, Workspace()) == pytest.approx(
+        expected
+    )
     assert MinSeparation(25).most_participations(100) == 4
 
 
@@ -302,11 +312,11 @@ def test_effective_errors_are_those_of_the_definition() -> None:
 def test_the_centralised_setting_is_that_of_the_digits(
     workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    setting = arms.CENTRALISED["docstrings"]
+    setting = configurations.CENTRALISED["docstrings"]
     assert setting.population == len(digits.clients(digits.load(), 1))
     variants = [
-        arms.variant_of(arm, setting, TrainingPlace(workplace), workspace)
-        for arm in training_tables.arms_of_figure_1a("docstrings")
+        configurations.variant_of(configuration, setting, TrainingPlace(workplace), workspace)
+        for configuration in training_tables.figure_1a("docstrings")
     ]
     assert len(variants) == 6
     assert not any(flag.startswith("--dataset") for each in variants for flag in each.flags)
@@ -319,24 +329,26 @@ def test_the_centralised_setting_is_that_of_the_digits(
 def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = arms.CENTRALISED["cifar10"]
+    setting = configurations.CENTRALISED["cifar10"]
     # 20 epochs, of which the fixed order takes one in every 100 rounds.
     assert setting.num_rounds * setting.clients_per_round == 20 * setting.population
     assert setting.separation * setting.clients_per_round == setting.population
-    monkeypatch.setattr(arms, "num_bands", lambda *_: BandChoice(8, 1.0, 1.0, 1.0))
-    monkeypatch.setattr(arms, "matrix_of", lambda *_: mfa.factorizations.identity(2000))
-    definition = training_tables.arms_of_figure_1a("cifar10")
-    assert len({arm.name for arm in definition}) == len(definition) == 21
-    for arm in definition:
-        variant = arms.variant_of(arm, setting, TrainingPlace(tmp_path, "cifar10"), Workspace())
+    monkeypatch.setattr(configurations, "num_bands", lambda *_: BandChoice(8, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(configurations, "matrix_of", lambda *_: mfa.factorizations.identity(2000))
+    definition = training_tables.figure_1a("cifar10")
+    assert len({configuration.name for configuration in definition}) == len(definition) == 21
+    for configuration in definition:
+        variant = configurations.variant_of(
+            configuration, setting, TrainingPlace(tmp_path, "cifar10"), Workspace()
+        )
         values = flags.FlagValues()
         flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
         run_config.define_flags(values, run_cifar10.COMMAND)
         values(["run", f"--mechanism={variant.mechanism}", *variant.flags])
         options = run_config.of_flags(values, run_cifar10.COMMAND)
-        is_sgd = arm.kind == arms.AMPLIFIED_IDENTITY
+        is_sgd = configuration.kind == configurations.AMPLIFIED_IDENTITY
         assert options["server_momentum"] == (0.0 if is_sgd else 0.95)
-        if arm.kind != arms.MULTI_EPOCH_FIXED_ORDER:
+        if configuration.kind != configurations.MULTI_EPOCH_FIXED_ORDER:
             assert options["sampling"] == "poisson"
             # Errors are equal here, and so is how far a gradient moves the model in the end.
             moved = options["server_learning_rate"] / (1.0 - options["server_momentum"])
@@ -352,16 +364,16 @@ class _Population:
 
 
 _DEFINITIONS = (
-    (training_tables.arms_of_figure_1a, arms.CENTRALISED),
-    (training_tables.arms_of_figure_1b, arms.RETURNING),
-    (training_tables.arms_of_figure_5a, arms.RETURNING),
-    (training_tables.arms_of_figure_11, arms.RETURNING),
-    (training_tables.arms_of_denisov_2, arms.SINGLE_PASS),
-    (training_tables.arms_of_denisov_3, arms.SINGLE_PASS),
+    (training_tables.figure_1a, configurations.CENTRALISED),
+    (training_tables.figure_1b, configurations.RETURNING),
+    (training_tables.figure_5a, configurations.RETURNING),
+    (training_tables.figure_11, configurations.RETURNING),
+    (training_tables.denisov_figure_2, configurations.SINGLE_PASS),
+    (training_tables.denisov_figure_3, configurations.SINGLE_PASS),
 )
 
 
-def _plan(variant: Variant, setting: arms.Setting) -> Run | None:
+def _plan(variant: Variant, setting: configurations.Setting) -> Run | None:
     """What a run itself makes of its flags; None if it would have to search for its noise."""
     command = run_digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
     values = flags.FlagValues()
@@ -382,67 +394,71 @@ def _plan(variant: Variant, setting: arms.Setting) -> Run | None:
         *_DEFINITIONS[2:],
     ],
 )
-def test_runs_take_the_flags_of_their_arms(
-    definition: Callable[[str], tuple[arms.Arm, ...]],
-    settings: Mapping[str, arms.Setting],
+def test_runs_take_the_flags_of_their_configurations(
+    definition: Callable[[str], tuple[configurations.Configuration, ...]],
+    settings: Mapping[str, configurations.Setting],
     tmp_path: pathlib.Path,
     workspace: Workspace,
 ) -> None:
     setting = settings["docstrings"]
-    for arm in definition("docstrings"):
-        variant = arms.variant_of(arm, setting, TrainingPlace(tmp_path), workspace)
+    for configuration in definition("docstrings"):
+        variant = configurations.variant_of(
+            configuration, setting, TrainingPlace(tmp_path), workspace
+        )
         plan = _plan(variant, setting)
         if plan is None:
             continue
         assert plan.mechanism.factorization.num_rounds == setting.num_rounds
-        # The guarantee of the arm, whatever its matrix.
+        # The guarantee of the configuration, whatever its matrix.
         multiplier = plan.noise_multiplier
-        if arm.kind == arms.MULTI_EPOCH_FIXED_ORDER:
+        if configuration.kind == configurations.MULTI_EPOCH_FIXED_ORDER:
             # Enough for clients in a fixed order, too little for timers.
             order = FixedEpochOrder(4, 25)
             multiplier *= plan.mechanism.factorization.sensitivity(plan.mechanism.schema)
             multiplier /= plan.mechanism.factorization.sensitivity(order)
-            assert mfa.accounting.epsilon(plan.noise_multiplier, setting.delta) > arm.epsilon
+            assert (
+                mfa.accounting.epsilon(plan.noise_multiplier, setting.delta) > configuration.epsilon
+            )
         found = mfa.accounting.epsilon(multiplier, setting.delta)
-        assert found == pytest.approx(arm.epsilon, rel=1e-4)
+        assert found == pytest.approx(configuration.epsilon, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("definition", "settings"), [pair for pair in _DEFINITIONS if "stackoverflow" in pair[1]]
 )
-def test_runs_take_the_flags_of_their_arms_at_the_papers_size(
-    definition: Callable[[str], tuple[arms.Arm, ...]],
-    settings: Mapping[str, arms.Setting],
+def test_runs_take_the_flags_of_their_configurations_at_the_papers_size(
+    definition: Callable[[str], tuple[configurations.Configuration, ...]],
+    settings: Mapping[str, configurations.Setting],
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The matrices here cost nothing, and have bands as those that sampling needs."""
     setting = settings["stackoverflow"]
     choice = BandChoice(8, 1.0, 1.0, 1.0)
-    monkeypatch.setattr(arms, "num_bands", lambda *_: choice)
+    monkeypatch.setattr(configurations, "num_bands", lambda *_: choice)
     monkeypatch.setattr(
-        arms, "matrix_of", lambda *_: mfa.factorizations.identity(setting.num_rounds)
+        configurations, "matrix_of", lambda *_: mfa.factorizations.identity(setting.num_rounds)
     )
     monkeypatch.setattr(
         mfa.catalogue.built_in.OptimalEntry,
         "build",
         lambda *_: mfa.factorizations.identity(setting.num_rounds),
     )
-    for arm in definition("stackoverflow"):
+    for configuration in definition("stackoverflow"):
         place = TrainingPlace(tmp_path, "stackoverflow", 1, "10.0.0.5:8000")
-        variant = arms.variant_of(arm, setting, place, Workspace())
+        variant = configurations.variant_of(configuration, setting, place, Workspace())
         plan = _plan(variant, setting)
         if plan is None:
             continue
-        if arm.kind == arms.MULTI_EPOCH_FIXED_ORDER:
+        if configuration.kind == configurations.MULTI_EPOCH_FIXED_ORDER:
             assert plan.noise_multiplier > 0.0
-        elif arm.paper_noise_multiplier is None:
+        elif configuration.paper_noise_multiplier is None:
             found = mfa.accounting.epsilon(plan.noise_multiplier, setting.delta)
-            assert found == pytest.approx(arm.epsilon, rel=1e-4)
+            assert found == pytest.approx(configuration.epsilon, rel=1e-4)
         else:
-            assert plan.noise_multiplier == arm.paper_noise_multiplier
+            assert plan.noise_multiplier == configuration.paper_noise_multiplier
         assert plan.config["workers"] == "10.0.0.5:8000"
-        if "167" in arm.label:
+        if "167" in configuration.label:
             assert plan.config["clients_per_round"] == 167
 
 
@@ -467,7 +483,7 @@ def test_the_best_rates_are_fitted_to_both_errors(
 ) -> None:
     """A stand-in whose accuracy is largest near a rate, and in each repetition near another."""
     peak = "accuracy -= 0.2 * abs(math.log(float(flags['server_learning_rate']) / 0.7))"
-    wave = f"accuracy += {spread} * (-1) ** (int(repetition) + len(arm))"
+    wave = f"accuracy += {spread} * (-1) ** (int(repetition) + len(configuration))"
     (workplace / "stackoverflow_nwp" / "run_stackoverflow.py").write_text(
         _RUN.replace("import json", "import math, json").replace(
             '(directory / "metrics.csv")', f'{peak}\n{wave}\n(directory / "metrics.csv")'
@@ -486,26 +502,28 @@ def test_the_best_rates_are_fitted_to_both_errors(
         return {(row["row"], row["quantity"]): row for row in json.loads(out)["rows"]}
 
     rows = rows_of(2)
-    setting = arms.RETURNING["docstrings"]
-    definition = training_tables.arms_of_figure_11("docstrings")
+    setting = configurations.RETURNING["docstrings"]
+    definition = training_tables.figure_11("docstrings")
 
-    def accuracy(arm: arms.Arm, rate: float, repetition: int) -> float:
+    def accuracy(
+        configuration: configurations.Configuration, rate: float, repetition: int
+    ) -> float:
         order = {"DP-SGD": 0, "Optimal TreeAgg": 2, "BandMF": 4}
         # Rates are handed over with four digits.
         return (
             0.1
-            + 0.02 * order[arm.label]
+            + 0.02 * order[configuration.label]
             + 0.001 * repetition
-            + 0.01 * arm.epsilon
+            + 0.01 * configuration.epsilon
             - 0.2 * abs(np.log(float(f"{rate:.4g}") / 0.7))
-            + spread * (-1) ** (repetition + len(arm.name))
+            + spread * (-1) ** (repetition + len(configuration.name))
         )
 
     by_mechanism: dict[tuple[float, str], dict[float, list[float]]] = {}
-    for arm in definition:
-        rate = arms.learning_rate(arm, setting, workspace)
-        of_rate = [accuracy(arm, rate, repetition) for repetition in (1, 2)]
-        by_mechanism.setdefault((arm.epsilon, arm.label), {})[rate] = of_rate
+    for configuration in definition:
+        rate = configurations.learning_rate(configuration, setting, workspace)
+        of_rate = [accuracy(configuration, rate, repetition) for repetition in (1, 2)]
+        by_mechanism.setdefault((configuration.epsilon, configuration.label), {})[rate] = of_rate
     report = (workplace / "out" / "report.md").read_text()
     assert "is multiplied by 0.588, 1, 1.7, 2.89." in report
     best: dict[tuple[float, str], float] = {}
@@ -598,15 +616,20 @@ def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
 
 
 def _panels(
-    arms_of: Callable[[str], tuple[arms.Arm, ...]], place: TrainingPlace, workspace: Workspace
+    configurations_of: Callable[[str], tuple[configurations.Configuration, ...]],
+    place: TrainingPlace,
+    workspace: Workspace,
 ) -> list[matplotlib.axes.Axes]:
     """The panels of a comparison in which no client comes back."""
     outcome = training.compare(
-        "comparison", arms_of, arms.SINGLE_PASS, dataclasses.replace(workspace, training=place)
+        "comparison",
+        configurations_of,
+        configurations.SINGLE_PASS,
+        dataclasses.replace(workspace, training=place),
     )
     # The stand-ins for runs are all alike, and curves that are the same are drawn as one.
-    for offset, arm in enumerate(outcome.drawing.data["arms"]):
-        arm["held_out"] = [value + offset for value in arm["held_out"]]
+    for offset, configuration in enumerate(outcome.drawing.data["arms"]):
+        configuration["held_out"] = [value + offset for value in configuration["held_out"]]
     return drawings.draw(outcome.drawing).axes
 
 
@@ -624,7 +647,7 @@ def test_each_mechanism_of_a_panel_has_a_style_of_its_own(
 ) -> None:
     """Twelve mechanisms: a panel of curves for each schedule, and a row of intervals for each."""
     after_training, *by_round = _panels(
-        training_tables.arms_of_denisov_3, TrainingPlace(workplace / "runs"), workspace
+        training_tables.denisov_figure_3, TrainingPlace(workplace / "runs"), workspace
     )
     curves = [curve for axes in by_round for curve in axes.get_lines()]
     assert [len(axes.get_lines()) for axes in by_round if axes.axison] == [4, 4, 4]
@@ -640,7 +663,7 @@ def test_each_mechanism_of_a_panel_has_a_style_of_its_own(
 def test_each_target_has_a_panel_of_intervals(
     workplace: pathlib.Path, workspace: Workspace
 ) -> None:
-    every = _panels(training_tables.arms_of_denisov_2, TrainingPlace(workplace / "runs"), workspace)
+    every = _panels(training_tables.denisov_figure_2, TrainingPlace(workplace / "runs"), workspace)
     assert [axes.get_title() for axes in every if axes.axison] == [
         "After training, epsilon 3.7",
         "After training, epsilon 18.9",

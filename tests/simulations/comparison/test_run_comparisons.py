@@ -1,5 +1,6 @@
-"""The statistics of repeated runs, against textbooks and brute force."""
+"""Repeated runs, against textbooks, brute force, closed forms and dp-accounting's composition."""
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -10,7 +11,10 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulations.comparison import run_comparisons
+from mf_aggregators import accounting, printed_guarantees
+from mf_aggregators.accounting import gaussian
+from mf_aggregators.participation import sampling_scheme
+from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.comparison.run_comparisons import Row
 
@@ -115,3 +119,144 @@ def test_what_is_unfair(runs: tuple[FinishedRun, ...], reason: str | None) -> No
     ):
         assert (found is None) == (reason is None)
         assert reason is None or (found is not None and reason in found)
+
+
+_SIZES: dict[str, Any] = {
+    "num_rounds": 12,
+    "num_bands": 2,
+    "population": 200,
+    "clients_per_round": 10,
+}
+
+
+def _run(
+    multiplier: float | None, epsilon: float | None, sampling: str | None = None
+) -> FinishedRun:
+    scheme = None if sampling is None else sampling_scheme(sampling, **_SIZES)
+    delta = None if epsilon is None else 1e-4
+    return FinishedRun(0.5, 12, epsilon, delta, 1.0, multiplier, scheme)
+
+
+@pytest.mark.parametrize(("target", "together"), [(8.0, 43.3), (4.0, 19.3)])
+def test_the_twelve_runs_of_the_readme(target: float, together: float) -> None:
+    multiplier = accounting.noise_multiplier(target, 1e-4)
+    runs = [_run(multiplier, target)] * 12 + [_run(None, None)] * 3
+    found = run_comparisons.composition(runs)
+    assert found.private_runs == 12
+    assert found.other_runs == 3
+    assert found.delta == 1e-4
+    assert found.epsilon == pytest.approx(together, abs=0.05)
+    one = accounting.noise_multiplier(target, 1e-4) / math.sqrt(12)
+    assert found.epsilon == pytest.approx(gaussian.exact_epsilon(one, 1e-4), rel=1e-6)
+    text = run_comparisons.composition_line(found)
+    shown = printed_guarantees.rounded_up(found.epsilon or 0.0)
+    assert f"All 12 private runs together, on the same clients: ({shown}, 0.0001)-DP" in text
+    assert "is promised nothing" in text
+
+
+@given(st.lists(st.floats(0.6, 9.0), min_size=2, max_size=7))
+@settings(deadline=None, max_examples=30)
+def test_gaussian_mechanisms_compose_to_one(multipliers: list[float]) -> None:
+    runs = [_run(each, accounting.epsilon(each, 1e-4)) for each in multipliers]
+    found = run_comparisons.composition(runs)
+    one = 1.0 / math.sqrt(sum(each**-2 for each in multipliers))
+    exact = gaussian.exact_epsilon(one, 1e-4)
+    assert found.epsilon is not None
+    assert exact - 1e-9 <= found.epsilon <= exact * (1.0 + 1e-5) + 1e-9
+    assert found.epsilon >= max(run.epsilon for run in runs if run.epsilon is not None) - 1e-9
+
+
+def test_runs_that_cannot_be_composed_are_said_to_be() -> None:
+    # What drawing the noise costs is no small part of that.
+    run = dataclasses.replace(_run(0.9, 5.0), delta=1e-15)
+    found = run_comparisons.composition([run] * 4 + [_run(None, None)])
+    assert found.epsilon is None
+    assert found.reason is not None
+    assert run_comparisons.composition_line(found) == (
+        f"No guarantee of all 4 private runs together can be stated: {found.reason}"
+    )
+
+
+@pytest.mark.parametrize("sampling", [None, *["poisson", "fixed_size", "shuffling"]])
+def test_runs_that_do_not_say_their_noise_are_not_composed(sampling: str | None) -> None:
+    """What a noise multiplier would be from epsilon alone was amplified once more."""
+    found = run_comparisons.composition([_run(None, 0.358, sampling)] * 2)
+    assert found.private_runs == 2
+    assert found.epsilon is None
+    assert "does not say its noise multiplier" in run_comparisons.composition_line(found)
+    # One that says it does not make up for another.
+    mixed = run_comparisons.composition(
+        [_run(None, 0.358, sampling), _run(2.0, accounting.epsilon(2.0, 1e-4))]
+    )
+    assert mixed.epsilon is None
+    assert run_comparisons.composition([_run(None, 0.358, sampling)]).epsilon == 0.358
+
+
+@pytest.mark.parametrize("sampling", [None, "poisson"])
+def test_runs_whose_noise_does_not_give_what_they_state_are_not_composed(
+    sampling: str | None,
+) -> None:
+    found = run_comparisons.composition([_run(3.0, 9.0, sampling)] * 3)
+    assert found.epsilon is None
+    assert "states epsilon 9 at delta 0.0001, and its noise multiplier 3" in (found.reason or "")
+
+
+@pytest.mark.parametrize(
+    "drawn", [((2.0, None), (2.5, "poisson")), ((1.5, "poisson"), (3.0, "shuffling"))]
+)
+def test_together_runs_are_never_better_than_one_of_them(
+    drawn: tuple[tuple[float, str | None], ...],
+) -> None:
+    runs = []
+    for multiplier, sampling in drawn:
+        stated = (
+            accounting.epsilon(multiplier, 1e-4)
+            if sampling is None
+            else sampling_scheme(sampling, **_SIZES).epsilon(multiplier, 1e-4)
+        )
+        runs.append(_run(multiplier, stated, sampling))
+    found = run_comparisons.composition(runs)
+    assert found.epsilon is not None
+    assert found.epsilon >= max(run.epsilon or 0.0 for run in runs) * (1.0 - 1e-2)
+
+
+def test_a_result_without_its_sampling_does_not_say_its_noise() -> None:
+    planned = {"epsilon": 1.0, "delta": 1e-4, "noise_multiplier": 2.0, "sampling": None}
+    result = {
+        "test_accuracy": 0.5,
+        "rounds": 12,
+        "privacy": {"is_private": True, "keeps_plan": True, "planned": planned},
+    }
+    assert repeated_runs._finished(result, 1.0).noise_multiplier == 2.0
+    del planned["sampling"]
+    assert repeated_runs._finished(result, 1.0).noise_multiplier is None
+
+
+def test_sampled_runs_compose_with_others() -> None:
+    runs = [_run(0.9, 2.0, "poisson")] * 3 + [_run(2.0, 1.5)] * 2
+    found = run_comparisons.composition(runs)
+    sampled = sampling_scheme("poisson", **_SIZES).event(0.9)
+    events = [sampled] * 3 + [accounting.event(2.0)] * 2
+    assert found.epsilon == pytest.approx(accounting.composed_epsilon(events, 1e-4), rel=1e-3)
+    unamplified = 1.0 / math.sqrt(3 * 6 / 0.9**2 + 2 / 2.0**2)
+    assert found.epsilon is not None
+    assert found.epsilon < 0.9 * gaussian.exact_epsilon(unamplified, 1e-4)
+
+
+@pytest.mark.parametrize("sampling", ["fixed_size", "shuffling"])
+def test_other_samplers_enter_without_amplification(sampling: str) -> None:
+    scheme = sampling_scheme(sampling, **_SIZES)
+    found = run_comparisons.composition([_run(1.9, 1.0, sampling)] * 2)
+    # A client is in at most so many rounds, whose rows no other of its rounds changes.
+    one = 1.9 / math.sqrt(2 * scheme.most_participations())
+    exact = gaussian.exact_epsilon(one, 1e-4)
+    assert found.epsilon == pytest.approx(exact, rel=1e-3)
+
+
+def test_what_is_said_of_one_run_and_of_none() -> None:
+    one = run_comparisons.composition([_run(1.0, accounting.epsilon(1.0, 1e-4))])
+    assert one.epsilon == accounting.epsilon(1.0, 1e-4)
+    assert run_comparisons.composition_line(one).startswith("The one private run: (")
+    none = run_comparisons.composition([_run(None, None)])
+    assert none.epsilon is None
+    assert run_comparisons.composition_line(none) == "No run is private."

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from reproduction import catalogue, source_code
+from reproduction import reproduce_paper, results
 
 _LISTS_MODULES = """
 import importlib, json, sys
@@ -22,41 +22,39 @@ def test_all_that_an_import_brings_counts(module: str) -> None:
     """Python itself says which modules of the package are loaded."""
     command = [sys.executable, "-c", _LISTS_MODULES, f"reproduction.{module}"]
     loaded = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    assert source_code._needed(module) == {name.partition(".")[2] for name in loaded}
+    assert results._needed(module) == {name.partition(".")[2] for name in loaded}
 
 
 def test_only_what_an_experiment_needs_makes_it_void(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = pathlib.Path(source_code.__file__).parent
+    package = pathlib.Path(results.__file__).parent
     for path in package.glob("*.py"):
         shutil.copy(path, tmp_path)
-    every = catalogue.experiments()
-    here = {name: source_code.fingerprint(experiment) for name, experiment in every.items()}
-    monkeypatch.setattr(source_code, "_path", lambda name: tmp_path / f"{name}.py")
+    every = reproduce_paper.experiments()
+    here = {name: results.fingerprint(experiment) for name, experiment in every.items()}
+    monkeypatch.setattr(results, "_path", lambda name: tmp_path / f"{name}.py")
 
     def void_after_a_change_of(module: str) -> set[str]:
         path = tmp_path / f"{module}.py"
         text = path.read_text()
         path.write_text(text + "# A comment.\n")
-        found = {
-            name for name, each in every.items() if source_code.fingerprint(each) != here[name]
-        }
+        found = {name for name, each in every.items() if results.fingerprint(each) != here[name]}
         path.write_text(text)
         return found
 
-    assert {name: source_code.fingerprint(each) for name, each in every.items()} == here
+    assert {name: results.fingerprint(each) for name, each in every.items()} == here
     of_prefix_sums = {"prefix-sums-table-1", "prefix-sums-figure-1", "denisov-table-2"}
     assert void_after_a_change_of("prefix_sums") == of_prefix_sums
     trained = {name for name, each in every.items() if each.targets}
     assert void_after_a_change_of("training_tables") == trained
-    assert void_after_a_change_of("printed_values") == set(every)
-    assert void_after_a_change_of("report") == set()
+    assert void_after_a_change_of("experiment") == set(every)
+    assert void_after_a_change_of("results") == set()
     # How numbers are drawn changes none of them.
     assert void_after_a_change_of("drawings") == set()
     for name, each in every.items():
         module = each.run.func.__module__ if hasattr(each.run, "func") else each.run.__module__
-        needed = source_code._needed(module.partition(".")[2])
+        needed = results._needed(module.partition(".")[2])
         sources = "".join((package / f"{one}.py").read_text() for one in needed)
         assert "matplotlib" not in sources, name
         assert "import figures" not in sources, name

@@ -1,6 +1,6 @@
-"""Arms of training comparisons: a mechanism at a privacy target, as flags of a run.
+"""Configurations of training comparisons: a mechanism at a privacy target, as flags of a run.
 
-Every arm can be trained at the papers' size, and at one that fits a small machine.
+Every configuration can be trained at the papers' size, and at one that fits a small machine.
 """
 
 import dataclasses
@@ -132,7 +132,7 @@ RETURNING: Mapping[str, Setting] = types.MappingProxyType(
         ),
     }
 )
-# Denisov et al.: a single pass, at constant learning rates unless an arm says otherwise.
+# Denisov et al.: a single pass, at constant learning rates unless a configuration says otherwise.
 SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
     {
         DOCSTRINGS: Setting(
@@ -203,7 +203,7 @@ CENTRALISED: Mapping[str, Setting] = types.MappingProxyType(
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
+class Configuration:
     """One mechanism at one privacy target.
 
     Attributes:
@@ -216,7 +216,7 @@ class Arm:
       paper_flags: More flags at the papers' size.
       paper_noise_multiplier: What fixes the noise at the papers' size, where their epsilon is
         of a looser accountant; None if epsilon does.
-      paper_bands: The bands that the paper chose, of an amplified arm.
+      paper_bands: The bands that the paper chose, of an amplified configuration.
       rate_factor: What the learning rate is multiplied by.
     """
 
@@ -239,11 +239,11 @@ class Arm:
         return f"{'_'.join(words.split())}_epsilon_{self.epsilon:g}{factor}"
 
 
-def num_bands(arm: Arm, setting: Setting, workspace: Workspace) -> BandChoice:
-    """Returns the number of bands of an amplified arm, with its error (BandMF Sec. 5).
+def num_bands(configuration: Configuration, setting: Setting, workspace: Workspace) -> BandChoice:
+    """Returns the number of bands of an amplified configuration, with its error (BandMF Sec. 5).
 
     Args:
-      arm: The arm.
+      configuration: The configuration.
       setting: The task and its size.
       workspace: Where matrices and noise multipliers are kept.
 
@@ -252,13 +252,13 @@ def num_bands(arm: Arm, setting: Setting, workspace: Workspace) -> BandChoice:
       powers of two up to the separation; one band for DP-SGD.
     """
     candidates = band_choice.powers_of_two(setting.separation)
-    if arm.kind == AMPLIFIED_IDENTITY:
+    if configuration.kind == AMPLIFIED_IDENTITY:
         candidates = [1]
-    elif setting.has_paper_rates and arm.paper_bands is not None:
-        candidates = [arm.paper_bands]
+    elif setting.has_paper_rates and configuration.paper_bands is not None:
+        candidates = [configuration.paper_bands]
     return band_choice.best(
         band_choice.compare(
-            arm.epsilon,
+            configuration.epsilon,
             setting.delta,
             num_rounds=setting.num_rounds,
             population=setting.population,
@@ -269,11 +269,13 @@ def num_bands(arm: Arm, setting: Setting, workspace: Workspace) -> BandChoice:
     )
 
 
-def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization:
-    """Returns the matrix of an arm.
+def matrix_of(
+    configuration: Configuration, setting: Setting, workspace: Workspace
+) -> Factorization:
+    """Returns the matrix of a configuration.
 
     Args:
-      arm: The arm.
+      configuration: The configuration.
       setting: The task and its size.
       workspace: Where matrices are kept.
 
@@ -294,10 +296,10 @@ def matrix_of(arm: Arm, setting: Setting, workspace: Workspace) -> Factorization
         BANDED: lambda: matrices.banded(workspace, n, setting.separation, epochs),
         AMPLIFIED_IDENTITY: lambda: factorizations.identity(n),
         AMPLIFIED_BANDED: lambda: band_choice.banded_matrix(
-            n, num_bands(arm, setting, workspace).num_bands, workspace.cache_directory
+            n, num_bands(configuration, setting, workspace).num_bands, workspace.cache_directory
         ),
     }
-    return compute[arm.kind]()
+    return compute[configuration.kind]()
 
 
 def _fixed_order(setting: Setting) -> FixedEpochOrder:
@@ -315,55 +317,60 @@ def _multi_epoch(setting: Setting, workspace: Workspace) -> Factorization:
 
 
 def effective_rmse(
-    arm: Arm, setting: Setting, workspace: Workspace, workload: np.ndarray | None = None
+    configuration: Configuration,
+    setting: Setting,
+    workspace: Workspace,
+    workload: np.ndarray | None = None,
 ) -> float:
-    """Returns BandMF Eq. 11 for an arm: RMSE times noise multiplier over clients per round.
+    """Returns BandMF Eq. 11: RMSE times noise multiplier over clients per round.
 
     Args:
-      arm: The arm.
+      configuration: The configuration.
       setting: The task and its size.
       workspace: Where matrices are kept.
-      workload: What errors are of; the prefix sum by default, and for sampled arms always.
+      workload: What errors are of; the prefix sum by default, and always with sampling.
     """
-    if arm.kind in _AMPLIFIED:
-        return num_bands(arm, setting, workspace).effective_rmse
+    if configuration.kind in _AMPLIFIED:
+        return num_bands(configuration, setting, workspace).effective_rmse
     schema: Participation = setting.schema
     clients = setting.clients_per_round
-    if arm.kind in _SINGLE_PASS:
+    if configuration.kind in _SINGLE_PASS:
         schema, clients = SingleParticipation(), setting.clients_of_single_pass
-    elif arm.kind == MULTI_EPOCH_FIXED_ORDER:
+    elif configuration.kind == MULTI_EPOCH_FIXED_ORDER:
         schema = _fixed_order(setting)
-    multiplier = accounting.noise_multiplier(arm.epsilon, setting.delta)
+    multiplier = accounting.noise_multiplier(configuration.epsilon, setting.delta)
     of = prefix_sum(setting.num_rounds) if workload is None else workload
-    rmse = matrix_of(arm, setting, workspace).rmse(of, schema)
+    rmse = matrix_of(configuration, setting, workspace).rmse(of, schema)
     return rmse * multiplier / clients
 
 
-def learning_rate(arm: Arm, setting: Setting, workspace: Workspace) -> float:
-    """Returns the server learning rate of an arm.
+def learning_rate(configuration: Configuration, setting: Setting, workspace: Workspace) -> float:
+    """Returns the server learning rate of a configuration.
 
     At the papers' size that is the paper's. Elsewhere it is the rate that was tuned for BandMF
     at epsilon 8, times the power of the ratio of effective RMSEs that BandMF App. I fits (on
     StackOverflow, and not rounded here), and at most that rate.
 
     Args:
-      arm: The arm.
+      configuration: The configuration.
       setting: The task and its size.
       workspace: Where matrices are kept.
     """
     if setting.has_paper_rates:
-        return arm.rate_factor * arm.paper_rate
-    reference = Arm("BandMF", setting.reference_kind, 8.0, 1.0)
+        return configuration.rate_factor * configuration.paper_rate
+    reference = Configuration("BandMF", setting.reference_kind, 8.0, 1.0)
     of_reference = effective_rmse(reference, setting.reference or setting, workspace)
-    ratio = (effective_rmse(arm, setting, workspace) / of_reference) ** _RATE_SLOPE
-    return arm.rate_factor * setting.learning_rate * min(1.0, ratio)
+    ratio = (effective_rmse(configuration, setting, workspace) / of_reference) ** _RATE_SLOPE
+    return configuration.rate_factor * setting.learning_rate * min(1.0, ratio)
 
 
-def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Workspace) -> Variant:
-    """Returns what is run for an arm, its matrix saved as a checkpoint.
+def variant_of(
+    configuration: Configuration, setting: Setting, place: TrainingPlace, workspace: Workspace
+) -> Variant:
+    """Returns what is run for a configuration, its matrix saved as a checkpoint.
 
     Args:
-      arm: The arm.
+      configuration: The configuration.
       setting: The task and its size.
       place: Where runs go.
       workspace: Where matrices are kept.
@@ -374,66 +381,68 @@ def variant_of(arm: Arm, setting: Setting, place: TrainingPlace, workspace: Work
     Raises:
       OSError: If the checkpoint cannot be written.
     """
-    is_single_pass = arm.kind in _SINGLE_PASS
+    is_single_pass = configuration.kind in _SINGLE_PASS
     clients = setting.clients_of_single_pass if is_single_pass else setting.clients_per_round
     flags = [
         *([f"--dataset={setting.dataset}"] if setting.command == "run-stackoverflow" else []),
         f"--num_rounds={setting.num_rounds}",
         f"--clients_per_round={clients}",
-        _noise_flag(arm, setting, workspace),
+        _noise_flag(configuration, setting, workspace),
         f"--delta={setting.delta:g}",
         f"--server_momentum={setting.momentum:g}",
-        f"--server_learning_rate={learning_rate(arm, setting, workspace):.4g}",
+        f"--server_learning_rate={learning_rate(configuration, setting, workspace):.4g}",
     ]
-    if arm.kind in _AMPLIFIED:
+    if configuration.kind in _AMPLIFIED:
         flags.append("--sampling=poisson")
     else:
         flags.append(f"--separation={setting.num_rounds if is_single_pass else setting.separation}")
         if setting.simulated_clients is not None:
             flags.append(f"--simulated_clients={setting.simulated_clients}")
-    if arm.kind == TRAINING_OPTIMUM:
+    if configuration.kind == TRAINING_OPTIMUM:
         flags.append("--workload=training")
     else:
-        flags.append(f"--checkpoint={_checkpoint(arm, setting, place, workspace)}")
-    flags += [*setting.flags, *arm.flags]
+        flags.append(f"--checkpoint={_checkpoint(configuration, setting, place, workspace)}")
+    flags += [*setting.flags, *configuration.flags]
     if setting.has_paper_rates:
-        flags += arm.paper_flags
+        flags += configuration.paper_flags
     if place.workers:
         flags.append(f"--workers={place.workers}")
-    mechanism = "optimal" if arm.kind == TRAINING_OPTIMUM else "banded"
-    return Variant(arm.name, mechanism, tuple(flags))
+    mechanism = "optimal" if configuration.kind == TRAINING_OPTIMUM else "banded"
+    return Variant(configuration.name, mechanism, tuple(flags))
 
 
-def _noise_flag(arm: Arm, setting: Setting, workspace: Workspace) -> str:
-    if setting.has_paper_rates and arm.paper_noise_multiplier is not None:
-        return f"--noise_multiplier={arm.paper_noise_multiplier:g}"
-    if arm.kind != MULTI_EPOCH_FIXED_ORDER:
-        return f"--target_epsilon={arm.epsilon:g}"
+def _noise_flag(configuration: Configuration, setting: Setting, workspace: Workspace) -> str:
+    if setting.has_paper_rates and configuration.paper_noise_multiplier is not None:
+        return f"--noise_multiplier={configuration.paper_noise_multiplier:g}"
+    if configuration.kind != MULTI_EPOCH_FIXED_ORDER:
+        return f"--target_epsilon={configuration.epsilon:g}"
     # A run under timers relates its noise to its own, larger sensitivity.
-    matrix = matrix_of(arm, setting, workspace)
+    matrix = matrix_of(configuration, setting, workspace)
     share = matrix.sensitivity(_fixed_order(setting)).value / matrix.sensitivity(setting.schema)
-    multiplier = accounting.noise_multiplier(arm.epsilon, setting.delta) * share
+    multiplier = accounting.noise_multiplier(configuration.epsilon, setting.delta) * share
     return f"--noise_multiplier={multiplier:.8g}"
 
 
 def _checkpoint(
-    arm: Arm, setting: Setting, place: TrainingPlace, workspace: Workspace
+    configuration: Configuration, setting: Setting, place: TrainingPlace, workspace: Workspace
 ) -> pathlib.Path:
-    """Where the arm's matrix is, for runs in any current directory."""
+    """Where the configuration's matrix is, for runs in any current directory."""
     described = {
-        "kind": arm.kind,
+        "kind": configuration.kind,
         "num_rounds": setting.num_rounds,
         "separation": setting.separation,
         "num_bands": (
-            num_bands(arm, setting, workspace).num_bands if arm.kind in _AMPLIFIED else None
+            num_bands(configuration, setting, workspace).num_bands
+            if configuration.kind in _AMPLIFIED
+            else None
         ),
         "library_version": __version__,
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
-    path = (place.directory / "matrices" / f"{arm.kind}_{digest}").resolve()
+    path = (place.directory / "matrices" / f"{configuration.kind}_{digest}").resolve()
     if not _is_saved(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        matrix = matrix_of(arm, setting, workspace)
+        matrix = matrix_of(configuration, setting, workspace)
         checkpoints.save(matrix, path, participation=matrix.participation)
     return path
 
