@@ -1,4 +1,7 @@
-"""A package with one mechanism, as docs/mechanisms.md prints it, built and installed elsewhere."""
+"""A package with a mechanism and a sampling scheme, as docs/mechanisms.md prints them.
+
+It is built and installed elsewhere, and goes through plan, run, report and audit.
+"""
 
 import json
 import os
@@ -12,6 +15,7 @@ import zipfile
 import numpy as np
 import pytest
 
+import mf_aggregators as mfa
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Example
 from tests import documents
@@ -21,16 +25,19 @@ import setuptools
 setuptools.setup(
     name="discounted-noise",
     version="1.0",
-    py_modules=["discounted_noise"],
-    entry_points={"mf_aggregators.mechanisms": ["discounted = discounted_noise:Discounted"]},
+    py_modules=["discounted_noise", "random_order"],
+    entry_points={
+        "mf_aggregators.mechanisms": ["discounted = discounted_noise:Discounted"],
+        "mf_aggregators.sampling_schemes": ["random_order = random_order:RandomOrder"],
+    },
 )
 """
 _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept")
 
 
-def _printed_code() -> str:
+def _printed_code(heading: str) -> str:
     text = (documents.ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
-    start = text.index("```python\n", text.index("## A mechanism of another package"))
+    start = text.index("```python\n", text.index(f"## {heading} of another package"))
     return text[start:].split("```")[1].removeprefix("python\n")
 
 
@@ -38,7 +45,8 @@ def _printed_code() -> str:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of the Python of an environment with the package, which sees this one's."""
     folder = tmp_path_factory.mktemp("package")
-    (folder / "discounted_noise.py").write_text(_printed_code())
+    (folder / "discounted_noise.py").write_text(_printed_code("A mechanism"))
+    (folder / "random_order.py").write_text(_printed_code("A sampling scheme"))
     (folder / "setup.py").write_text(_SETUP)
     subprocess.run(
         [sys.executable, "setup.py", "-q", "bdist_wheel"],
@@ -141,6 +149,21 @@ def test_its_option_belongs_to_it_alone(programs: pathlib.Path, tmp_path: pathli
     assert len(finished.stderr.splitlines()) == 1
 
 
+def _written_text(folder: pathlib.Path) -> pathlib.Path:
+    """A file of 24 clients who train."""
+    generator = np.random.default_rng(0)
+    examples = []
+    for split, clients in (("train", 24), ("heldout", 4), ("test", 4)):
+        for client in range(clients):
+            for _ in range(6):
+                start = int(generator.integers(len(_WORDS)))
+                words = [_WORDS[(start + i) % len(_WORDS)] for i in range(7)]
+                examples.append(Example(f"{split}_{client}", split, " ".join(words)))
+    dataset = folder / "small.sqlite"
+    federated_text.write(dataset, examples)
+    return dataset
+
+
 @pytest.mark.long
 def test_it_is_audited(programs: pathlib.Path) -> None:
     audit = _result(
@@ -160,16 +183,7 @@ def test_it_is_audited(programs: pathlib.Path) -> None:
 
 @pytest.mark.long
 def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    generator = np.random.default_rng(0)
-    examples = []
-    for split, clients in (("train", 24), ("heldout", 4), ("test", 4)):
-        for client in range(clients):
-            for _ in range(6):
-                start = int(generator.integers(len(_WORDS)))
-                words = [_WORDS[(start + i) % len(_WORDS)] for i in range(7)]
-                examples.append(Example(f"{split}_{client}", split, " ".join(words)))
-    dataset = tmp_path / "small.sqlite"
-    federated_text.write(dataset, examples)
+    dataset = _written_text(tmp_path)
     result = _result(
         _run(
             programs,
@@ -194,3 +208,77 @@ def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert configuration["flags"]["discount"] == 0.7
     statement = (tmp_path / "run" / "PRIVACY.md").read_text()
     assert "Discounted matrix factorization" in statement
+
+
+def test_a_scheme_is_planned(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """By what its draws keep: each client every fourth round, three times."""
+    plan = _result(
+        _run(
+            programs,
+            "mf_aggregators.commands.plan",
+            "--num_rounds=12",
+            "--population=40",
+            "--clients_per_round=10",
+            "--sampling=random_order",
+            "--target_epsilon=8",
+            "--delta=1e-4",
+            "--model_size=1000",
+            f"--cache_dir={tmp_path / 'cache'}",
+            "--format=json",
+        )
+    )
+    candidates = plan["candidates"]
+    assert isinstance(candidates, list)
+    assert candidates
+    for candidate in candidates:
+        assert candidate["sampling"]["name"] == "random_order"
+        expected = np.sqrt(3) * mfa.accounting.noise_multiplier(8.0, 1e-4)
+        assert candidate["noise_multiplier"] >= expected * (1.0 - 1e-6)
+
+
+@pytest.mark.long
+def test_a_scheme_draws_a_run_whose_ledger_is_reported_on(
+    programs: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    dataset, run = _written_text(tmp_path), tmp_path / "run"
+    _result(
+        _run(
+            programs,
+            "stackoverflow_nwp.run_stackoverflow",
+            f"--dataset={dataset}",
+            f"--cache_dir={tmp_path}",
+            f"--output_dir={run}",
+            "--mechanism=banded",
+            "--num_bands=2",
+            "--sampling=random_order",
+            "--num_rounds=6",
+            "--clients_per_round=6",
+            "--vocab_size=8",
+            "--sequence_length=8",
+            "--embedding_size=4",
+            "--lstm_size=4",
+            "--target_epsilon=8",
+            "--delta=0.01",
+            "--format=json",
+        )
+    )
+    statement = json.loads((run / "privacy.json").read_text())
+    assert statement["status"] == "finished"
+    # Four batches of six clients, twice at most: as if all draws were known.
+    assert statement["amplification"]["name"] == "random_order"
+    earned = statement["earned"]
+    assert 7.5 < earned["epsilon"] <= 8.0
+    single = earned["noise_multiplier"] / np.sqrt(2.0)
+    assert earned["epsilon"] == pytest.approx(mfa.accounting.epsilon(single, 0.01), rel=1e-6)
+    report = _result(
+        _run(
+            programs,
+            "mf_aggregators.commands.report",
+            f"--checkpoint={run / 'factorization'}",
+            f"--ledger={run / 'participation.npz'}",
+            f"--noise_multiplier={earned['noise_multiplier']}",
+            "--delta=0.01",
+            "--format=json",
+        )
+    )
+    assert report["sampling_deviation"] is None
