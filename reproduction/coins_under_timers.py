@@ -3,6 +3,7 @@
 import functools
 import math
 
+from mf_aggregators import planning
 from mf_aggregators.participation import sampling_scheme
 from mf_aggregators.planning import band_choice
 from reproduction.banded_errors import PAPER
@@ -35,8 +36,8 @@ def table_5(name: str, workspace: Workspace) -> Outcome:
         )
         cache = workspace.cache_directory
         matrix = band_choice.banded_matrix(_NUM_ROUNDS, num_bands, cache)
-        ours = band_choice.noise_multiplier(scheme, float(epsilon), _DELTA, cache, matrix)
-        ours /= math.sqrt(_MOST)
+        mechanism = planning.calibrated(matrix, scheme, float(epsilon), _DELTA, cache)
+        ours = mechanism.noise_multiplier / math.sqrt(_MOST)
         share = 100.0 * (1.0 - ours / float(printed))
         rows.append(
             Row(

@@ -152,7 +152,7 @@ def test_a_clip_norm_that_adapts() -> None:
         pytest.param(
             "mf_aggregators/planning/planner.py",
             ("mf_aggregators/planning", "mf_aggregators/catalogue"),
-            8,
+            7,
             id="mf-plan",
         ),
         pytest.param(

@@ -36,7 +36,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import MinSeparation, sampling_schemes
-from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting
+from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting, proposals
 
 # Of plans for devices with timers; the whole command ends within a minute.
 _TIME_LIMIT = 50.0
@@ -161,27 +161,26 @@ def main(values: flags.FlagValues) -> int:
     for each in plan.skipped:
         progress.skip(each)
     progress.finish(cache)
+    chosen = plan.recommended
     if values.output is not None:
         checkpoints.save(
-            plan.recommended.factorization,
+            chosen.mechanism.factorization,
             values.output,
-            participation=plan.recommended.participation,
+            participation=chosen.mechanism.schema,
             overwrite=values.overwrite,
         )
-    directory = values.output or f"plan_{plan.recommended.name.replace(' ', '_')}"
+    directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
     steps = plan_steps.of(plan, recipe, directory, values.output is None)
     fields: dict[str, Any] = {
-        "recommended": plan.recommended.mechanism,
-        "recommended_num_bands": plan.recommended.num_bands,
+        "recommended": chosen.kind,
+        "recommended_num_bands": chosen.num_bands,
         "reason": plan.reason,
         "target_epsilon": setting.epsilon,
         "delta": setting.delta,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
         "noise_disk_gb": values.noise_disk_gb,
-        "candidates": [
-            _fields_of(candidate, candidate is plan.recommended) for candidate in plan.candidates
-        ],
+        "candidates": [_fields_of(candidate, candidate is chosen) for candidate in plan.candidates],
         "left_out": _fields_of_left_out(plan.left_out),
         "skipped": _fields_of_left_out(plan.skipped),
         "time_limit": time_limit,
@@ -197,7 +196,9 @@ def main(values: flags.FlagValues) -> int:
 
         progress.draw(values.report)
         with progress.warning():
-            guarantee = planning.guarantee_of(plan.recommended, setting, cache_directory=cache)
+            guarantee = chosen.mechanism.guarantee(
+                setting.delta, certification=proposals.certification_in(cache)
+            )
             fields |= {"report": values.report, **guarantee.attacker()}
             plan_page.write(plan, guarantee, steps, show_rates, values, cache)
     command_line.print_result(values, fields, plan_text.text(plan, steps, show_rates))
@@ -304,17 +305,19 @@ def _setting(values: flags.FlagValues) -> Setting:
 
 
 def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
+    mechanism = candidate.mechanism
+    scheme = mechanism.sampling
     return {
-        "mechanism": candidate.mechanism,
+        "mechanism": candidate.kind,
         "num_bands": candidate.num_bands,
         "options": dict(candidate.options),
-        "participation": str(candidate.participation),
-        "amplified": candidate.sampling is not None,
-        "sampling": None if candidate.sampling is None else candidate.sampling.to_dict(),
+        "participation": str(mechanism.schema),
+        "amplified": scheme is not None,
+        "sampling": None if scheme is None else scheme.to_dict(),
         "is_estimate": candidate.is_estimate,
-        "rmse": candidate.rmse,
-        "max_error": candidate.max_error,
-        "noise_multiplier": candidate.noise_multiplier,
+        "rmse": candidate.errors.rmse,
+        "max_error": candidate.errors.max_error,
+        "noise_multiplier": mechanism.noise_multiplier,
         "effective_rmse": candidate.effective_rmse,
         "max_effective_error": candidate.max_effective_error,
         "rmse_over_lower_bound": candidate.over_lower_bound,

@@ -6,12 +6,11 @@ import textwrap
 from typing import Any
 
 from mf_aggregators.commands.training_recipes import TrainingRecipe
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.participation import (
-    Participation,
-)
-from mf_aggregators.planning import Candidate, Plan
+from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.planning import Plan
 from mf_aggregators.printed_guarantees import pair
 
 # In place of the data set in a template.
@@ -71,10 +70,9 @@ def of(plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: boo
     Returns:
       The steps, in their order.
     """
-    chosen = plan.recommended
     steps = _factorize(plan, directory) if factorize else []
     # The bands of a sampling scheme are those of the checkpoint.
-    clients = (chosen.sampling or chosen.participation).run_flags()
+    clients = plan.recommended.mechanism.participation.run_flags()
     if clients is not None:
         steps.append(_train(plan, recipe, directory, clients))
     return [*steps, _aggregator(plan, recipe, directory)]
@@ -90,24 +88,25 @@ def as_strings(steps: list[Step]) -> list[str]:
 
 def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
-    if chosen.sampling is not None and chosen.sampling.depends_on_matrix:
+    scheme = chosen.mechanism.sampling
+    if scheme is not None and scheme.depends_on_matrix:
         # The certificate is for one matrix, and for no other of the same name.
         return [_plan_again(plan, directory)]
-    rounds, schema = plan.setting.num_rounds, chosen.participation.factorize_flags()
+    rounds, schema = plan.setting.num_rounds, chosen.mechanism.schema.factorize_flags()
     steps, base = [], ""
     if chosen.base is not None:
-        mechanism, options = chosen.base
+        kind, options = chosen.base
         base_directory = shlex.quote(f"{directory}_base")
         steps.append(
             _shell(
-                f"mf-factorize --mechanism={mechanism} --num_rounds={rounds}",
+                f"mf-factorize --mechanism={kind} --num_rounds={rounds}",
                 *(f"--{name}={value}" for name, value in options),
                 f"{schema} --output={base_directory}",
             )
         )
         base = f"--base_checkpoint={base_directory}"
     own = _shell(
-        f"mf-factorize --mechanism={chosen.mechanism} --num_rounds={rounds}",
+        f"mf-factorize --mechanism={chosen.kind} --num_rounds={rounds}",
         *(f"--{name}={value}" for name, value in chosen.options),
         schema,
         base,
@@ -173,31 +172,25 @@ def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> St
     return Step(
         aggregator(
             directory,
-            chosen.participation,
-            chosen.noise_multiplier,
+            chosen.mechanism,
             setting.clients_per_round,
             _CLIP_NORM_TO_BEGIN_WITH if recipe is None else recipe.clip_norm,
             chosen.cost.storage if _storage_is_forced(plan) else None,
         ),
         "python",
         notes=tuple(notes),
-        sampler=_sampler(chosen),
+        sampler=_sampler(chosen.mechanism.sampling),
     )
 
 
 def of_checkpoint(
-    directory: str,
-    participation: Participation,
-    noise_multiplier: float,
-    clients_per_round: int | None,
-    condition: str,
+    directory: str, mechanism: Mechanism, clients_per_round: int | None, condition: str
 ) -> Step:
     """Returns what uses a checkpoint that is there already, in one's own program.
 
     Args:
       directory: Of the checkpoint.
-      participation: What clients have to keep to.
-      noise_multiplier: Relative to the sensitivity under that schema.
+      mechanism: That of its factorization.
       clients_per_round: The cohort size; None for a template that leaves it open.
       condition: What the guarantee depends on.
     """
@@ -205,9 +198,7 @@ def of_checkpoint(
     if clients_per_round is None:
         notes.append("A template: put the size of your cohorts in the place of None.")
     return Step(
-        aggregator(
-            directory, participation, noise_multiplier, clients_per_round, _CLIP_NORM_TO_BEGIN_WITH
-        ),
+        aggregator(directory, mechanism, clients_per_round, _CLIP_NORM_TO_BEGIN_WITH),
         "python",
         is_template=clients_per_round is None,
         notes=tuple(notes),
@@ -216,8 +207,7 @@ def of_checkpoint(
 
 def aggregator(
     directory: str,
-    participation: Participation,
-    noise_multiplier: float,
+    mechanism: Mechanism,
     clients_per_round: int | None,
     clip_norm: float,
     storage: NoiseStorage | None = None,
@@ -225,8 +215,8 @@ def aggregator(
     """Returns the expression of an aggregator; arguments are those of ``mf_dp_aggregator``."""
     arguments = [
         repr(directory),
-        f"participation=mfa.participation.{participation!r}",
-        f"noise_multiplier={noise_multiplier!r}",
+        f"participation=mfa.participation.{mechanism.schema!r}",
+        f"noise_multiplier={mechanism.noise_multiplier!r}",
         f"clip_norm={clip_norm!r}",
         f"clients_per_round={clients_per_round}",
     ]
@@ -237,22 +227,20 @@ def aggregator(
 
 def _storage_is_forced(plan: Plan) -> bool:
     """Whether the noise is not where it would go without a limit of disk."""
-    recursion = plan.recommended.factorization.noise_recursion()
+    recursion = plan.recommended.mechanism.factorization.noise_recursion()
     unlimited = costs.choose(recursion, plan.setting.model_size)
     return unlimited.storage is not plan.recommended.cost.storage
 
 
 def _condition(plan: Plan) -> str:
     """Who has to do what for the guarantee to hold, in a sentence or two."""
-    chosen = plan.recommended
+    mechanism = plan.recommended.mechanism
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
-    if chosen.sampling is None:
-        return f"{guarantee} only if {chosen.participation.condition()}"
-    return f"{guarantee} only if {chosen.sampling.condition(_sampler(chosen))}"
+    sampler = _sampler(mechanism.sampling)
+    return f"{guarantee} only if {mechanism.participation.condition(sampler)}"
 
 
-def _sampler(candidate: Candidate) -> str | None:
-    scheme = candidate.sampling
+def _sampler(scheme: SamplingScheme | None) -> str | None:
     if scheme is None:
         return None
     seed = "mfa.sampling.sampling_seeds.secret_seed()"

@@ -55,7 +55,7 @@ def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:
 
 def name_of(candidate: Candidate) -> str:
     """Returns the mechanism with its options and how its clients take part."""
-    if candidate.participation.is_evenly_spaced:
+    if candidate.mechanism.schema.is_evenly_spaced:
         return f"{candidate.name_with_sampling}, fixed epochs"
     return candidate.name_with_sampling
 
@@ -147,8 +147,8 @@ def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
         name_of(candidate),
         f"{about}{candidate.effective_rmse:.4g}",
         f"{about}{candidate.max_effective_error:.4g}",
-        f"{candidate.rmse:.5g}",
-        about + rounded_up(candidate.noise_multiplier, ".3g" if about else ".5g"),
+        f"{candidate.errors.rmse:.5g}",
+        about + rounded_up(candidate.mechanism.noise_multiplier, ".3g" if about else ".5g"),
         "-" if bound is None else f"{bound:.3f}",
         f"{candidate.kept_bytes / 1e9:.3g}",
         f"{candidate.cost.disk_bytes / 1e9:.3g}",

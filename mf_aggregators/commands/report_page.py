@@ -13,6 +13,7 @@ from mf_aggregators.commands import command_line, html_pages, panels, plan_steps
 from mf_aggregators.commands.html_pages import Picture
 from mf_aggregators.commands.plan_steps import Step
 from mf_aggregators.commands.report_subject import INDEPENDENT_NOISE, Subject
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.privacy.guarantees import Guarantee
 
@@ -178,8 +179,7 @@ def _step(subject: Subject, multiplier: float | None, values: flags.FlagValues) 
         return None
     return plan_steps.of_checkpoint(
         values.checkpoint,
-        subject.schema,
-        multiplier,
+        Mechanism.of_one_schema(subject.factorization, subject.schema, multiplier),
         values.clients_per_round,
         f"The guarantee holds only if every client keeps to: {subject.schema}.",
     )

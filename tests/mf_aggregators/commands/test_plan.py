@@ -520,7 +520,9 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         ),
         cache_directory=pathlib.Path(cache.removeprefix("--cache_dir=")),
     )
-    amplified = [each for each in plan_of_four_rounds.candidates if each.sampling is not None]
+    amplified = [
+        each for each in plan_of_four_rounds.candidates if each.mechanism.sampling is not None
+    ]
     assert len(amplified) == 3
     for candidate in amplified:
         chosen = dataclasses.replace(plan_of_four_rounds, recommended=candidate)
@@ -528,7 +530,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         assert step.sampler is not None
         sampler = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert isinstance(sampler, Sampler)
-        assert sampler.scheme == candidate.sampling
+        assert sampler.scheme == candidate.mechanism.sampling
         again = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert sampler.seed != again.seed
         (alone,) = plan_steps.as_strings([step])
