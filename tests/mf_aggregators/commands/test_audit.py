@@ -210,10 +210,10 @@ def test_each_mechanism_is_built_for_the_schema(
     ((aggregator, claim),) = built
     assert aggregator.factorization.mechanism == mechanism
     assert aggregator.factorization.num_rounds == claim.num_rounds == 6
-    assert aggregator.participation == claim.participation
-    assert aggregator.noise_multiplier == claim.noise_multiplier
+    assert aggregator.participation == claim.mechanism.participation
+    assert aggregator.noise_multiplier == claim.mechanism.noise_multiplier
     if mechanism not in ("identity", "tree"):
-        assert aggregator.factorization.participation == claim.participation
+        assert aggregator.factorization.participation == claim.mechanism.participation
 
 
 @pytest.mark.parametrize("canaries", [1, 2, 3, 4, 5, 6, 8])
