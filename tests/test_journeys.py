@@ -44,7 +44,7 @@ _ROW_DOORS = (
 _CLIP_DOORS = (
     *_TOOLS,
     *("accounting/", "factorizations/", "linear_algebra/", "noise/", "participation"),
-    *("sensitivity.py", "tff/tensor_streams.py", "tff/rows_in_state.py"),
+    *("mechanism.py", "sensitivity.py", "tff/tensor_streams.py", "tff/rows_in_state.py"),
     "tff/declared_participation.py",
 )
 

@@ -241,8 +241,8 @@ def test_the_aggregator_is_made(
     assert [shlex.split(command)[0] for command in run] == ["run-stackoverflow"]
     assert shlex.split(run[0])[2] == f"--checkpoint={output}"
     factory = eval(aggregator, {"mfa": mfa})
-    assert factory.noise_multiplier == fields["candidates"][0]["noise_multiplier"]
-    assert factory.factorization.num_rounds == 12
+    assert factory.mechanism.noise_multiplier == fields["candidates"][0]["noise_multiplier"]
+    assert factory.mechanism.num_rounds == 12
 
 
 def test_a_table_that_names_what_is_left_out(
