@@ -30,9 +30,7 @@ from mf_aggregators.commands import (
     flag_groups,
     html_pages,
     output_paths,
-    plan_steps,
     plan_text,
-    training_recipes,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import MinSeparation, sampling_schemes
@@ -128,7 +126,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Plans and reports."""
     setting = _setting(values)
-    recipe = training_recipes.find(values.dataset, setting.population)
+    recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
@@ -170,7 +168,7 @@ def main(values: flags.FlagValues) -> int:
             overwrite=values.overwrite,
         )
     directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
-    steps = plan_steps.of(plan, recipe, directory, values.output is None)
+    steps = plan_text.steps_of(plan, recipe, directory, values.output is None)
     fields: dict[str, Any] = {
         "recommended": chosen.kind,
         "recommended_num_bands": chosen.num_bands,
@@ -185,7 +183,7 @@ def main(values: flags.FlagValues) -> int:
         "skipped": _fields_of_left_out(plan.skipped),
         "time_limit": time_limit,
         "dataset": None if recipe is None else recipe.dataset,
-        "commands": plan_steps.as_strings(steps),
+        "commands": plan_text.commands_of(steps),
         "steps": [step.to_dict() for step in steps],
         "output": values.output,
     }

@@ -12,7 +12,7 @@ from absl import flags
 from mf_aggregators import accounting, figures
 from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Picture
-from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.printed_guarantees import pair
