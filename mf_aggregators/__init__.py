@@ -30,9 +30,7 @@ from mf_aggregators import (
 )
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.mechanism import Mechanism, calibrate, load
-from mf_aggregators.privacy import extensions
-from mf_aggregators.privacy.extensions import FirstPlan
-from mf_aggregators.tff import declared_participation, installation
+from mf_aggregators.tff import installation
 from mf_aggregators.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveClip",
-    "FirstPlan",
     "Mechanism",
     "__version__",
     "accounting",
@@ -51,8 +48,6 @@ __all__ = [
     "catalogue",
     "checkpoints",
     "commands",
-    "declared_participation",
-    "extensions",
     "factorizations",
     "figures",
     "linear_algebra",

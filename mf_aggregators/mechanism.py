@@ -21,6 +21,7 @@ from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import (
     Participation,
     Sampler,
@@ -151,10 +152,38 @@ class Mechanism:
         """The schema of each horizon before this one, by its number of rounds."""
         return {each.num_rounds: each.schema for each in self.horizons[:-1]}
 
-    @property
-    def first_plan(self) -> FirstPlan | None:
-        """What a run that was extended began with, and the schemas since; None for others."""
-        return None if self.extends is None else _first_plan(self.extends.horizons)
+    def noise_recursion(self) -> NoiseRecursion:
+        """Returns how rows of noise follow, for a standard deviation of the noise multiplier.
+
+        It is that of the C whose sensitivity is one under the schema; of a run that was extended,
+        of the C' whose leading part has been so since the first horizon, whose noise multiplier is
+        then meant: so released rows stay what they are.
+        """
+        first = self.horizons[0]
+        sensitivity = first.factorization.sensitivity(first.schema).value
+        return self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+
+    def check_rounded(
+        self, num_parameters: int, largest_cohort: int, storage: NoiseStorage
+    ) -> None:
+        """Raises ValueError if it extends another, and is stated for more than rounded rows have.
+
+        Args:
+          num_parameters: The numbers of a row of noise.
+          largest_cohort: The most clients in a round.
+          storage: Where the noise is kept.
+        """
+        if self.extends is None:
+            return
+        found = extensions.noise_multiplier(
+            self.factorization,
+            self.schema,
+            _first_plan(self.extends.horizons),
+            num_parameters=num_parameters,
+            largest_cohort=largest_cohort,
+            storage=storage,
+        )
+        extensions.check_stated(self.noise_multiplier, found)
 
     def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
         """Returns what holds of a run that keeps to the participation.

@@ -3,7 +3,8 @@
 import functools
 import math
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, planning
+from mf_aggregators.factorizations import identity
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, sampling_scheme
 from mf_aggregators.planning import band_choice
 from reproduction import banded_errors
@@ -147,9 +148,11 @@ def _amplified(
         population=population,
         clients_per_round=clients_per_round,
     )
-    of_one = band_choice.noise_multiplier(scheme, epsilon, _DELTA, workspace.cache_directory)
+    # By sampling from groups, it depends on no entry of the matrix.
+    matrix, cache = identity(_NUM_ROUNDS), workspace.cache_directory
+    mechanism = planning.calibrated(matrix, scheme, epsilon, _DELTA, cache)
     # Relative to one participation; six of them, orthogonal, have sqrt(6) times its norm.
-    return of_one / math.sqrt(_MOST)
+    return mechanism.noise_multiplier / math.sqrt(_MOST)
 
 
 def _epsilon_of(rho: float, delta: float) -> float:
@@ -236,8 +239,8 @@ def min_separation_sampling(name: str, workspace: Workspace) -> Outcome:
         )
         cache = workspace.cache_directory
         matrix = band_choice.banded_matrix(_NUM_ROUNDS, num_bands, cache)
-        ours = band_choice.noise_multiplier(scheme, float(epsilon), _DELTA, cache, matrix)
-        ours /= math.sqrt(_MOST)
+        mechanism = planning.calibrated(matrix, scheme, float(epsilon), _DELTA, cache)
+        ours = mechanism.noise_multiplier / math.sqrt(_MOST)
         share = 100.0 * (1.0 - ours / float(printed))
         rows.append(
             Row(

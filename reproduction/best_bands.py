@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import planning
+from mf_aggregators.factorizations import identity
 from mf_aggregators.participation import SamplingScheme, SingleParticipation, sampling_scheme
 from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
@@ -87,7 +89,7 @@ def cells(
     most = num_rounds // min(epochs)
     errors = {}
     for num_bands in ProgressBar(
-        band_choice.powers_of_two(most), desc="matrices", disable=not workspace.show_progress
+        planning.powers_of_two(most), desc="matrices", disable=not workspace.show_progress
     ):
         matrix = band_choice.banded_matrix(num_rounds, num_bands, workspace.cache_directory)
         errors[num_bands] = matrix.rmse(prefix_sum(num_rounds), SingleParticipation())
@@ -96,7 +98,7 @@ def cells(
         (epsilon, k, num_bands)
         for epsilon in epsilons
         for k in epochs
-        for num_bands in band_choice.powers_of_two(num_rounds // k)
+        for num_bands in planning.powers_of_two(num_rounds // k)
     ]
     multipliers = noise_multipliers(
         workspace,
@@ -160,7 +162,10 @@ def noise_multipliers(
 def _noise_multiplier(
     cache_directory: pathlib.Path | None, target: tuple[SamplingScheme, float, float]
 ) -> float:
-    return band_choice.noise_multiplier(*target, cache_directory)
+    # By sampling from groups, it depends on no entry of the matrix.
+    scheme, epsilon, delta = target
+    matrix = identity(scheme.num_rounds)
+    return planning.calibrated(matrix, scheme, epsilon, delta, cache_directory).noise_multiplier
 
 
 def table(name: str, workspace: Workspace) -> Outcome:

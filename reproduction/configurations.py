@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mf_aggregators import __version__, accounting, checkpoints, factorizations, workloads
+from mf_aggregators import __version__, accounting, checkpoints, factorizations, planning, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -251,7 +251,7 @@ def num_bands(configuration: Configuration, setting: Setting, workspace: Workspa
       For BandMF the paper's at the papers' size, else the number of bands of least error of
       powers of two up to the separation; one band for DP-SGD.
     """
-    candidates = band_choice.powers_of_two(setting.separation)
+    candidates = planning.powers_of_two(setting.separation)
     if configuration.kind == AMPLIFIED_IDENTITY:
         candidates = [1]
     elif setting.has_paper_rates and configuration.paper_bands is not None:

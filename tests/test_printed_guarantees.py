@@ -18,6 +18,7 @@ from mf_aggregators import printed_guarantees as printed
 from mf_aggregators.audit import AnyMechanismBound, AuditResult, BitsResult, Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import WorstClient
@@ -302,8 +303,9 @@ def test_mf_plan(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_mf_audit(
     exceeded: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    claim = Claim(8, MinSeparation(3), 0.41371239, 1.0, 100)
-    epsilon = accounting.epsilon(claim.noise_multiplier, 1e-6)
+    mechanism = Mechanism(factorizations.identity(8), MinSeparation(3), 0.41371239)
+    claim = Claim(mechanism, 1.0, 100)
+    epsilon = mechanism.guarantee(1e-6).epsilon
     # Above the claim by less than printed digits tell.
     mu = claim.mu * (1.0 + 1e-9 if exceeded else 0.912345678)
     result = AuditResult(

@@ -89,13 +89,16 @@ def audit_clipping(
     rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
     pilots = max(_FEWEST_PILOTS, 2 * _PILOTS_PER_DIMENSION * claim.num_rounds)
     with ProgressBar(
-        total=3 * claim.num_rounds, desc="audit of norms", unit="round", disable=not show_progress
+        total=3 * claim.num_rounds,
+        desc="audit of norms",
+        unit="round",
+        disable=not show_progress,
     ) as progress:
         runs = _Runs(build_query, claim, lambda: progress.update())
         noise, _ = runs.run(pilots, None, False)
         model = statistics.fit_noise(noise, 1.0)
         of_update = statistics.fit_noise(noise[: claim.num_rounds], 1.0)
-        contribution = statistics.choose_contribution(of_update, claim.participation, 1.0)
+        contribution = statistics.choose_contribution(of_update, claim.mechanism.participation, 1.0)
         scored = [_scores(model, contribution, *runs.run(trials, contribution, False))]
         scored.append(_scores(model, contribution, *runs.run(trials, contribution, True)))
     power = float(np.sqrt(_squared_power(model, contribution)))

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import accounting, memory, validation
+from mf_aggregators import memory, validation
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
-from mf_aggregators.participation import Participation, check
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import check
 from mf_aggregators.progress_bars import ProgressBar
 
 # Coordinates without a client are cheap, clients are not; odd, so that the owned coordinates
@@ -50,39 +51,42 @@ class Claim:
     """What an aggregator promises.
 
     Attributes:
-      num_rounds: The rounds of a run.
-      participation: The schema that clients keep to.
-      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity): above zero.
+      mechanism: The mechanism, without sampling and with noise. The attack looks at its numbers
+        alone, never at its matrix.
       clip_norm: The L2 norm to which each client's update is clipped; that of the first round if
         it adapts.
       clients_per_round: What sums are divided by.
 
     Raises:
-      TypeError: If ``participation`` is no schema.
+      TypeError: If a sampling scheme draws the clients.
       ValueError: If a number is out of its range.
     """
 
-    num_rounds: int
-    participation: Participation
-    noise_multiplier: float
+    mechanism: Mechanism
     clip_norm: float
     clients_per_round: float
 
     def __post_init__(self) -> None:
-        check(self.participation)
-        validation.positive_integer(self.num_rounds, "num_rounds")
-        if self.num_rounds > MOST_ROUNDS:
+        check(self.mechanism.participation)
+        if self.mechanism.num_rounds > MOST_ROUNDS:
             raise ValueError(
-                f"num_rounds must be at most {MOST_ROUNDS} in an audit, found {self.num_rounds}: "
-                "audit a factorization of the same kind for fewer rounds."
+                f"num_rounds must be at most {MOST_ROUNDS} in an audit, found "
+                f"{self.mechanism.num_rounds}: audit a factorization of the same kind for fewer "
+                "rounds."
             )
-        for name in ("noise_multiplier", "clip_norm", "clients_per_round"):
+        validation.positive_number(self.mechanism.noise_multiplier, "noise_multiplier")
+        for name in ("clip_norm", "clients_per_round"):
             validation.positive_number(getattr(self, name), name)
+
+    @property
+    def num_rounds(self) -> int:
+        """The rounds of a run."""
+        return self.mechanism.num_rounds
 
     @property
     def mu(self) -> float:
         """The mu of Gaussian differential privacy that the noise multiplier promises."""
-        return 1.0 / self.noise_multiplier
+        return 1.0 / self.mechanism.noise_multiplier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,10 +196,15 @@ def audit(
         reach = f"a noise multiplier below {1.0 / provable:.3g}" if provable > 0.0 else "any claim"
         raise ValueError(
             f"{canaries} canaries cannot refute {reach}, found a noise multiplier of "
-            f"{claim.noise_multiplier:g}: use more canaries or a larger noise multiplier."
+            f"{claim.mechanism.noise_multiplier:g}: use more canaries or a larger noise multiplier."
         )
-    epsilon = accounting.epsilon(claim.noise_multiplier, delta)
-    if epsilon == 0.0:
+    epsilons = {each: claim.mechanism.guarantee(each).epsilon for each in deltas}
+    if math.inf in epsilons.values():
+        raise ValueError(
+            f"so little noise as that of the noise multiplier {claim.mechanism.noise_multiplier:g} "
+            "has no epsilon that an audit could refute: use more noise, or a larger delta."
+        )
+    if epsilons[delta] == 0.0:
         raise ValueError(
             f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
             "smaller delta or noise multiplier."
@@ -215,7 +224,9 @@ def audit(
         noise = [runner.run(None, 0)[0] for _ in range(pilots)]
         model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
         del noise
-        contribution = statistics.choose_contribution(model, claim.participation, claim.clip_norm)
+        contribution = statistics.choose_contribution(
+            model, claim.mechanism.participation, claim.clip_norm
+        )
         thresholds = statistics.choose_thresholds(
             contribution.power, absences, canaries, miss_probability, deltas
         )
@@ -234,13 +245,13 @@ def audit(
     return AuditResult(
         claim=claim,
         delta=delta,
-        epsilon=epsilon,
+        epsilon=epsilons[delta],
         epsilon_lower_bound=statistics.epsilon_of_mu(mu, delta),
         mu_lower_bound=mu,
         any_mechanism=tuple(
             AnyMechanismBound(
                 candidate,
-                accounting.epsilon(claim.noise_multiplier, candidate),
+                epsilons[candidate],
                 max(rate.epsilon_lower_bound_any_mechanism(candidate) for rate in rates),
             )
             for candidate in deltas

@@ -142,7 +142,7 @@ class _Attack:
         self._claim, self._dtype = claim, dtype
         # The other clients have entries in all blocks.
         largest = _NORM * claim.clip_norm / math.sqrt(_BLOCKS * _BLOCK)
-        noise = claim.noise_multiplier * claim.clip_norm
+        noise = claim.mechanism.noise_multiplier * claim.clip_norm
         others = math.ceil(_SUM_OVER_NOISE * noise / largest)
         self._num_others = min(max(others, 1), _MOST_CLIENTS)
         # Sums of all clients are exact in floats, whatever their order: few bits are left.

@@ -24,11 +24,10 @@ from mf_aggregators.catalogue import (
 )
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import (
-    Factorization,
-)
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.printed_guarantees import pair, rounded_up
 
 VIOLATED = command_line.REFUTED
@@ -94,15 +93,8 @@ def main(values: flags.FlagValues) -> int:
     """Audits and reports; returns the exit status."""
     start = time.monotonic()
     command_line.check_extra("an audit")
-    factorization, schema = _audited(values)
-    multiplier = mechanism_flags.noise_multiplier(values)
-    claim = audit.Claim(
-        factorization.num_rounds,
-        schema,
-        _NOISE_MULTIPLIER if multiplier is None else multiplier,
-        _CLIP_NORM,
-        _CLIENTS_PER_ROUND,
-    )
+    mechanism = _audited(values)
+    claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
     def build_aggregator(clip: float | AdaptiveClip) -> Any:
         # Only now: what is wrong with the flags is said without seconds of imports.
@@ -110,9 +102,7 @@ def main(values: flags.FlagValues) -> int:
         from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
         return mf_dp_aggregator(
-            factorization,
-            participation=schema,
-            noise_multiplier=claim.noise_multiplier,
+            mechanism,
             clip_norm=clip,
             clients_per_round=claim.clients_per_round,
             noise_storage=values.noise_storage,
@@ -142,7 +132,7 @@ def main(values: flags.FlagValues) -> int:
         clip = AdaptiveClip(
             claim.clip_norm,
             update_period=1,
-            count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * claim.noise_multiplier,
+            count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier,
         )
         clipping = audit.audit_clipping(
             build_aggregator(clip).query,
@@ -157,10 +147,10 @@ def main(values: flags.FlagValues) -> int:
     exceeded = any(each.exceeded for each in found)
     rates = result.rates[0]
     fields: dict[str, Any] = {
-        "mechanism": factorization.mechanism,
-        "num_rounds": factorization.num_rounds,
-        "participation": str(schema),
-        "noise_multiplier": claim.noise_multiplier,
+        "mechanism": mechanism.factorization.mechanism,
+        "num_rounds": mechanism.num_rounds,
+        "participation": str(mechanism.participation),
+        "noise_multiplier": mechanism.noise_multiplier,
         "delta": result.delta,
         "epsilon": result.epsilon,
         "epsilon_lower_bound": result.epsilon_lower_bound,
@@ -206,13 +196,14 @@ def run() -> None:
 def _verdict(
     result: audit.AuditResult, bits: audit.BitsResult, clipping: audit.ClippingResult | None
 ) -> str:
+    multiplier = result.claim.mechanism.noise_multiplier
     false_alarm_rate = result.false_alarm_rate + bits.false_alarm_rate
     if clipping is not None:
         false_alarm_rate += clipping.false_alarm_rate
         if clipping.exceeded:
             return (
                 "VIOLATED: updates and their bits together, which the clip norm follows from, tell "
-                f"more than noise multiplier {clipping.claim.noise_multiplier!r} allows: mu is at "
+                f"more than noise multiplier {multiplier!r} allows: mu is at "
                 f"least {clipping.mu_lower_bound!r}, and {clipping.claim.mu!r} is claimed (an "
                 "intact mechanism is said to be violated with probability "
                 f"{rounded_up(false_alarm_rate, '.6g')} at most)."
@@ -221,7 +212,7 @@ def _verdict(
         return (
             f"VIOLATED: the bits of what is released tell whether a client took part: "
             f"{bits.right} of {bits.trials} guesses were right, and noise multiplier "
-            f"{bits.claim.noise_multiplier!r} allows {bits.largest_right} (an intact mechanism is "
+            f"{multiplier!r} allows {bits.largest_right} (an intact mechanism is "
             f"said to be violated with probability {rounded_up(false_alarm_rate, '.6g')} at most)."
         )
     if result.exceeded:
@@ -229,7 +220,7 @@ def _verdict(
         claim = f"({result.epsilon!r}, {result.delta!r})-DP"
         return (
             f"VIOLATED: an observer learns more than {claim} of noise multiplier "
-            f"{result.claim.noise_multiplier!r} allows (an intact mechanism is said to with "
+            f"{multiplier!r} allows (an intact mechanism is said to with "
             f"probability {rounded_up(false_alarm_rate, '.6g')} at most)."
         )
     claim = f"{pair(result.epsilon, result.delta)}-DP"
@@ -253,8 +244,8 @@ def _import_tff() -> None:
     processes.end_workers_at_exit()
 
 
-def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:
-    """The factorization and the schema that its noise is scaled for."""
+def _audited(values: flags.FlagValues) -> Mechanism:
+    """The mechanism that the flags name."""
     command_line.check_choice(
         values.checkpoint is None or values.mechanism is None,
         "--checkpoint and --mechanism exclude each other: give one.",
@@ -267,21 +258,22 @@ def _audited(values: flags.FlagValues) -> tuple[Factorization, Participation]:
             values.num_rounds is None, "--num_rounds is the checkpoint's own: leave it out."
         )
         factorization, description = checkpoints.load_with_description(values.checkpoint)
-        return factorization, schema or participations.from_dict(
-            description["errors"]["participation"]
-        )
-    num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
-    # Also refuses what is no number of rounds, before anything is optimised.
-    workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
-    if schema is not None:
-        participations.check_fits(schema, num_rounds)
-    mechanism = catalogue.entry(values.mechanism)
-    request = Request(
-        num_rounds, workload, schema, mechanism_flags.given_options(flag_values, values.mechanism)
-    )
-    made = mechanism.build(mechanism.for_audit(request))
-    assert isinstance(made, Factorization)
-    return made, schema or SingleParticipation()
+        schema = schema or participations.from_dict(description["errors"]["participation"])
+    else:
+        num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
+        # Also refuses what is no number of rounds, before anything is optimised.
+        workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
+        if schema is not None:
+            participations.check_fits(schema, num_rounds)
+        entry = catalogue.entry(values.mechanism)
+        options = mechanism_flags.given_options(flag_values, values.mechanism)
+        made = entry.build(entry.for_audit(Request(num_rounds, workload, schema, options)))
+        assert isinstance(made, Factorization)
+        factorization, schema = made, schema or SingleParticipation()
+    multiplier = mechanism_flags.noise_multiplier(values)
+    if multiplier is None:
+        multiplier = _NOISE_MULTIPLIER
+    return Mechanism.of_one_schema(factorization, schema, multiplier)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,20 @@ the program itself is one line as well, and exit status 70. With ``--format=json
 one JSON object on standard output and nothing else there.
 """
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from absl import flags
 
 from mf_aggregators import version
-from mf_aggregators.commands import command_help, flag_groups, standard_streams
+from mf_aggregators.commands import flag_groups
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 from mf_aggregators.tff import installation
@@ -50,6 +51,7 @@ FLAGS_OF_ALL_COMMANDS = (
 _VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 
+_DESCRIPTORS = (0, 1, 2)
 
 # Words of the names of numbers that a guarantee consists of or rests on.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
@@ -68,7 +70,7 @@ def run(
     """Parses the command line, runs a command and turns errors into one line and a status.
 
     Args:
-      description: What the command does, for ``--help``, as ``command_help`` takes it: the
+      description: What the command does, for ``--help``, as ``flag_groups.help_text`` takes it: the
         module's docstring.
       define_flags: Defines the command's flags.
       main: The command; may return an exit status.
@@ -83,7 +85,7 @@ def run(
     if os.path.expanduser("~") == "~":
         # Without a home directory, Keras would make a folder of that name here.
         os.environ.setdefault("KERAS_HOME", os.devnull)
-    with standard_streams.usable():
+    with _usable_streams():
         return _run(program, description, define_flags, main, argv)
 
 
@@ -97,11 +99,11 @@ def _run(
     try:
         values = flags_of(define_flags)
         if _HELP.intersection(argv[1:]):
-            columns = command_help.width()
-            standard_streams.print_text(command_help.text(program, description, values, columns))
+            columns = flag_groups.help_width()
+            _print_text(flag_groups.help_text(program, description, values, columns))
             return DONE
         if _VERSION.intersection(argv[1:]):
-            standard_streams.print_text(f"{program} {version.__version__}")
+            _print_text(f"{program} {version.__version__}")
             return DONE
         rest = values(argv, known_only=False)
         if len(rest) > 1:
@@ -110,7 +112,7 @@ def _run(
         return main(values) or DONE
     except BrokenPipeError:
         # Whoever read our output has read enough.
-        standard_streams.drop_output()
+        _drop_output()
         return DONE
     except flags.Error as error:
         return _refuse(program, f"{error} (--help lists the flags)")
@@ -158,7 +160,7 @@ def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str)
     """
     if values.format == "json":
         text = json.dumps({name: _json_able(value) for name, value in fields.items()})
-    standard_streams.print_text(text)
+    _print_text(text)
 
 
 def check_choice(condition: bool, message: str) -> None:
@@ -240,7 +242,7 @@ def _check_required(program: str, values: flags.FlagValues) -> None:
         *others, last = missing
         named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
         raise CommandError(
-            f"{named} required. {command_help.usage(program, values)} (--help lists the flags)"
+            f"{named} required. {flag_groups.usage(program, values)} (--help lists the flags)"
         )
 
 
@@ -278,3 +280,82 @@ def _say_internal_error(program: str, error: Exception) -> int:
 def _is_ours(error: TypeError) -> bool:
     """Whether a TypeError comes from a check of ours (a deliberate ``raise``)."""
     return bool(error.args) and "found" in str(error.args[0])
+
+
+@contextlib.contextmanager
+def _usable_streams() -> Iterator[None]:
+    """Lets a block write to standard output and standard error, whatever they are.
+
+    A stream that was closed (``2>&-``) is /dev/null from now on: files that are opened later would
+    take its place otherwise, and be written to. In the block, nothing is raised by what standard
+    error does not take, since messages are no reason to lose the work.
+    """
+    for descriptor in _DESCRIPTORS:
+        _open_closed(descriptor)
+    for name in ("stdout", "stderr"):
+        # Python has None for those that were closed.
+        if getattr(sys, name) is None:
+            setattr(sys, name, _nowhere())
+    with contextlib.redirect_stderr(cast(Any, _NeverFailing(sys.stderr))):
+        yield
+
+
+def _print_text(text: str) -> None:
+    """Prints on standard output, and waits until it is written.
+
+    What its encoding lacks, such as a file's name that is not UTF-8, is written with backslashes.
+
+    Args:
+      text: What is printed, with a newline after it.
+
+    Raises:
+      BrokenPipeError: If whoever read it has read enough.
+      OSError: If it cannot be written. Nothing more is written then.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        reason = f"standard output cannot be written: {error.strerror}"
+        raise OSError(f"{reason}. What was to be printed is lost.") from error
+
+
+def _drop_output() -> None:
+    """Turns standard output into /dev/null, so that nothing is left to be flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _nowhere() -> Any:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
+def _open_closed(descriptor: int) -> None:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        # The least that is free, and those below it are open.
+        os.open(os.devnull, os.O_RDWR)
+
+
+class _NeverFailing:
+    """A text file whose writing never raises."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes what can be written."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes what can be written."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

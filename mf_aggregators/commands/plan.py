@@ -30,13 +30,11 @@ from mf_aggregators.commands import (
     flag_groups,
     html_pages,
     output_paths,
-    plan_steps,
     plan_text,
-    training_recipes,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import MinSeparation, sampling_schemes
-from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting
+from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting, proposals
 
 # Of plans for devices with timers; the whole command ends within a minute.
 _TIME_LIMIT = 50.0
@@ -128,7 +126,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Plans and reports."""
     setting = _setting(values)
-    recipe = training_recipes.find(values.dataset, setting.population)
+    recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
@@ -161,32 +159,31 @@ def main(values: flags.FlagValues) -> int:
     for each in plan.skipped:
         progress.skip(each)
     progress.finish(cache)
+    chosen = plan.recommended
     if values.output is not None:
         checkpoints.save(
-            plan.recommended.factorization,
+            chosen.mechanism.factorization,
             values.output,
-            participation=plan.recommended.participation,
+            participation=chosen.mechanism.schema,
             overwrite=values.overwrite,
         )
-    directory = values.output or f"plan_{plan.recommended.name.replace(' ', '_')}"
-    steps = plan_steps.of(plan, recipe, directory, values.output is None)
+    directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
+    steps = plan_text.steps_of(plan, recipe, directory, values.output is None)
     fields: dict[str, Any] = {
-        "recommended": plan.recommended.mechanism,
-        "recommended_num_bands": plan.recommended.num_bands,
+        "recommended": chosen.kind,
+        "recommended_num_bands": chosen.num_bands,
         "reason": plan.reason,
         "target_epsilon": setting.epsilon,
         "delta": setting.delta,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
         "noise_disk_gb": values.noise_disk_gb,
-        "candidates": [
-            _fields_of(candidate, candidate is plan.recommended) for candidate in plan.candidates
-        ],
+        "candidates": [_fields_of(candidate, candidate is chosen) for candidate in plan.candidates],
         "left_out": _fields_of_left_out(plan.left_out),
         "skipped": _fields_of_left_out(plan.skipped),
         "time_limit": time_limit,
         "dataset": None if recipe is None else recipe.dataset,
-        "commands": plan_steps.as_strings(steps),
+        "commands": plan_text.commands_of(steps),
         "steps": [step.to_dict() for step in steps],
         "output": values.output,
     }
@@ -197,7 +194,9 @@ def main(values: flags.FlagValues) -> int:
 
         progress.draw(values.report)
         with progress.warning():
-            guarantee = planning.guarantee_of(plan.recommended, setting, cache_directory=cache)
+            guarantee = chosen.mechanism.guarantee(
+                setting.delta, certification=proposals.certification_in(cache)
+            )
             fields |= {"report": values.report, **guarantee.attacker()}
             plan_page.write(plan, guarantee, steps, show_rates, values, cache)
     command_line.print_result(values, fields, plan_text.text(plan, steps, show_rates))
@@ -304,17 +303,19 @@ def _setting(values: flags.FlagValues) -> Setting:
 
 
 def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
+    mechanism = candidate.mechanism
+    scheme = mechanism.sampling
     return {
-        "mechanism": candidate.mechanism,
+        "mechanism": candidate.kind,
         "num_bands": candidate.num_bands,
         "options": dict(candidate.options),
-        "participation": str(candidate.participation),
-        "amplified": candidate.sampling is not None,
-        "sampling": None if candidate.sampling is None else candidate.sampling.to_dict(),
+        "participation": str(mechanism.schema),
+        "amplified": scheme is not None,
+        "sampling": None if scheme is None else scheme.to_dict(),
         "is_estimate": candidate.is_estimate,
-        "rmse": candidate.rmse,
-        "max_error": candidate.max_error,
-        "noise_multiplier": candidate.noise_multiplier,
+        "rmse": candidate.errors.rmse,
+        "max_error": candidate.errors.max_error,
+        "noise_multiplier": mechanism.noise_multiplier,
         "effective_rmse": candidate.effective_rmse,
         "max_effective_error": candidate.max_effective_error,
         "rmse_over_lower_bound": candidate.over_lower_bound,

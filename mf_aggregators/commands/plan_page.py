@@ -12,9 +12,9 @@ from absl import flags
 from mf_aggregators import accounting, figures
 from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Picture
-from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
-from mf_aggregators.planning import Candidate, Plan, band_choice
+from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
@@ -85,7 +85,8 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
     panels.by_round(
         axes,
         {
-            name: each.per_round_variance * (each.noise_multiplier / setting.clients_per_round) ** 2
+            name: each.errors.per_round_variance
+            * (each.mechanism.noise_multiplier / setting.clients_per_round) ** 2
             for name, each in drawn.items()
         },
         title="Noise by round",
@@ -136,10 +137,10 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
 
     Independent noise is among them, if it is a candidate: it is what readers know.
     """
-    best: dict[str, Candidate] = {plan.recommended.mechanism: plan.recommended}
+    best: dict[str, Candidate] = {plan.recommended.kind: plan.recommended}
     for each in plan.candidates:
         if math.isfinite(each.effective_rmse):
-            best.setdefault(each.mechanism, each)
+            best.setdefault(each.kind, each)
     found = list(best.values())
     if len(found) > _MOST_CURVES:
         baseline = [each for each in found[_MOST_CURVES - 1 :] if _is_independent(each)]
@@ -148,7 +149,7 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
 
 
 def _is_independent(candidate: Candidate) -> bool:
-    return isinstance(candidate.factorization.noise_recursion(), IndependentNoise)
+    return isinstance(candidate.mechanism.factorization.noise_recursion(), IndependentNoise)
 
 
 def _epsilons(
@@ -167,52 +168,51 @@ def _epsilons(
 
     curves = {}
     for name, each in drawn.items():
-        scheme = each.sampling
+        scheme, multiplier = each.mechanism.sampling, each.mechanism.noise_multiplier
         if scheme is None:
-            multipliers, found = panels.epsilons_of(unamplified, each.noise_multiplier * factors)
+            multipliers, found = panels.epsilons_of(unamplified, multiplier * factors)
         elif _has_parts(each):
             multipliers, found = panels.epsilons_of(
                 functools.partial(scheme.epsilon, delta=setting.delta),
-                each.noise_multiplier * factors,
+                multiplier * factors,
             )
         else:
             estimated = _estimated(plan, cache) if each is plan.recommended else {}
-            estimated[setting.epsilon] = each.noise_multiplier
+            estimated[setting.epsilon] = multiplier
             found = np.array(sorted(estimated))
             multipliers = np.array([estimated[epsilon] for epsilon in found])
-        curves[name] = multipliers * each.rmse / setting.clients_per_round, found
+        curves[name] = multipliers * each.errors.rmse / setting.clients_per_round, found
     return curves
 
 
 def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
     """About the noise multipliers that other epsilons of what is recommended need."""
     setting, chosen = plan.setting, plan.recommended
-    assert chosen.sampling is not None
     found = {}
     for factor in _ESTIMATED_TARGETS:
         epsilon = factor * setting.epsilon
         # Where no noise multiplier gives an epsilon, its point is missing.
         with contextlib.suppress(ValueError):
-            found[epsilon] = band_choice.noise_multiplier(
-                chosen.sampling,
+            found[epsilon] = proposals.calibrated(
+                chosen.mechanism.factorization,
+                chosen.mechanism.participation,
                 epsilon,
                 setting.delta,
                 cache,
-                chosen.factorization,
                 is_estimate=True,
-            )
+            ).noise_multiplier
     return found
 
 
 def _has_parts(candidate: Candidate) -> bool:
     """Whether epsilons are amplified, and fast to compute."""
-    scheme = candidate.sampling
+    scheme = candidate.mechanism.sampling
     return scheme is not None and not scheme.depends_on_matrix
 
 
 def _caption_of_epsilons(plan: Plan) -> str:
     caption = "Epsilon over the effective RMSE: what more or less noise would give."
-    if plan.recommended.sampling is not None and not _has_parts(plan.recommended):
+    if plan.recommended.mechanism.sampling is not None and not _has_parts(plan.recommended):
         caption += (
             f" For {plan_text.name_of(plan.recommended)} these are rough estimates, which no "
             "guarantee may be stated of, but for the target, which is certified. A single point is "

@@ -1,13 +1,40 @@
-"""What mf-plan prints for a reader: the setting, a table of the candidates, and steps to run."""
+"""What mf-plan prints: the setting, a table of the candidates, and the steps to run one.
 
+Steps are commands to run, and the aggregator for one's own program. Commands that train repeat
+what ``run-stackoverflow`` needs of its recipe for a data set: recipes are tuned for the docstrings
+of the installed packages, and are the papers' for StackOverflow.
+"""
+
+import dataclasses
 import math
-from collections.abc import Sequence
+import os
+import pathlib
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mf_aggregators import planning
-from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.noise import costs
+from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.planning import Candidate, LeftOut, Plan, Setting
 from mf_aggregators.printed_guarantees import pair, rounded_up
 
+DOCSTRINGS = "docstrings"
+STACKOVERFLOW = "stackoverflow"
+
+# In place of the data set in a template.
+PLACEHOLDER = "YOUR_DATASET"
+# Where a plan knows nothing of the data.
+_CLIP_NORM_TO_BEGIN_WITH = 1.0
+_NOTE_ON_CLIP_NORM = (
+    f"clip_norm={_CLIP_NORM_TO_BEGIN_WITH!r} is a place to begin: fill in the L2 norm that suits "
+    "your updates. The guarantee does not depend on it."
+)
+_LINE_LENGTH = 100
 # Of the table; the first has a mark at what is recommended, and the last is not always shown.
 _COLUMNS = (
     "",
@@ -23,6 +50,315 @@ _COLUMNS = (
     "server rate",
 )
 _ABOUT = "~"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRecipe:
+    """How ``run-stackoverflow`` trains on a data set.
+
+    Attributes:
+      dataset: As ``run-stackoverflow --dataset`` spells it.
+      description: The data set and its recipe, in words.
+      population: Its training clients; None where nobody but its owner knows.
+      clip_norm: The L2 norm that its recipe clips updates to.
+      follows_rate_rule: Whether its server learning rate follows the noise by the rule of
+        BandMF App. I. Otherwise the recipe has one rate, which is the default of the run.
+    """
+
+    dataset: str
+    description: str
+    population: int | None
+    clip_norm: float
+    follows_rate_rule: bool
+
+
+# The docstrings are those of the locked environment.
+_RECIPES: Mapping[str, TrainingRecipe] = {
+    DOCSTRINGS: TrainingRecipe(
+        dataset=DOCSTRINGS,
+        description="the docstrings of the installed packages, by the recipe tuned on them",
+        population=2511,
+        clip_norm=1.2,
+        follows_rate_rule=False,
+    ),
+    STACKOVERFLOW: TrainingRecipe(
+        dataset=STACKOVERFLOW,
+        description="StackOverflow, by the recipe of the papers and the server learning rate of "
+        "BandMF App. I's rule",
+        population=342_477,
+        clip_norm=1.0,
+        follows_rate_rule=True,
+    ),
+}
+
+
+def recipe_of(dataset: str | None, population: int) -> TrainingRecipe | None:
+    """Returns the recipe of a data set, which its population tells where it is not named.
+
+    Args:
+      dataset: ``docstrings``, ``stackoverflow``, the path of a file, or None.
+      population: The clients of the plan.
+
+    Returns:
+      The recipe; None if no data set is named and none is known by its population.
+
+    Raises:
+      CommandError: If there is no such data set, or StackOverflow has fewer clients.
+    """
+    if dataset is None:
+        known = (each for each in _RECIPES.values() if each.population == population)
+        return next(known, None)
+    if dataset in _RECIPES:
+        recipe = _RECIPES[dataset]
+        most = recipe.population if dataset == STACKOVERFLOW else None
+        check_choice(
+            most is None or population <= most,
+            f"--population={population} is more than the {most} training clients of "
+            f"--dataset={dataset}.",
+        )
+        return recipe
+    check_choice(
+        bool(dataset) and (os.sep in dataset or bool(pathlib.PurePath(dataset).suffix)),
+        f"--dataset={dataset} must be {', '.join(_RECIPES)} or the path of a .sqlite file that "
+        "run-stackoverflow can train on (make-text-dataset makes one).",
+    )
+    return TrainingRecipe(
+        dataset=dataset,
+        description=f"{dataset}, by the recipe that was tuned on docstrings: a place to begin "
+        "tuning learning rates and clip norm",
+        population=None,
+        clip_norm=_RECIPES[DOCSTRINGS].clip_norm,
+        follows_rate_rule=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A command of the shell, or an expression of Python.
+
+    Attributes:
+      command: What to type.
+      language: ``shell`` or ``python``.
+      is_template: Whether it does not run before something is filled in.
+      notes: Sentences that must be read with it: what to fill in, and what the guarantee
+        depends on.
+      sampler: The Python expression of the sampler that has to draw the batches; None
+        where clients are not sampled.
+    """
+
+    command: str
+    language: str
+    is_template: bool = False
+    notes: tuple[str, ...] = ()
+    sampler: str | None = None
+
+    def lines(self) -> list[str]:
+        """Returns the command below its notes, which are comments in both languages."""
+        comments = textwrap.wrap(
+            " ".join(self.notes), _LINE_LENGTH, initial_indent="# ", subsequent_indent="# "
+        )
+        return [*comments, self.command]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the step as JSON has it."""
+        return dataclasses.asdict(self)
+
+
+def steps_of(
+    plan: Plan, recipe: TrainingRecipe | None, directory: str, factorize: bool
+) -> list[Step]:
+    """Returns what a user types to run the recommended candidate.
+
+    Privacy parameters are printed in full: rounded ones are those of another guarantee.
+
+    Args:
+      plan: The plan.
+      recipe: How to train; None for a template that leaves the data set open.
+      directory: Of the candidate's checkpoint.
+      factorize: Whether the checkpoint is still to be made.
+
+    Returns:
+      The steps, in their order.
+    """
+    steps = _factorize(plan, directory) if factorize else []
+    # The bands of a sampling scheme are those of the checkpoint.
+    clients = plan.recommended.mechanism.participation.run_flags()
+    if clients is not None:
+        steps.append(_train(plan, recipe, directory, clients))
+    return [*steps, _aggregator(plan, recipe, directory)]
+
+
+def commands_of(steps: list[Step]) -> list[str]:
+    """Returns the commands alone; what a guarantee depends on stays with its aggregator."""
+    return [
+        f"{step.command}  # {' '.join(step.notes)}" if step.language == "python" else step.command
+        for step in steps
+    ]
+
+
+def _factorize(plan: Plan, directory: str) -> list[Step]:
+    chosen = plan.recommended
+    scheme = chosen.mechanism.sampling
+    if scheme is not None and scheme.depends_on_matrix:
+        # The certificate is for one matrix, and for no other of the same name.
+        return [_plan_again(plan, directory)]
+    rounds, schema = plan.setting.num_rounds, chosen.mechanism.schema.factorize_flags()
+    steps, base = [], ""
+    if chosen.base is not None:
+        kind, options = chosen.base
+        base_directory = shlex.quote(f"{directory}_base")
+        steps.append(
+            _shell(
+                f"mf-factorize --mechanism={kind} --num_rounds={rounds}",
+                *(f"--{name}={value}" for name, value in options),
+                f"{schema} --output={base_directory}",
+            )
+        )
+        base = f"--base_checkpoint={base_directory}"
+    own = _shell(
+        f"mf-factorize --mechanism={chosen.kind} --num_rounds={rounds}",
+        *(f"--{name}={value}" for name, value in chosen.options),
+        schema,
+        base,
+        f"--output={shlex.quote(directory)}",
+    )
+    return [*steps, own]
+
+
+def _plan_again(plan: Plan, directory: str) -> Step:
+    setting = plan.setting
+    memory, disk = setting.noise_memory, setting.noise_disk
+    step = _shell(
+        f"mf-plan --num_rounds={setting.num_rounds} --population={setting.population}",
+        f"--clients_per_round={setting.clients_per_round} --sampling={setting.sampling}",
+        f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
+        f"--model_size={setting.model_size}",
+        "" if plan.mechanisms is None else f"--mechanisms={','.join(plan.mechanisms)}",
+        "" if memory is None else f"--noise_memory_gb={memory / 1e9!r}",
+        "" if disk is None else f"--noise_disk_gb={disk / 1e9!r}",
+        f"--output={shlex.quote(directory)}",
+    )
+    note = (
+        "Writes the matrix that the certificate is for; its guarantee is not that of another one."
+    )
+    return dataclasses.replace(step, notes=(note,))
+
+
+def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: str) -> Step:
+    setting, chosen = plan.setting, plan.recommended
+    dataset = PLACEHOLDER if recipe is None else shlex.quote(recipe.dataset)
+    rate = ""
+    if recipe is not None and recipe.follows_rate_rule:
+        rate = f"--server_learning_rate={chosen.server_learning_rate:.4g}"
+    step = _shell(
+        f"run-stackoverflow --dataset={dataset} --checkpoint={shlex.quote(directory)}",
+        clients,
+        f"--num_rounds={setting.num_rounds}",
+        f"--clients_per_round={setting.clients_per_round}",
+        f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
+        rate,
+        f"--noise_storage={chosen.cost.storage.value}" if _storage_is_forced(plan) else "",
+    )
+    if recipe is not None:
+        return dataclasses.replace(step, notes=(f"Trains on {recipe.description}.",))
+    return dataclasses.replace(
+        step,
+        is_template=True,
+        notes=(
+            f"A template: put the path of a .sqlite file with your {setting.population} clients "
+            f"in the place of {PLACEHOLDER} (make-text-dataset makes one), or name it by mf-plan "
+            "--dataset.",
+            "Add --client_learning_rate, --server_learning_rate and --clip_norm once you have "
+            "tuned them: the defaults were tuned on another data set.",
+        ),
+    )
+
+
+def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> Step:
+    setting, chosen = plan.setting, plan.recommended
+    notes = [_condition(plan)]
+    if recipe is None:
+        notes.append(_NOTE_ON_CLIP_NORM)
+    return Step(
+        _aggregator_expression(
+            directory,
+            chosen.mechanism,
+            setting.clients_per_round,
+            _CLIP_NORM_TO_BEGIN_WITH if recipe is None else recipe.clip_norm,
+            chosen.cost.storage if _storage_is_forced(plan) else None,
+        ),
+        "python",
+        notes=tuple(notes),
+        sampler=_sampler(chosen.mechanism.sampling),
+    )
+
+
+def step_of_checkpoint(
+    directory: str, mechanism: Mechanism, clients_per_round: int | None, condition: str
+) -> Step:
+    """Returns what uses a checkpoint that is there already, in one's own program.
+
+    Args:
+      directory: Of the checkpoint.
+      mechanism: That of its factorization.
+      clients_per_round: The cohort size; None for a template that leaves it open.
+      condition: What the guarantee depends on.
+    """
+    notes = [condition, _NOTE_ON_CLIP_NORM]
+    if clients_per_round is None:
+        notes.append("A template: put the size of your cohorts in the place of None.")
+    return Step(
+        _aggregator_expression(directory, mechanism, clients_per_round, _CLIP_NORM_TO_BEGIN_WITH),
+        "python",
+        is_template=clients_per_round is None,
+        notes=tuple(notes),
+    )
+
+
+def _aggregator_expression(
+    directory: str,
+    mechanism: Mechanism,
+    clients_per_round: int | None,
+    clip_norm: float,
+    storage: NoiseStorage | None = None,
+) -> str:
+    """Returns the expression of an aggregator; arguments are those of ``mf_dp_aggregator``."""
+    arguments = [
+        repr(directory),
+        f"participation=mfa.participation.{mechanism.schema!r}",
+        f"noise_multiplier={mechanism.noise_multiplier!r}",
+        f"clip_norm={clip_norm!r}",
+        f"clients_per_round={clients_per_round}",
+    ]
+    if storage is not None:
+        arguments.append(f"noise_storage={storage.value!r}")
+    return f"mfa.mf_dp_aggregator({', '.join(arguments)})"
+
+
+def _storage_is_forced(plan: Plan) -> bool:
+    """Whether the noise is not where it would go without a limit of disk."""
+    recursion = plan.recommended.mechanism.factorization.noise_recursion()
+    unlimited = costs.choose(recursion, plan.setting.model_size)
+    return unlimited.storage is not plan.recommended.cost.storage
+
+
+def _condition(plan: Plan) -> str:
+    """Who has to do what for the guarantee to hold, in a sentence or two."""
+    mechanism = plan.recommended.mechanism
+    guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
+    sampler = _sampler(mechanism.sampling)
+    return f"{guarantee} only if {mechanism.participation.condition(sampler)}"
+
+
+def _sampler(scheme: SamplingScheme | None) -> str | None:
+    if scheme is None:
+        return None
+    seed = "mfa.random_streams.secret_seed()"
+    return f"mfa.participation.{scheme!r}.sampler(seed={seed})"
+
+
+def _shell(*words: str) -> Step:
+    return Step(" ".join(word for word in words if word), "shell")
 
 
 def setting_lines(setting: Setting) -> list[str]:
@@ -55,7 +391,7 @@ def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:
 
 def name_of(candidate: Candidate) -> str:
     """Returns the mechanism with its options and how its clients take part."""
-    if candidate.participation.is_evenly_spaced:
+    if candidate.mechanism.schema.is_evenly_spaced:
         return f"{candidate.name_with_sampling}, fixed epochs"
     return candidate.name_with_sampling
 
@@ -147,8 +483,8 @@ def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
         name_of(candidate),
         f"{about}{candidate.effective_rmse:.4g}",
         f"{about}{candidate.max_effective_error:.4g}",
-        f"{candidate.rmse:.5g}",
-        about + rounded_up(candidate.noise_multiplier, ".3g" if about else ".5g"),
+        f"{candidate.errors.rmse:.5g}",
+        about + rounded_up(candidate.mechanism.noise_multiplier, ".3g" if about else ".5g"),
         "-" if bound is None else f"{bound:.3f}",
         f"{candidate.kept_bytes / 1e9:.3g}",
         f"{candidate.cost.disk_bytes / 1e9:.3g}",

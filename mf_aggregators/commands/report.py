@@ -30,7 +30,6 @@ from mf_aggregators import (
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.commands import (
     command_line,
-    extension_report,
     flag_groups,
     html_pages,
     ledger_report,
@@ -137,7 +136,7 @@ def main(values: flags.FlagValues) -> int:
             noise_failure.check_charged(values.model_size, rounds)
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     if values.extend_to is not None:
-        fields |= extension_report.fields(
+        fields |= report_subject.extension_fields(
             factorization,
             subject.schema,
             subject.workload,

@@ -9,10 +9,11 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, factorizations, figures
-from mf_aggregators.commands import command_line, html_pages, panels, plan_steps
+from mf_aggregators.commands import command_line, html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Picture
-from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.commands.report_subject import INDEPENDENT_NOISE, Subject
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.privacy.guarantees import Guarantee
 
@@ -176,10 +177,9 @@ def _step(subject: Subject, multiplier: float | None, values: flags.FlagValues) 
     """How to use the checkpoint, for a run that is still to come."""
     if not multiplier or values.ledger is not None:
         return None
-    return plan_steps.of_checkpoint(
+    return plan_text.step_of_checkpoint(
         values.checkpoint,
-        subject.schema,
-        multiplier,
+        Mechanism.of_one_schema(subject.factorization, subject.schema, multiplier),
         values.clients_per_round,
         f"The guarantee holds only if every client keeps to: {subject.schema}.",
     )

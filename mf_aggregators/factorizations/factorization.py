@@ -122,7 +122,7 @@ class Factorization(abc.ABC):
         """Returns a factorization for more rounds whose leading part of C is this one's C.
 
         The rows of C^-1 Z of the rounds that there are stay as they are, bit for bit, if the
-        noise is that of ``extensions.FirstPlan``: so a run can go on.
+        standard deviation of Z stays what it was (``Mechanism.extended``): so a run can go on.
 
         Args:
           num_rounds: The number of rounds of the whole, above n.

@@ -1,6 +1,6 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
-from mf_aggregators.planning.candidate_guarantees import guarantee_of
+from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.planner import (
     ANY_SAMPLING,
     Candidate,
@@ -12,6 +12,7 @@ from mf_aggregators.planning.planner import (
     make,
     server_learning_rate,
 )
+from mf_aggregators.planning.proposals import calibrated, powers_of_two
 
 __all__ = [
     "ANY_SAMPLING",
@@ -21,8 +22,9 @@ __all__ = [
     "Plan",
     "Setting",
     "band_choice",
+    "calibrated",
     "computations",
-    "guarantee_of",
     "make",
+    "powers_of_two",
     "server_learning_rate",
 ]

@@ -8,14 +8,12 @@ error L(b) of the best matrix of b bands with equal column norms.
 
 import collections
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators import factorizations as mechanisms
-from mf_aggregators import validation, workloads
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators import workloads
 from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
@@ -24,13 +22,8 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import store
-from mf_aggregators.participation.monte_carlo.certificates import (
-    MECHANISMS,
-    Certification,
-    MechanismBudget,
-)
-from mf_aggregators.privacy import amplification_conditions
+from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
+from mf_aggregators.planning import proposals
 from mf_aggregators.progress_bars import ProgressBar
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
@@ -53,39 +46,6 @@ class BandChoice:
     noise_multiplier: float
     rmse: float
     effective_rmse: float
-
-
-def powers_of_two(largest: int) -> list[int]:
-    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself.
-
-    Args:
-      largest: At least 1.
-    """
-    return sorted({2**i for i in range(largest.bit_length())} | {largest})
-
-
-def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
-    """Returns the most bands that sampling allows: n, or m / B, where nothing is amplified.
-
-    Args:
-      num_rounds: n.
-      population: m.
-      clients_per_round: B.
-
-    Returns:
-      The number of bands.
-
-    Raises:
-      ValueError: If the population is smaller than one batch.
-    """
-    sampling_scheme(
-        "poisson",
-        num_rounds=num_rounds,
-        num_bands=1,
-        population=population,
-        clients_per_round=clients_per_round,
-    )
-    return min(num_rounds, population // clients_per_round)
 
 
 def compare(
@@ -123,8 +83,8 @@ def compare(
         more than 15 for a scheme without parts: what is chosen of them is one result, and delta
         pays for Monte Carlo tests of 16 mechanisms, of which its guarantee is one.
     """
-    largest = most_bands(num_rounds, population, clients_per_round)
-    chosen = powers_of_two(largest) if candidates is None else list(candidates)
+    largest = proposals.most_bands(num_rounds, population, clients_per_round)
+    chosen = proposals.powers_of_two(largest) if candidates is None else list(candidates)
     schemes = [
         sampling_scheme(
             sampling,
@@ -139,9 +99,10 @@ def compare(
     choices = []
     for scheme in ProgressBar(schemes, desc="bands", disable=not show_progress):
         matrix = banded_matrix(num_rounds, scheme.num_bands, cache_directory)
-        multiplier = noise_multiplier(
-            scheme, epsilon, delta, cache_directory, matrix, budget=budgets.popleft()
+        mechanism = proposals.calibrated(
+            matrix, scheme, epsilon, delta, cache_directory, budget=budgets.popleft()
         )
+        multiplier = mechanism.noise_multiplier
         workload = workloads.describe({"name": "prefix_sum"}, num_rounds)
         rmse = matrix.rmse(workload, SingleParticipation())
         choices.append(
@@ -183,75 +144,6 @@ def best(choices: Sequence[BandChoice]) -> BandChoice:
     if not choices:
         raise ValueError("there is no number of bands to choose from.")
     return min(choices, key=lambda choice: (choice.effective_rmse, choice.num_bands))
-
-
-def noise_multiplier(
-    scheme: SamplingScheme,
-    epsilon: float,
-    delta: float,
-    cache_directory: pathlib.Path | None,
-    matrix: Factorization | None = None,
-    *,
-    is_estimate: bool = False,
-    budget: MechanismBudget | None = None,
-) -> float:
-    """Returns the least noise multiplier that gives a run (epsilon, delta)-DP.
-
-    Args:
-      scheme: How clients take part.
-      epsilon: Above 0.
-      delta: At least 1e-12 and below 1.
-      cache_directory: Where it is kept between calls; None for nowhere.
-      matrix: What makes the noise. Only schemes without parts depend on it.
-      is_estimate: For schemes without parts, whether to return a rough estimate, of which no
-        guarantee may be stated, in the place of a certified number.
-      budget: Of schemes without parts, the mechanisms that may be tested: a part of what the
-        result has that this is used for, and all of it counts as tested; None where this is the
-        result.
-
-    Returns:
-      The noise multiplier, relative to the largest column norm of C.
-
-    Raises:
-      ValueError: If an argument is out of its range.
-    """
-    description: dict[str, Any] = {
-        "mechanism": "noise-multiplier",
-        **scheme.to_dict(),
-        "epsilon": epsilon,
-        "delta": delta,
-        "accounting": store.ACCOUNTING_VERSION,
-    }
-    columns, certification = None, Certification()
-    if scheme.depends_on_matrix:
-        if matrix is not None:
-            columns = amplification_conditions.columns_of(matrix, scheme)
-        if columns is not None:
-            description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
-        description["is_estimate"] = is_estimate
-        certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
-        if budget is not None:
-            description["mechanisms"] = budget.left
-
-    def compute() -> float:
-        if scheme.depends_on_matrix and is_estimate:
-            return scheme.estimated(epsilon, delta, columns, certification)
-        target = validation.positive_number(epsilon, "epsilon")
-        return scheme.calibrated(target, delta, columns, certification, DEFAULT_NUM_COORDINATES)
-
-    return factorization_cache.fetch_number(cache_directory, description, compute)
-
-
-def certification_in(cache_directory: pathlib.Path | None) -> Certification:
-    """Returns how the noise multipliers of plans are proved.
-
-    Args:
-      cache_directory: Where certificates are kept between calls; None for nowhere.
-    """
-    if cache_directory == factorization_cache.default_directory():
-        # Where guarantees look for the certificate as well.
-        return Certification(directory=store.default_directory())
-    return Certification(directory=cache_directory)
 
 
 def banded_matrix(

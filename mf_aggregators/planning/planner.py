@@ -20,15 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import accounting, catalogue, lower_bounds, memory, validation, workloads
+from mf_aggregators import catalogue, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.catalogue import MechanismError
-from mf_aggregators.factorizations import (
-    DenseFactorization,
-    Factorization,
-)
+from mf_aggregators.factorizations import DenseFactorization, Errors, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
@@ -38,11 +36,10 @@ from mf_aggregators.participation import (
     MinSeparationSampling,
     Participation,
     PoissonSampling,
-    SamplingScheme,
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
-from mf_aggregators.planning import band_choice, proposals, side_processes
+from mf_aggregators.planning import proposals, side_processes
 from mf_aggregators.planning.proposals import Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
 
@@ -128,7 +125,7 @@ class Setting:
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.participation is None:
-            band_choice.most_bands(self.num_rounds, self.population, self.clients_per_round)
+            proposals.most_bands(self.num_rounds, self.population, self.clients_per_round)
         else:
             participations.check_fits(self.participation, self.num_rounds)
             participations.check_population(
@@ -141,63 +138,62 @@ class Candidate:
     """A mechanism for a setting.
 
     Attributes:
-      mechanism: As ``mf-factorize --mechanism`` spells it.
-      num_bands: The bands of ``banded``, ``toeplitz`` and ``banded_inverse``, and of an
-        amplified ``identity``, else None.
-      options: The flags of ``mf-factorize`` that make it, without the common ones.
-      participation: The schema that its noise is scaled for.
-      sampling: The sampling scheme that amplifies it, if any.
-      base: The mechanism and the options of what it approximates, if it approximates another
+      kind: As ``mf-factorize --mechanism`` spells it.
+      options: The flags of ``mf-factorize`` that make its factorization, without the common ones.
+      base: The kind and the options of what it approximates, if it approximates another
         factorization.
-      rmse: Root mean square error over rounds at sensitivity 1 and noise multiplier 1.
-      max_error: The largest error of a round, likewise.
-      noise_multiplier: What the target needs, relative to the sensitivity under
-        ``participation``, which for an amplified candidate is that of one participation.
-      is_estimate: Whether the noise multiplier, and what follows from it, is a rough estimate
-        that no guarantee may be stated of. That of a recommended candidate never is.
-      effective_rmse: rmse times noise multiplier over clients per round (BandMF Eq. 11).
-      max_effective_error: max_error times noise multiplier over clients per round.
+      mechanism: The mechanism, with the noise multiplier that the target needs.
+      is_estimate: Whether the noise multiplier, and what follows from it, is a rough estimate that
+        may miss the target. That of a recommended candidate never is.
+      errors: Those of prefix sums at noise multiplier 1, relative to the sensitivity under the
+        mechanism's schema.
       over_lower_bound: rmse over what no factorization can be below under the schema; None
         for an amplified candidate, whose noise multiplier belongs to its bands.
       kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
         single precision.
       cost: What its noise costs for the model with the storage that is chosen for it, which
         may keep more of it on disk to be faster.
-      factorization: The matrix.
-      per_round_variance: (num_rounds,) float64, of each round at sensitivity 1 and noise
-        multiplier 1.
+      clients_per_round: That of the setting.
     """
 
-    mechanism: str
-    num_bands: int | None
+    kind: str
     options: tuple[tuple[str, Any], ...]
-    participation: Participation
-    sampling: SamplingScheme | None
     base: tuple[str, tuple[tuple[str, Any], ...]] | None
-    rmse: float
-    max_error: float
-    noise_multiplier: float
-    effective_rmse: float
-    max_effective_error: float
+    mechanism: Mechanism
+    is_estimate: bool
+    errors: Errors = dataclasses.field(repr=False, compare=False)
     over_lower_bound: float | None
     kept_bytes: int
     cost: NoiseCost
-    factorization: Factorization = dataclasses.field(repr=False, compare=False)
-    per_round_variance: np.ndarray = dataclasses.field(repr=False, compare=False)
-    is_estimate: bool = False
+    clients_per_round: int
+
+    @property
+    def num_bands(self) -> int | None:
+        """The bands that its options name, or by which sampling amplifies it; None for others."""
+        scheme = self.mechanism.sampling
+        return dict(self.options).get("num_bands") if scheme is None else scheme.num_bands
 
     @property
     def name(self) -> str:
-        """The mechanism with its options, for a reader."""
+        """Its kind with its options, for a reader."""
         words = [str(value) for _, value in self.options if not isinstance(value, bool)]
-        return " ".join([self.mechanism, *words])
+        return " ".join([self.kind, *words])
 
     @property
     def name_with_sampling(self) -> str:
         """The same, and how its clients take part if that amplifies it."""
-        if self.sampling is None:
-            return self.name
-        return f"{self.name}, {self.sampling.label}"
+        scheme = self.mechanism.sampling
+        return self.name if scheme is None else f"{self.name}, {scheme.label}"
+
+    @property
+    def effective_rmse(self) -> float:
+        """The rmse times the noise multiplier over the clients per round (BandMF Eq. 11)."""
+        return self.errors.rmse * self.mechanism.noise_multiplier / self.clients_per_round
+
+    @property
+    def max_effective_error(self) -> float:
+        """The largest error of a round, likewise."""
+        return self.errors.max_error * self.mechanism.noise_multiplier / self.clients_per_round
 
     @property
     def server_learning_rate(self) -> float:
@@ -366,7 +362,7 @@ def make(
                 with _until(until):
                     found = _weighed(setting, proposal, cache_directory)
             except TimeLimitError as error:
-                without[proposal.mechanism, proposal.options] = proposal.name
+                without[proposal.kind, proposal.options] = proposal.name
                 skipped.append(LeftOut(proposal.name, str(error)))
                 continue
             weighed(found)
@@ -388,10 +384,17 @@ def make(
     budget = MechanismBudget(MECHANISMS - 1)
     while recommended.is_estimate and budget.left >= _MECHANISMS_OF_A_CANDIDATE:
         progress(f"certificate of {recommended.name_with_sampling}")
-        certified = _certified(
-            setting, recommended, cache_directory, budget.take(_MECHANISMS_OF_A_CANDIDATE)
+        mechanism = proposals.calibrated(
+            recommended.mechanism.factorization,
+            recommended.mechanism.participation,
+            setting.epsilon,
+            setting.delta,
+            cache_directory,
+            budget=budget.take(_MECHANISMS_OF_A_CANDIDATE),
         )
-        candidates[candidates.index(recommended)] = certified
+        candidates[candidates.index(recommended)] = dataclasses.replace(
+            recommended, mechanism=mechanism, is_estimate=False
+        )
         candidates.sort(key=_error)
         recommended = _recommended(candidates)
     if recommended.is_estimate:
@@ -461,31 +464,6 @@ def _error(candidate: Candidate) -> float:
     return candidate.effective_rmse
 
 
-def _certified(
-    setting: Setting,
-    candidate: Candidate,
-    cache_directory: pathlib.Path | None,
-    budget: MechanismBudget,
-) -> Candidate:
-    """The candidate with the noise multiplier that is proved to give the target."""
-    assert candidate.sampling is not None
-    multiplier = band_choice.noise_multiplier(
-        candidate.sampling,
-        setting.epsilon,
-        setting.delta,
-        cache_directory,
-        candidate.factorization,
-        budget=budget,
-    )
-    return dataclasses.replace(
-        candidate,
-        noise_multiplier=multiplier,
-        effective_rmse=candidate.rmse * multiplier / setting.clients_per_round,
-        max_effective_error=candidate.max_error * multiplier / setting.clients_per_round,
-        is_estimate=False,
-    )
-
-
 def _weighed(
     setting: Setting,
     proposal: Proposal,
@@ -553,7 +531,7 @@ def _proposals(
     return [
         proposal
         for proposal in _all_proposals(setting, cache_directory)
-        if mechanisms is None or proposal.mechanism in mechanisms
+        if mechanisms is None or proposal.kind in mechanisms
     ]
 
 
@@ -570,7 +548,7 @@ def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> li
             else proposals.for_random_participation
         )
         return of(*sizes, setting.sampling, cache_directory)
-    most = band_choice.most_bands(*sizes)
+    most = proposals.most_bands(*sizes)
     return [
         *_for_timers(setting, MinSeparation(most), cache_directory),
         *proposals.for_sampling(*sizes, PoissonSampling.name, cache_directory),
@@ -657,41 +635,30 @@ def _candidate(
     setting: Setting, proposal: Proposal, cache_directory: pathlib.Path | None
 ) -> Candidate:
     assert proposal.compute is not None
-    factorization, schema = proposal.compute(), proposal.participation
-    workload = workloads.Workload("prefix_sum", setting.num_rounds)
-    errors = factorization.errors(workload, schema)
-    is_estimate = proposal.sampling is not None and proposal.sampling.depends_on_matrix
-    if proposal.sampling is None:
-        multiplier = accounting.noise_multiplier(setting.epsilon, setting.delta)
-    else:
-        # Proofs take their time, and are made for what is recommended alone.
-        multiplier = band_choice.noise_multiplier(
-            proposal.sampling,
-            setting.epsilon,
-            setting.delta,
-            cache_directory,
-            factorization,
-            is_estimate=is_estimate,
-        )
-    bound = lower_bounds.compute(workload, schema) if proposal.sampling is None else None
-    recursion = _recursion_of(factorization)
-    num_bands = dict(proposal.options).get("num_bands")
+    scheme = proposal.sampling
+    # Proofs take their time, and are made for what is recommended alone.
+    is_estimate = scheme is not None and scheme.depends_on_matrix
+    mechanism = proposals.calibrated(
+        proposal.compute(),
+        scheme or proposal.participation,
+        setting.epsilon,
+        setting.delta,
+        cache_directory,
+        is_estimate=is_estimate,
+    )
+    workload, schema = workloads.Workload("prefix_sum", setting.num_rounds), mechanism.schema
+    errors = mechanism.factorization.errors(workload, schema)
+    bound = lower_bounds.compute(workload, schema) if scheme is None else None
+    recursion = _recursion_of(mechanism.factorization)
     return Candidate(
-        mechanism=proposal.mechanism,
-        num_bands=num_bands if proposal.sampling is None else proposal.sampling.num_bands,
+        kind=proposal.kind,
         options=proposal.options,
-        participation=schema,
-        sampling=proposal.sampling,
         base=proposal.base,
-        rmse=errors.rmse,
-        max_error=errors.max_error,
-        noise_multiplier=multiplier,
-        effective_rmse=errors.rmse * multiplier / setting.clients_per_round,
-        max_effective_error=errors.max_error * multiplier / setting.clients_per_round,
+        mechanism=mechanism,
+        is_estimate=is_estimate,
+        errors=errors,
         over_lower_bound=None if bound is None else errors.rmse / bound.rmse,
         kept_bytes=setting.model_size * recursion.bytes_per_parameter,
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
-        factorization=factorization,
-        per_round_variance=errors.per_round_variance,
-        is_estimate=is_estimate,
+        clients_per_round=setting.clients_per_round,
     )

@@ -7,21 +7,18 @@ with the reason.
 
 import dataclasses
 import functools
+import hashlib
 import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mf_aggregators import catalogue, workloads
-from mf_aggregators.catalogue import (
-    Request,
-    SamplingSetting,
-    TimerSetting,
-    Variant,
-)
+from mf_aggregators.catalogue import Request, SamplingSetting, TimerSetting, Variant
 from mf_aggregators.catalogue.built_in import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparationSampling,
@@ -30,7 +27,9 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.planning import band_choice
+from mf_aggregators.participation.monte_carlo import store
+from mf_aggregators.participation.monte_carlo.certificates import Certification, MechanismBudget
+from mf_aggregators.privacy import amplification_conditions
 
 # The option of a mechanism that approximates another factorization.
 _BASE = "base_checkpoint"
@@ -43,7 +42,7 @@ class Proposal:
     """A mechanism to weigh.
 
     Attributes:
-      mechanism: As ``mf-factorize --mechanism`` spells it.
+      kind: As ``mf-factorize --mechanism`` spells it.
       options: The flags of ``mf-factorize`` that make it, without the common ones.
       participation: The schema that it is made for.
       compute: Computes it, or takes it from the cache; None for what is left out.
@@ -56,7 +55,7 @@ class Proposal:
         too short to matter.
     """
 
-    mechanism: str
+    kind: str
     options: tuple[tuple[str, Any], ...]
     participation: Participation
     compute: Callable[[], Factorization] | None = None
@@ -69,8 +68,41 @@ class Proposal:
     @property
     def name(self) -> str:
         """The mechanism with its options, for a reader."""
-        words = " ".join([self.mechanism, *(str(value) for _, value in self.options)])
+        words = " ".join([self.kind, *(str(value) for _, value in self.options)])
         return words if self.sampling is None else f"{words}, {self.sampling.label}"
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself.
+
+    Args:
+      largest: At least 1.
+    """
+    return sorted({2**i for i in range(largest.bit_length())} | {largest})
+
+
+def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
+    """Returns the most bands that sampling allows: n, or m / B, where nothing is amplified.
+
+    Args:
+      num_rounds: n.
+      population: m.
+      clients_per_round: B.
+
+    Returns:
+      The number of bands.
+
+    Raises:
+      ValueError: If the population is smaller than one batch.
+    """
+    sampling_scheme(
+        "poisson",
+        num_rounds=num_rounds,
+        num_bands=1,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return min(num_rounds, population // clients_per_round)
 
 
 def for_timers(
@@ -102,10 +134,10 @@ def for_timers(
     most: dict[str, int] = {}
     for proposal in found:
         if proposal.compute is not None:
-            most[proposal.mechanism] = max(_bands(proposal), most.get(proposal.mechanism, 0))
+            most[proposal.kind] = max(_bands(proposal), most.get(proposal.kind, 0))
     # Fewer bands than another matrix has are for those who look for less memory: in a limited time
     # they come last.
-    return sorted(found, key=lambda each: _bands(each) < most.get(each.mechanism, 0))
+    return sorted(found, key=lambda each: _bands(each) < most.get(each.kind, 0))
 
 
 def for_sampling(
@@ -131,10 +163,10 @@ def for_sampling(
     Raises:
       ValueError: If the population is smaller than one batch.
     """
-    most = band_choice.most_bands(num_rounds, population, clients_per_round)
+    most = most_bands(num_rounds, population, clients_per_round)
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
     fixed_order = FixedEpochOrder(math.ceil(num_rounds / most), most)
-    setting = SamplingSetting(num_rounds, tuple(band_choice.powers_of_two(most)), fixed_order)
+    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), fixed_order)
     proposals = []
     for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
@@ -177,11 +209,9 @@ def for_random_participation(
     Raises:
       ValueError: If the population is smaller than one round's clients.
     """
-    most = band_choice.most_bands(num_rounds, population, clients_per_round)
+    most = most_bands(num_rounds, population, clients_per_round)
     largest = population // clients_per_round
-    setting = SamplingSetting(
-        num_rounds, tuple(band_choice.powers_of_two(most)), SingleParticipation()
-    )
+    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), SingleParticipation())
     proposals = []
     for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
@@ -209,6 +239,81 @@ def for_random_participation(
                 )
                 proposals.append(dataclasses.replace(proposal, sampling=scheme))
     return proposals
+
+
+def calibrated(
+    factorization: Factorization,
+    participation: Participation,
+    epsilon: float,
+    delta: float,
+    cache_directory: pathlib.Path | None,
+    *,
+    is_estimate: bool = False,
+    budget: MechanismBudget | None = None,
+) -> Mechanism:
+    """Returns the mechanism of least noise for a target, as ``mechanism.calibrate`` does.
+
+    Args:
+      factorization: What makes the noise.
+      participation: How clients take part: a schema, or a sampling scheme.
+      epsilon: Above 0.
+      delta: At least 1e-12 and below 1.
+      cache_directory: Where noise multipliers of sampling schemes are kept between calls; None for
+        nowhere.
+      is_estimate: For schemes without groups, whether a rough estimate is enough, in the place of
+        a certified noise multiplier: the target may be exceeded.
+      budget: For schemes without groups, how many mechanisms may be tested of those that the
+        certificate of one result pays for, which all count as tested; None where this is the
+        result.
+
+    Returns:
+      The mechanism.
+
+    Raises:
+      ValueError: If an argument is out of its range, or the scheme is not for the factorization.
+    """
+    unknown = Mechanism(factorization, participation, 0.0)
+    scheme = unknown.sampling
+    if scheme is None:
+        return calibrate(factorization, participation, epsilon=epsilon, delta=delta)
+    description: dict[str, Any] = {
+        "mechanism": "noise-multiplier",
+        **scheme.to_dict(),
+        "epsilon": epsilon,
+        "delta": delta,
+        "accounting": store.ACCOUNTING_VERSION,
+    }
+    columns = amplification_conditions.columns_of(factorization, scheme)
+    certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
+    if columns is not None:
+        description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
+        description["is_estimate"] = is_estimate
+        if budget is not None:
+            description["mechanisms"] = budget.left
+
+    def multiplier() -> float:
+        if columns is not None and is_estimate:
+            return scheme.estimated(epsilon, delta, columns, certification)
+        return calibrate(
+            factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
+        ).noise_multiplier
+
+    return dataclasses.replace(
+        unknown,
+        noise_multiplier=factorization_cache.fetch_number(cache_directory, description, multiplier),
+    )
+
+
+def certification_in(cache_directory: pathlib.Path | None) -> Certification:
+    """Returns how the noise multipliers of plans are proved.
+
+    Args:
+      cache_directory: Where certificates are kept between calls; None for nowhere.
+    """
+    if cache_directory == factorization_cache.default_directory():
+        # Where guarantees look for the certificate as well.
+        return Certification(directory=store.default_directory())
+    return Certification(directory=cache_directory)
 
 
 def _proposal(

@@ -1,6 +1,7 @@
 """The aggregator that brings matrix-factorization noise into ``tff.learning``."""
 
 import collections
+import dataclasses
 import os
 from typing import Any
 
@@ -36,32 +37,21 @@ from mf_aggregators.tff.tensor_streams import Continued, NoiseOptions, NoisePart
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
     """A ``tff.aggregators`` factory: clipped mean plus the correlated noise of the round.
 
-    Attributes of interest to a run that states its guarantee: ``factorization``,
-    ``participation`` and ``noise_multiplier``.
+    Attribute of interest to a run that states its guarantee: ``mechanism``.
     """
 
     def __init__(
         self,
-        factorization: Factorization,
-        participation: Participation,
-        noise_multiplier: float,
+        mechanism: Mechanism,
         clip_norm: float | AdaptiveClip,
         clients_per_round: float,
         seed: int | None,
         noise: NoiseOptions,
         sums: IntegerSums,
-        continues: FirstPlan | None = None,
         allow_no_noise: bool = False,
     ) -> None:
-        if (continues is None) == bool(factorization.plans):
-            raise ValueError(
-                "continues is what a run began with that goes on with an extension, and belongs to "
-                f"a factorization that is one: this one extends {list(factorization.plans)} rounds."
-            )
-        self.factorization = factorization
-        self.participation = participation
-        self.noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-        if self.noise_multiplier == 0.0 and allow_no_noise is not True:
+        self.mechanism = mechanism
+        if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
             raise ValueError(
                 "noise_multiplier is 0, which adds no noise and protects nobody: use "
                 "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
@@ -76,7 +66,6 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self._seed = seed
         self._noise = noise
         self._sums = sums
-        self._continues = continues
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """Returns the process for updates of a type; see the base class.
@@ -129,7 +118,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 clients_per_round=self._clients_per_round,
                 seed=self._seed,
                 noise=noise,
-                participation=self.participation,
+                participation=self.mechanism.schema,
                 sums=self._sums,
             )
         return MatrixFactorizationSumQuery(
@@ -139,7 +128,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             noise_stddev=multiplier * self._clip_norm,
             seed=self._seed,
             noise=noise,
-            participation=self.participation,
+            participation=self.mechanism.schema,
             sums=self._sums,
         )
 
@@ -147,38 +136,25 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self, specs: tuple[tf.TensorSpec, ...]
     ) -> tuple[NoiseRecursion, float, NoiseParts]:
         """The recursion, the noise multiplier relative to its sensitivity of one, and the rows."""
-        if self.noise_multiplier > 0.0:
+        mechanism, first = self.mechanism, self.mechanism.horizons[0]
+        factorization, multiplier = mechanism.factorization, first.noise_multiplier
+        size = dp_query.size_of_row(specs)
+        if multiplier > 0.0:
             # Before any file is made.
-            size = dp_query.size_of_row(specs)
-            noise_failure.check_charged(size, self.factorization.num_rounds)
-        first = self._continues
-        if first is None:
-            sensitivity = self.factorization.sensitivity(self.participation).value
-            recursion = self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
-            drawn = dp_query.drawn_recursion(recursion, self.noise_multiplier)
-            parts = tensor_streams.make(drawn, specs, self._noise)
-            if self.noise_multiplier > 0.0 and isinstance(self.factorization, CheckedFactorization):
-                matrix = self.factorization.strategy_matrix() / sensitivity
-                tensor_streams.check_rows(parts, matrix)
-            return recursion, self.noise_multiplier, parts
-        found = extensions.noise_multiplier(
-            self.factorization,
-            self.participation,
-            first,
-            num_parameters=dp_query.size_of_row(specs),
-            largest_cohort=self._sums.largest_cohort,
-            storage=self._noise.storage,
-        )
-        extensions.check_stated(self.noise_multiplier, found)
-        recursion = extensions.recursion(self.factorization, first)
-        drawn = dp_query.drawn_recursion(recursion, first.noise_multiplier)
-        if first.noise_multiplier == 0.0:
-            return recursion, 0.0, tensor_streams.make(drawn, specs, self._noise)
-        continued = Continued(
-            extensions.first_recursion(self.factorization, first), self.factorization.plans
-        )
-        noise = tensor_streams.make(drawn, specs, self._noise, continued)
-        return recursion, first.noise_multiplier, noise
+            noise_failure.check_charged(size, mechanism.num_rounds)
+        mechanism.check_rounded(size, self._sums.largest_cohort, self._noise.storage)
+        recursion = mechanism.noise_recursion()
+        drawn = dp_query.drawn_recursion(recursion, multiplier)
+        continued = None
+        if multiplier > 0.0 and mechanism.extends is not None:
+            continued = Continued(first.noise_recursion(), factorization.plans)
+        parts = tensor_streams.make(drawn, specs, self._noise, continued)
+        is_new = multiplier > 0.0 and mechanism.extends is None
+        if is_new and isinstance(factorization, CheckedFactorization):
+            matrix = factorization.strategy_matrix()
+            sensitivity = factorization.sensitivity(mechanism.schema).value
+            tensor_streams.check_rows(parts, matrix / sensitivity)
+        return recursion, multiplier, parts
 
 
 class _MeanQuery(compatibility.NormalizedQuery):
@@ -354,12 +330,12 @@ def mf_dp_aggregator(
         nobody knowing who was drawn. A mechanism with such a scheme has all clients in the place
         of ``clients_per_round``; with a factorization, give such a number.
       continues: With a factorization, for a run that goes on after its last round: what it began
-        with (``mf_aggregators.FirstPlan``), with the schemas of all horizons since, which
+        with (``extensions.FirstPlan``), with the schemas of all horizons since, which
         ``Mechanism.extended`` knows. The factorization is then an extension
         (``Factorization.extended``), participation and noise multiplier are those of the whole
-        (``mf_aggregators.extensions.noise_multiplier``), and all else is as it was. Rows of noise
-        stay bit for bit, so that a saved state goes on; before that,
-        ``mf_aggregators.declared_participation.in_extended`` puts the schema of the whole into it.
+        (``extensions.noise_multiplier``), and all else is as it was. Rows of noise stay bit for
+        bit, so that a saved state goes on; before that, ``declared_participation.in_extended`` puts
+        the schema of the whole into it.
       allow_no_noise: Whether ``noise_multiplier`` may be zero: such an aggregator only clips and
         averages, and gives no privacy.
 
@@ -377,36 +353,50 @@ def mf_dp_aggregator(
                 "a Mechanism has its participation, noise multiplier and horizons: leave out "
                 "participation=, noise_multiplier= and continues=."
             )
-        factorization, continues = mechanism.factorization, mechanism.first_plan
         scheme = mechanism.sampling
         if scheme is not None and scheme.has_random_sizes and secure_aggregation_bits is not None:
             # A refused round would tell that its batch was larger than this.
             largest_cohort = scheme.population if largest_cohort is None else largest_cohort
-        participation, noise_multiplier = mechanism.schema, mechanism.noise_multiplier
-    elif isinstance(mechanism, Factorization):
-        factorization = mechanism
-    elif isinstance(mechanism, (str, os.PathLike)):
-        factorization = checkpoints.load(mechanism)
+        made = mechanism
+    elif isinstance(mechanism, (Factorization, str, os.PathLike)):
+        if participation is None or noise_multiplier is None:
+            raise TypeError(
+                "a factorization needs participation= and noise_multiplier= as well: "
+                "mf_aggregators.calibrate(factorization, participation, epsilon=, delta=) makes a "
+                "Mechanism, which has all three."
+            )
+        factorization = (
+            mechanism if isinstance(mechanism, Factorization) else checkpoints.load(mechanism)
+        )
+        before = _before(factorization, continues)
+        made = Mechanism(factorization, check(participation), noise_multiplier, before)
     else:
         raise TypeError(
             "mechanism must be a Mechanism, or a Factorization or the directory of a checkpoint, "
             f"found {validation.shown(mechanism)}."
         )
-    if participation is None or noise_multiplier is None:
-        raise TypeError(
-            "a factorization needs participation= and noise_multiplier= as well: "
-            "mf_aggregators.calibrate(factorization, participation, epsilon=, delta=) makes a "
-            "Mechanism, which has all three."
-        )
     return MatrixFactorizationFactory(
-        factorization,
-        check(participation),
-        noise_multiplier,
+        made,
         clip_norm,
         clients_per_round,
         seed,
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
         grid.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
-        continues,
         allow_no_noise,
     )
+
+
+def _before(factorization: Factorization, continues: FirstPlan | None) -> Mechanism | None:
+    """The mechanism of the last horizon before, of the long spelling of an extended run."""
+    before: Mechanism | None = None
+    if continues is None:
+        return None
+    for rounds, schema in extensions.horizons(factorization, continues).items():
+        horizon = factorization.of_plan(rounds)
+        multiplier = continues.noise_multiplier
+        if before is not None:
+            later = continues.later_participations[: len(horizon.plans) - 1]
+            began = dataclasses.replace(continues, later_participations=later)
+            multiplier = extensions.noise_multiplier(horizon, schema, began)
+        before = Mechanism(horizon, schema, multiplier, before)
+    return before

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -70,28 +71,37 @@ def in_state(state: Any) -> tuple[Participation, ...]:
     return tuple(schema for schema in found if schema is not None)
 
 
-def in_extended(state: Any, earlier: Mapping[int, Participation], whole: Participation) -> Any:
+def in_extended(
+    state: Any,
+    mechanism: Mechanism | Mapping[int, Participation],
+    whole: Participation | None = None,
+) -> Any:
     """Returns the state of a run that was extended, with the schema of the whole in it.
 
     Args:
       state: As for :func:`in_state`: one that was saved under an earlier plan, or since.
-      earlier: The schema of each horizon that was extended, by its number of rounds
-        (``extensions.horizons``). No state knows these numbers, so that they are believed here;
-        the aggregator compares them with those of its factorization.
-      whole: The schema of the whole.
+      mechanism: That of the whole (``Mechanism.extended``), which knows every horizon before; or,
+        for a run of another aggregator, the schema of each horizon that was extended, by its number
+        of rounds. No state knows these numbers, so that they are believed here.
+      whole: In the second case, the schema of the whole.
 
     Returns:
       The state, in which nothing else is changed.
 
     Raises:
-      TypeError: If a schema is none, or they are not given by their rounds.
+      TypeError: If what is given is neither a mechanism nor schemas by their rounds.
       ValueError: If the state declares another schema than these, or a horizon forbids what the
         one before it allowed.
     """
-    if not isinstance(earlier, Mapping):
+    if isinstance(mechanism, Mechanism):
+        earlier: Mapping[int, Participation] = mechanism.earlier_participations
+        whole = mechanism.schema
+    elif isinstance(mechanism, Mapping) and whole is not None:
+        earlier = mechanism
+    else:
         raise TypeError(
-            "earlier must have the schema of each horizon by its number of rounds, such as "
-            f"{{20: MinSeparation(5)}}, found {earlier!r}."
+            "mechanism must be a Mechanism, or the schema of each horizon by its number of rounds, "
+            f"such as {{20: MinSeparation(5)}}, with that of the whole, found {mechanism!r}."
         )
     check_extended(earlier, whole)
     known = {*earlier.values(), whole}

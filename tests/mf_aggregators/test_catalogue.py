@@ -427,7 +427,7 @@ def test_a_plan_goes_on_without_what_cannot_be_made(
     (left_out,) = (each for each in plan.left_out if each.mechanism == "discounted")
     assert left_out.reason.startswith(("cannot be made: ", "cannot be planned: "))
     assert "discount" in left_out.reason
-    assert plan.recommended.mechanism != "discounted"
+    assert plan.recommended.kind != "discounted"
 
 
 @pytest.mark.parametrize("for_runs", [False, True])

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators import extensions
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.participation import (
     BallsInBins,
@@ -26,6 +25,8 @@ from mf_aggregators.participation import (
     Shuffling,
     SingleParticipation,
 )
+from mf_aggregators.privacy import extensions
+from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.ledgers import Ledger
 from tests.examples import examples
 from tests.mf_aggregators.small_mechanisms import factorizations
@@ -186,8 +187,7 @@ def test_a_horizon_that_forbids_what_was_allowed_is_refused() -> None:
     with pytest.raises(ValueError, match="40 rounds"):
         second.extended(60, MinSeparation(10, 6))
     whole = second.extended(60, MinSeparation(4, 15))
-    began = mfa.FirstPlan(first.schema, 1.0, (second.schema,))
-    assert whole.first_plan == began
+    began = FirstPlan(first.schema, 1.0, (second.schema,))
     assert whole.noise_multiplier == extensions.noise_multiplier(
         whole.factorization, whole.schema, began
     )

@@ -38,7 +38,8 @@ def _audit(kind: type, trials: int) -> ClippingResult:
             clients_per_round=_CLIENTS,
         )
 
-    claim = Claim(_NUM_ROUNDS, _SCHEMA, _MULTIPLIER, _CLIP.initial_norm, _CLIENTS)
+    mechanism = mfa.Mechanism(factorization, _SCHEMA, _MULTIPLIER)
+    claim = Claim(mechanism, _CLIP.initial_norm, _CLIENTS)
     return audit_clipping(build, claim, trials=trials, false_alarm_rate=FALSE_ALARM)
 
 

@@ -38,7 +38,8 @@ def _no_worker_outlives_the_tests() -> Iterator[None]:
 
 
 def _claim(noise_multiplier: float) -> Claim:
-    return Claim(_NUM_ROUNDS, _SCHEMA, noise_multiplier, _CLIP_NORM, _CLIENTS_PER_ROUND)
+    mechanism = mfa.Mechanism(_BANDED, _SCHEMA, noise_multiplier)
+    return Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
 
 def _aggregator(factorization: Factorization, noise_multiplier: float, storage: str) -> Any:

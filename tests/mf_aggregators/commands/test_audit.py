@@ -208,12 +208,11 @@ def test_each_mechanism_is_built_for_the_schema(
     status, _, err = _call(capsys, f"--mechanism={mechanism}", "--num_rounds=6", *arguments)
     assert (status, err) == (2, "mf-audit: enough.\n")
     ((aggregator, claim),) = built
-    assert aggregator.factorization.mechanism == mechanism
-    assert aggregator.factorization.num_rounds == claim.num_rounds == 6
-    assert aggregator.participation == claim.participation
-    assert aggregator.noise_multiplier == claim.noise_multiplier
+    assert aggregator.mechanism == claim.mechanism
+    assert claim.mechanism.factorization.mechanism == mechanism
+    assert claim.num_rounds == 6
     if mechanism not in ("identity", "tree"):
-        assert aggregator.factorization.participation == claim.participation
+        assert claim.mechanism.factorization.participation == claim.mechanism.participation
 
 
 @pytest.mark.parametrize("canaries", [1, 2, 3, 4, 5, 6, 8])

@@ -13,7 +13,7 @@ from mf_aggregators import figures
 from mf_aggregators.commands import html_pages
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.html_pages import Picture
-from mf_aggregators.commands.plan_steps import Step
+from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.figures import svg_elements
 from tests import page_checks
 

@@ -18,7 +18,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.catalogue.built_in import BandedEntry
-from mf_aggregators.commands import command_line, factorize, plan, plan_steps, training_recipes
+from mf_aggregators.commands import command_line, factorize, plan, plan_text
 from mf_aggregators.participation import MinSeparation, Sampler, sampling_from_dict
 from mf_aggregators.privacy import guarantees
 from simulations.runs import planned_runs, run_config
@@ -97,7 +97,7 @@ def _factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 
 def _options(words: list[str]) -> RunConfig:
     """What a run would do, with every default filled in, for a file in a template's place."""
-    words = [word.replace(plan_steps.PLACEHOLDER, "mine.sqlite") for word in words]
+    words = [word.replace(plan_text.PLACEHOLDER, "mine.sqlite") for word in words]
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     command = run_stackoverflow.command()
@@ -241,8 +241,8 @@ def test_the_aggregator_is_made(
     assert [shlex.split(command)[0] for command in run] == ["run-stackoverflow"]
     assert shlex.split(run[0])[2] == f"--checkpoint={output}"
     factory = eval(aggregator, {"mfa": mfa})
-    assert factory.noise_multiplier == fields["candidates"][0]["noise_multiplier"]
-    assert factory.factorization.num_rounds == 12
+    assert factory.mechanism.noise_multiplier == fields["candidates"][0]["noise_multiplier"]
+    assert factory.mechanism.num_rounds == 12
 
 
 def test_a_table_that_names_what_is_left_out(
@@ -365,7 +365,7 @@ def test_an_output_that_cannot_be_written_is_one_line(
 
 
 def _known(
-    capsys: pytest.CaptureFixture[str], cache: str, recipe: training_recipes.TrainingRecipe
+    capsys: pytest.CaptureFixture[str], cache: str, recipe: plan_text.TrainingRecipe
 ) -> dict[str, Any]:
     """A plan of two rounds for a known population, which takes no time."""
     return _planned(
@@ -376,13 +376,13 @@ def _known(
 def test_recipes_are_those_of_the_runs() -> None:
     known = {settings.SMALL: datasets.DOCSTRINGS, settings.PAPER: datasets.STACKOVERFLOW}
     for own, dataset in known.items():
-        recipe = training_recipes.find(dataset, 1)
+        recipe = plan_text.recipe_of(dataset, 1)
         assert recipe is not None
         assert (recipe.dataset, recipe.clip_norm) == (dataset, own.clip_norm)
         assert recipe.population is not None
-        assert training_recipes.find(None, recipe.population) == recipe
-    assert training_recipes.find(None, 2510) is None
-    own_file = training_recipes.find("mine.sqlite", 342_477)
+        assert plan_text.recipe_of(None, recipe.population) == recipe
+    assert plan_text.recipe_of(None, 2510) is None
+    own_file = plan_text.recipe_of("mine.sqlite", 342_477)
     assert own_file is not None
     assert own_file.clip_norm == settings.for_dataset("mine.sqlite").clip_norm
 
@@ -414,7 +414,7 @@ def test_the_embedded_data_are_trained_on_as_the_default_run_does(
 def test_stackoverflow_is_trained_on_by_the_papers_recipe(
     capsys: pytest.CaptureFixture[str], cache: str
 ) -> None:
-    recipe = training_recipes.find("stackoverflow", 342_477)
+    recipe = plan_text.recipe_of("stackoverflow", 342_477)
     assert recipe is not None
     fields = _known(capsys, cache, recipe)
     (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
@@ -520,18 +520,20 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         ),
         cache_directory=pathlib.Path(cache.removeprefix("--cache_dir=")),
     )
-    amplified = [each for each in plan_of_four_rounds.candidates if each.sampling is not None]
+    amplified = [
+        each for each in plan_of_four_rounds.candidates if each.mechanism.sampling is not None
+    ]
     assert len(amplified) == 3
     for candidate in amplified:
         chosen = dataclasses.replace(plan_of_four_rounds, recommended=candidate)
-        step = plan_steps.of(chosen, None, "directory", True)[-1]
+        step = plan_text.steps_of(chosen, None, "directory", True)[-1]
         assert step.sampler is not None
         sampler = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert isinstance(sampler, Sampler)
-        assert sampler.scheme == candidate.sampling
+        assert sampler.scheme == candidate.mechanism.sampling
         again = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
         assert sampler.seed != again.seed
-        (alone,) = plan_steps.as_strings([step])
+        (alone,) = plan_text.commands_of([step])
         for said in (alone, " ".join(line.removeprefix("# ") for line in step.lines())):
             # Rounded up.
             assert "(7.12346, 1e-06)-DP only if a data centre draws every batch" in said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mf_aggregators import catalogue, checkpoints, workloads
 from mf_aggregators.accounting import noise_multiplier, zcdp_rho
 from mf_aggregators.catalogue.third_party import CheckedFactorization
-from mf_aggregators.commands import extension_report
+from mf_aggregators.commands import report_subject
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BltFactorization,
@@ -347,7 +347,9 @@ def test_the_costs_of_the_documents() -> None:
     assert set(printed) == set(made)
     for name, factorization in made.items():
         more, twice = (
-            extension_report.fields(factorization, schema, _sums(1000), rounds, multiplier, 1e-6)
+            report_subject.extension_fields(
+                factorization, schema, _sums(1000), rounds, multiplier, 1e-6
+            )
             for rounds in (1100, 2000)
         )
         above = twice["extended_rmse_over_planned"] - 1.0

@@ -12,10 +12,10 @@ import pytest
 from mf_aggregators import accounting, factorizations, version, workloads
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import BandedFactorization
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
-    CyclicGroups,
     MinSeparationSampling,
-    SeparatedScheme,
+    PoissonSampling,
     SingleParticipation,
     sampling_scheme,
     sampling_schemes,
@@ -27,9 +27,8 @@ from mf_aggregators.participation.monte_carlo.certificates import (
     MechanismBudget,
     MechanismBudgetError,
 )
-from mf_aggregators.planning import band_choice
+from mf_aggregators.planning import band_choice, proposals
 from mf_aggregators.planning.band_choice import BandChoice
-from mf_aggregators.privacy import guarantees
 
 _SIZES: dict[str, Any] = {"num_rounds": 6, "population": 90, "clients_per_round": 10}
 
@@ -135,11 +134,11 @@ def test_one_band_is_independent_noise(cache: pathlib.Path) -> None:
 
 
 def test_the_grid_is_powers_of_two_and_the_most(cache: pathlib.Path) -> None:
-    assert band_choice.powers_of_two(1) == [1]
-    assert band_choice.powers_of_two(8) == [1, 2, 4, 8]
-    assert band_choice.powers_of_two(342) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 342]
-    assert band_choice.most_bands(12, 10_000, 10) == 12
-    assert band_choice.most_bands(12, 59, 10) == 5
+    assert proposals.powers_of_two(1) == [1]
+    assert proposals.powers_of_two(8) == [1, 2, 4, 8]
+    assert proposals.powers_of_two(342) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 342]
+    assert proposals.most_bands(12, 10_000, 10) == 12
+    assert proposals.most_bands(12, 59, 10) == 5
     choices = band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache)
     assert [choice.num_bands for choice in choices] == [1, 2, 4, 6]
 
@@ -169,12 +168,9 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
 ) -> None:
     """Estimates are not taken for certified numbers, nor another matrix's for this one's."""
     made = itertools.count(1.0)
-    for kind, name in (
-        (CyclicGroups, "calibrated"),
-        (SeparatedScheme, "calibrated"),
-        (SeparatedScheme, "estimated"),
-    ):
-        monkeypatch.setattr(kind, name, lambda *unused: next(made))
+    for kind in (MinSeparationSampling, PoissonSampling):
+        for name in ("calibrated", "estimated"):
+            monkeypatch.setattr(kind, name, lambda *unused, **also_unused: next(made))
     scheme = sampling_scheme("min_separation", **_SIZES, num_bands=2)
     poisson = sampling_scheme("poisson", **_SIZES, num_bands=2)
     bands = np.column_stack([np.ones(6), np.full(6, 0.5)])
@@ -183,7 +179,9 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
 
     def all_of() -> list[float]:
         return [
-            band_choice.noise_multiplier(each, epsilon, delta, tmp_path, matrix, is_estimate=rough)
+            proposals.calibrated(
+                matrix, each, epsilon, delta, tmp_path, is_estimate=rough
+            ).noise_multiplier
             for each, epsilon, delta, matrix, rough in (
                 (scheme, 4.0, 1e-6, first, False),
                 (scheme, 4.0, 1e-6, first, True),
@@ -191,8 +189,8 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
                 (scheme, 4.0, 1e-6, second, True),
                 (scheme, 4.0, 1e-5, first, False),
                 (scheme, 5.0, 1e-6, first, False),
-                (poisson, 4.0, 1e-6, None, False),
-                (poisson, 4.0, 1e-5, None, False),
+                (poisson, 4.0, 1e-6, first, False),
+                (poisson, 4.0, 1e-5, first, False),
             )
         ]
 
@@ -270,9 +268,8 @@ def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
     best = band_choice.best(choices)
     scheme = sampling_scheme(sampling, num_bands=best.num_bands, **sizes)
     matrix = band_choice.banded_matrix(6, best.num_bands, None)
-    found = guarantees.sampled(
-        matrix, scheme, best.noise_multiplier, 1e-2, certification=Certification()
-    )
+    mechanism = Mechanism(matrix, scheme, best.noise_multiplier)
+    found = mechanism.guarantee(1e-2, certification=Certification())
     # What nothing was proved of has the noise that is enough without amplification.
     assert found.certificate is None
     assert found.epsilon <= 2.0

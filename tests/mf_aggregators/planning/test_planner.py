@@ -32,7 +32,6 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.planning import Plan, Setting
-from mf_aggregators.privacy import guarantees
 
 _TIMERS = Setting(
     num_rounds=24,
@@ -77,8 +76,8 @@ def _check(plan: Plan) -> None:
     limit = plan.setting.noise_memory
     for candidate in plan.candidates:
         assert limit is None or candidate.kept_bytes <= limit
-        assert candidate.factorization.mechanism == candidate.mechanism or (
-            (candidate.mechanism, candidate.factorization.mechanism)
+        assert candidate.mechanism.factorization.mechanism == candidate.kind or (
+            (candidate.kind, candidate.mechanism.factorization.mechanism)
             in {("tree", "tree_aggregation"), ("optimal", "dense")}
         )
         assert math.isfinite(candidate.effective_rmse)
@@ -93,38 +92,42 @@ def test_effective_errors_from_dense_matrices_and_the_accountant(
     _check(plan)
     rounds, batch = plan.setting.num_rounds, plan.setting.clients_per_round
     for candidate in plan.candidates:
-        matrix = candidate.factorization
+        matrix = candidate.mechanism.factorization
         # B = A C^-1 for what the noise rows C^-1 Z add up to.
         decoder = np.tri(rounds) @ matrix.noising_matrix()
-        sensitivity = matrix.sensitivity(candidate.participation).value
-        if candidate.mechanism != "tree":
+        sensitivity = matrix.sensitivity(candidate.mechanism.schema).value
+        if candidate.kind != "tree":
             rows = sensitivity**2 * np.sum(decoder**2, axis=1)
-            assert candidate.rmse == pytest.approx(math.sqrt(np.mean(rows)))
-            assert candidate.max_error == pytest.approx(math.sqrt(np.max(rows)))
-        if candidate.sampling is None:
-            epsilon = accounting.epsilon(candidate.noise_multiplier, plan.setting.delta)
+            assert candidate.errors.rmse == pytest.approx(math.sqrt(np.mean(rows)))
+            assert candidate.errors.max_error == pytest.approx(math.sqrt(np.max(rows)))
+        if candidate.mechanism.sampling is None:
+            epsilon = accounting.epsilon(candidate.mechanism.noise_multiplier, plan.setting.delta)
         else:
-            assert matrix.strategy_bands() == candidate.sampling.num_bands == candidate.num_bands
+            assert (
+                matrix.strategy_bands()
+                == candidate.mechanism.sampling.num_bands
+                == candidate.num_bands
+            )
             norms = np.linalg.norm(matrix.strategy_matrix(), axis=0)
             assert sensitivity == pytest.approx(np.max(norms))
             epsilon = sampling_scheme(
-                candidate.sampling.name,
+                candidate.mechanism.sampling.name,
                 num_rounds=rounds,
-                num_bands=candidate.sampling.num_bands,
+                num_bands=candidate.mechanism.sampling.num_bands,
                 population=plan.setting.population,
                 clients_per_round=batch,
-            ).epsilon(candidate.noise_multiplier, plan.setting.delta)
+            ).epsilon(candidate.mechanism.noise_multiplier, plan.setting.delta)
         assert epsilon == pytest.approx(plan.setting.epsilon, rel=2e-3)
-        scale = candidate.noise_multiplier / batch
-        assert candidate.effective_rmse == pytest.approx(candidate.rmse * scale, rel=1e-12)
-        assert candidate.max_effective_error == pytest.approx(candidate.max_error * scale)
+        scale = candidate.mechanism.noise_multiplier / batch
+        assert candidate.effective_rmse == pytest.approx(candidate.errors.rmse * scale, rel=1e-12)
+        assert candidate.max_effective_error == pytest.approx(candidate.errors.max_error * scale)
         recursion = matrix.noise_recursion()
         kept = 4 * recursion.num_earlier_rows + 8 * recursion.num_state_vectors
         assert candidate.kept_bytes == 1000 * kept
 
 
 def test_timers_compare_every_mechanism(with_timers: Plan) -> None:
-    assert {candidate.mechanism for candidate in with_timers.candidates} == {
+    assert {candidate.kind for candidate in with_timers.candidates} == {
         "identity",
         "tree",
         "blt",
@@ -136,22 +139,24 @@ def test_timers_compare_every_mechanism(with_timers: Plan) -> None:
     assert not with_timers.left_out
     # The most bands that the timers allow.
     best = with_timers.candidates[0]
-    assert (best.mechanism, best.num_bands) == ("banded", 6)
+    assert (best.kind, best.num_bands) == ("banded", 6)
     own = factorizations.banded(workloads.prefix_sum(24), 6)
-    assert best.rmse == pytest.approx(own.rmse(workloads.prefix_sum(24), MinSeparation(6)), 1e-3)
+    assert best.errors.rmse == pytest.approx(
+        own.rmse(workloads.prefix_sum(24), MinSeparation(6)), 1e-3
+    )
     bound = lower_bounds.compute(workloads.prefix_sum(24), MinSeparation(6))
     assert bound is not None
     for candidate in with_timers.candidates:
-        assert candidate.over_lower_bound == pytest.approx(candidate.rmse / bound.rmse)
-        assert candidate.rmse >= bound.rmse
+        assert candidate.over_lower_bound == pytest.approx(candidate.errors.rmse / bound.rmse)
+        assert candidate.errors.rmse >= bound.rmse
 
 
 def test_sampling_compares_bands_and_fixed_epochs(with_sampling: Plan) -> None:
-    amplified = [each for each in with_sampling.candidates if each.sampling is not None]
+    amplified = [each for each in with_sampling.candidates if each.mechanism.sampling is not None]
     assert sorted(each.num_bands or 0 for each in amplified) == [1, 2, 4, 8]
-    (fixed,) = (each for each in with_sampling.candidates if each.sampling is None)
-    assert fixed.participation == FixedEpochOrder(1, 8)
-    assert fixed.noise_multiplier == accounting.noise_multiplier(4.0, 1e-6)
+    (fixed,) = (each for each in with_sampling.candidates if each.mechanism.sampling is None)
+    assert fixed.mechanism.schema == FixedEpochOrder(1, 8)
+    assert fixed.mechanism.noise_multiplier == accounting.noise_multiplier(4.0, 1e-6)
     assert {each.over_lower_bound for each in amplified} == {None}
 
 
@@ -170,35 +175,37 @@ def with_any(cache: pathlib.Path) -> Plan:
 
 def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
     _check(with_any)
-    ways = {None if each.sampling is None else each.sampling.name for each in with_any.candidates}
-    assert ways == {None, "poisson", "min_separation", "balls_in_bins"}
-    timers = [each for each in with_any.candidates if each.participation == MinSeparation(8)]
-    assert {"banded", "blt", "tree"} <= {each.mechanism for each in timers}
-    coins = {
-        (each.num_bands, each.sampling.separation)
+    ways = {
+        None if each.mechanism.sampling is None else each.mechanism.sampling.name
         for each in with_any.candidates
-        if isinstance(each.sampling, MinSeparationSampling)
+    }
+    assert ways == {None, "poisson", "min_separation", "balls_in_bins"}
+    timers = [each for each in with_any.candidates if each.mechanism.schema == MinSeparation(8)]
+    assert {"banded", "blt", "tree"} <= {each.kind for each in timers}
+    coins = {
+        (each.num_bands, each.mechanism.sampling.separation)
+        for each in with_any.candidates
+        if isinstance(each.mechanism.sampling, MinSeparationSampling)
     }
     assert coins == {(1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (4, 4), (4, 6), (4, 8), (8, 8)}
-    schemes = [each.sampling for each in with_any.candidates]
+    schemes = [each.mechanism.sampling for each in with_any.candidates]
     assert [each.separation for each in schemes if isinstance(each, BallsInBins)] == [8] * 4
 
 
 def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -> None:
     """Coins win here, and no other row of them is more than an estimate."""
     chosen = with_any.recommended
-    assert isinstance(chosen.sampling, MinSeparationSampling)
+    assert isinstance(chosen.mechanism.sampling, MinSeparationSampling)
     assert not chosen.is_estimate
-    assert f"coins {chosen.sampling.separation} apart" in with_any.reason
+    assert f"coins {chosen.mechanism.sampling.separation} apart" in with_any.reason
     estimates = [each for each in with_any.candidates if each.is_estimate]
     assert estimates
-    assert all(isinstance(each.sampling, MinSeparationSampling | BallsInBins) for each in estimates)
-    stated = guarantees.sampled(
-        chosen.factorization,
-        chosen.sampling,
-        chosen.noise_multiplier,
-        with_any.setting.delta,
-        certification=Certification(directory=cache),
+    assert all(
+        isinstance(each.mechanism.sampling, MinSeparationSampling | BallsInBins)
+        for each in estimates
+    )
+    stated = chosen.mechanism.guarantee(
+        with_any.setting.delta, certification=Certification(directory=cache)
     )
     assert stated.certificate is not None
     assert 0.9 * with_any.setting.epsilon <= stated.epsilon <= with_any.setting.epsilon
@@ -225,13 +232,7 @@ def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.Monk
     plan = planning.make(setting)
     chosen = plan.recommended
     assert not chosen.is_estimate
-    stated = guarantees.sampled(
-        chosen.factorization,
-        chosen.sampling,  # type: ignore[arg-type]
-        chosen.noise_multiplier,
-        setting.delta,
-        certification=Certification(),
-    )
+    stated = chosen.mechanism.guarantee(setting.delta, certification=Certification())
     assert stated.epsilon <= setting.epsilon
     assert 0 < len(tested) <= certificates.ATTEMPTS * certificates.MECHANISMS
     assert any(each.is_estimate for each in plan.candidates)
@@ -246,11 +247,13 @@ def test_one_way_of_taking_part(cache: pathlib.Path, with_any: Plan, sampling: s
     )
     _check(plan)
     own = {
-        (each.sampling, each.num_bands): each.rmse
+        (each.mechanism.sampling, each.num_bands): each.errors.rmse
         for each in with_any.candidates
-        if each.sampling is not None and each.sampling.name == sampling
+        if each.mechanism.sampling is not None and each.mechanism.sampling.name == sampling
     }
-    assert {(each.sampling, each.num_bands): each.rmse for each in plan.candidates} == own
+    assert {
+        (each.mechanism.sampling, each.num_bands): each.errors.rmse for each in plan.candidates
+    } == own
     assert not plan.recommended.is_estimate
 
 
@@ -261,8 +264,8 @@ def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
     )
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
-    (fixed,) = (each for each in plan.candidates if each.sampling is None)
-    assert fixed.participation == FixedEpochOrder(3, 3)
+    (fixed,) = (each for each in plan.candidates if each.mechanism.sampling is None)
+    assert fixed.mechanism.schema == FixedEpochOrder(3, 3)
     assert max(each.num_bands or 0 for each in plan.candidates) == 3
 
 
@@ -276,12 +279,14 @@ def test_a_client_that_takes_part_once(cache: pathlib.Path) -> None:
     best = factorizations.optimal(workloads.prefix_sum(8)).rmse(
         workloads.prefix_sum(8), SingleParticipation()
     )
-    (optimal,) = (each for each in plan.candidates if each.mechanism == "optimal")
-    assert optimal.rmse == pytest.approx(best, rel=5e-4)
-    assert all(each.rmse >= best * (1 - 1e-6) for each in plan.candidates)
+    (optimal,) = (each for each in plan.candidates if each.kind == "optimal")
+    assert optimal.errors.rmse == pytest.approx(best, rel=5e-4)
+    assert all(each.errors.rmse >= best * (1 - 1e-6) for each in plan.candidates)
     limited = dataclasses.replace(setting, participation=MinSeparation(2, 1))
     again = planning.make(limited, cache_directory=cache)
-    assert again.candidates[0].rmse == pytest.approx(plan.candidates[0].rmse, rel=1e-3)
+    assert again.candidates[0].errors.rmse == pytest.approx(
+        plan.candidates[0].errors.rmse, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -298,9 +303,9 @@ def test_few_rounds(cache: pathlib.Path, rounds: int, sampling: str | None) -> N
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
     if rounds == 1:
-        assert all(each.rmse == pytest.approx(1.0) for each in plan.candidates)
+        assert all(each.errors.rmse == pytest.approx(1.0) for each in plan.candidates)
         # One round has one output: nothing beats what costs least.
-        assert plan.recommended.mechanism == "identity"
+        assert plan.recommended.kind == "identity"
 
 
 def test_everybody_in_every_round(cache: pathlib.Path) -> None:
@@ -308,10 +313,10 @@ def test_everybody_in_every_round(cache: pathlib.Path) -> None:
     setting = dataclasses.replace(_TIMERS, population=10, participation=MinSeparation(1))
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
-    (identity,) = (each for each in plan.candidates if each.mechanism == "identity")
-    assert identity.rmse == pytest.approx(math.sqrt(24 * 12.5))
+    (identity,) = (each for each in plan.candidates if each.kind == "identity")
+    assert identity.errors.rmse == pytest.approx(math.sqrt(24 * 12.5))
     # Fewer bands than one there are not.
-    assert "banded" not in {each.mechanism for each in plan.candidates}
+    assert "banded" not in {each.kind for each in plan.candidates}
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 2.99, 3, 5])
@@ -319,7 +324,7 @@ def test_the_memory_budget_is_kept(cache: pathlib.Path, rows: float) -> None:
     setting = dataclasses.replace(_TIMERS, noise_memory=rows * _ROW_IN_BYTES)
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
-    bands = [each.num_bands or 0 for each in plan.candidates if each.mechanism == "banded"]
+    bands = [each.num_bands or 0 for each in plan.candidates if each.kind == "banded"]
     # b bands keep b - 1 rows, and one band is identity.
     assert max(bands, default=1) == int(rows) + 1
     left_out = {each.mechanism: each.reason for each in plan.left_out}
@@ -355,12 +360,12 @@ def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pat
     )
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
-    assert plan.recommended.mechanism == "structured"
+    assert plan.recommended.kind == "structured"
     assert plan.recommended.base == ("optimal", ())
-    (optimal,) = (each for each in plan.candidates if each.mechanism == "optimal")
-    assert plan.recommended.rmse == pytest.approx(optimal.rmse, rel=1e-3)
+    (optimal,) = (each for each in plan.candidates if each.kind == "optimal")
+    assert plan.recommended.errors.rmse == pytest.approx(optimal.errors.rmse, rel=1e-3)
     # The optimum is certified to 0.1 % of its square.
-    assert plan.recommended.rmse >= optimal.rmse * (1 - 5e-4)
+    assert plan.recommended.errors.rmse >= optimal.errors.rmse * (1 - 5e-4)
     assert plan.recommended.cost.seconds_per_round < optimal.cost.seconds_per_round
 
 
@@ -373,11 +378,11 @@ def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> Non
     plan = planning.make(bands, cache_directory=cache)
     _check(plan)
     best = plan.candidates[0]
-    assert (best.mechanism, best.base) == ("structured", ("banded", (("num_bands", 40),)))
+    assert (best.kind, best.base) == ("structured", ("banded", (("num_bands", 40),)))
     # Its sensitivity is an upper bound, and counts every participation that is allowed.
-    strategy = best.factorization.strategy_matrix()
+    strategy = best.mechanism.factorization.strategy_matrix()
     pattern = strategy[:, ::40].sum(axis=1)
-    found = best.factorization.sensitivity(MinSeparation(40)).value
+    found = best.mechanism.factorization.sensitivity(MinSeparation(40)).value
     assert found >= np.linalg.norm(pattern) * (1 - 1e-12)
 
 
@@ -387,10 +392,10 @@ def test_a_fixed_order_has_its_approximation_beside_it(cache: pathlib.Path) -> N
     )
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
-    fixed = {each.mechanism: each for each in plan.candidates if each.sampling is None}
+    fixed = {each.kind: each for each in plan.candidates if each.mechanism.sampling is None}
     assert set(fixed) == {"optimal", "structured"}
-    assert fixed["structured"].participation == FixedEpochOrder(2, 8)
-    assert fixed["structured"].rmse >= fixed["optimal"].rmse * (1 - 1e-3)
+    assert fixed["structured"].mechanism.schema == FixedEpochOrder(2, 8)
+    assert fixed["structured"].errors.rmse >= fixed["optimal"].errors.rmse * (1 - 1e-3)
 
 
 def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
@@ -404,7 +409,7 @@ def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
         plan = planning.make(limited, cache_directory=cache)
         _check(plan)
         for candidate in plan.candidates:
-            recursion = candidate.factorization.noise_recursion()
+            recursion = candidate.mechanism.factorization.noise_recursion()
             storage = candidate.cost.storage
             cost = costs.cost(recursion, 1_000_000, storage)
             assert cost == candidate.cost
@@ -432,10 +437,10 @@ def test_many_rounds_are_not_planned_beyond_the_disk() -> None:
         model_size=100_000,
     )
     unlimited = planning.make(setting)
-    assert unlimited.candidates[0].mechanism == "toeplitz"
+    assert unlimited.candidates[0].kind == "toeplitz"
     assert unlimited.candidates[0].cost.disk_bytes > 4e8
     plan = planning.make(dataclasses.replace(setting, noise_disk=1e8))
-    assert plan.recommended.mechanism == "blt"
+    assert plan.recommended.kind == "blt"
     assert all(each.cost.disk_bytes <= 1e8 for each in plan.candidates)
     # Nothing else that is 0.5 % worse at most takes less time.
     assert plan.recommended.cost.seconds_per_round < 0.1
@@ -458,7 +463,7 @@ def test_noise_that_takes_minutes_a_round_is_no_way_around_the_disk() -> None:
     assert all(each.cost.seconds_per_round < 60.0 for each in plan.candidates)
     assert all(each.cost.disk_bytes <= 3e9 for each in plan.candidates)
     assert plan.recommended.cost.seconds_per_round < 1.0
-    (toeplitz,) = (each for each in plan.candidates if each.mechanism == "toeplitz")
+    (toeplitz,) = (each for each in plan.candidates if each.kind == "toeplitz")
     assert toeplitz.num_bands is not None
     assert 1 < toeplitz.num_bands < 2500
 
@@ -473,7 +478,7 @@ def test_many_rounds_leave_out_what_would_take_too_long() -> None:
     assert {each.mechanism.split()[0] for each in plan.left_out} == {"banded", "banded_inverse"}
     assert all("at most" in each.reason for each in plan.left_out)
     best = plan.recommended
-    assert (best.mechanism, best.num_bands) == ("toeplitz", 100)
+    assert (best.kind, best.num_bands) == ("toeplitz", 100)
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, pytest.param(200.0, marks=pytest.mark.long)])
@@ -481,7 +486,8 @@ def test_far_targets(cache: pathlib.Path, epsilon: float) -> None:
     plan = planning.make(dataclasses.replace(_TIMERS, epsilon=epsilon), cache_directory=cache)
     _check(plan)
     assert (
-        accounting.epsilon(plan.recommended.noise_multiplier, 1e-6) <= epsilon * (1 + 1e-6) + 2e-11
+        accounting.epsilon(plan.recommended.mechanism.noise_multiplier, 1e-6)
+        <= epsilon * (1 + 1e-6) + 2e-11
     )
     assert plan.recommended.server_learning_rate > 0.0
 
@@ -515,7 +521,7 @@ def test_what_is_not_done_in_time_is_skipped(
         time_limit=2.0,
         weighed=found.append,
     )
-    assert {each.mechanism for each in plan.candidates} == {"identity", "tree"}
+    assert {each.kind for each in plan.candidates} == {"identity", "tree"}
     assert plan.recommended.name == "tree full"
     assert {id(each) for each in found} == {id(each) for each in plan.candidates}
     reasons = {each.mechanism: each.reason for each in plan.skipped}
@@ -537,7 +543,7 @@ def test_a_limit_that_suffices_changes_nothing(cache: pathlib.Path, with_timers:
 def test_only_named_mechanisms_are_weighed(cache: pathlib.Path) -> None:
     names = ["toeplitz", "blt"]
     plan = planning.make(_TIMERS, cache_directory=cache, mechanisms=names)
-    assert {each.mechanism for each in plan.candidates} == set(names)
+    assert {each.kind for each in plan.candidates} == set(names)
     assert plan.mechanisms == ("toeplitz", "blt")
     with pytest.raises(ValueError, match="no mechanism 'bands', only identity, tree"):
         planning.make(_TIMERS, mechanisms=["blt", "bands"])

@@ -165,7 +165,7 @@ def test_a_plan_does_not_depend_on_who_computes(
         for processes in (1, 2)
     ]
     alone, together = (
-        {each.name: (each.rmse, each.noise_multiplier) for each in plan.candidates}
+        {each.name: (each.errors.rmse, each.mechanism.noise_multiplier) for each in plan.candidates}
         for plan in plans
     )
     assert list(alone) == list(together)

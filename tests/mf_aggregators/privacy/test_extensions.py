@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting, extensions
+from mf_aggregators import accounting
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -18,6 +18,8 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check_extended,
 )
+from mf_aggregators.privacy import extensions
+from mf_aggregators.privacy.extensions import FirstPlan
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
 
@@ -83,7 +85,7 @@ def test_no_client_that_kept_every_timer_has_less_than_is_stated(
 ) -> None:
     whole = _CHAINS[name]
     assert whole.plans == _ROUNDS[:2]
-    began = mfa.FirstPlan(schemas[0], 1.3, schemas[1:2])
+    began = FirstPlan(schemas[0], 1.3, schemas[1:2])
     is_kept = all(
         set(brute_force.patterns(before, rounds)) <= set(brute_force.patterns(after, rounds))
         for (before, after), rounds in zip(itertools.pairwise(schemas), _ROUNDS[:2], strict=True)
@@ -111,8 +113,8 @@ def test_a_horizon_in_the_middle_is_not_forgotten() -> None:
     moved = np.linalg.norm(strategy[:, [0, 10, 20, 24, 28, 32, 36]].sum(axis=1))
     assert accounting.epsilon(float(scale / moved), 1e-6) == pytest.approx(12.467, abs=5e-4)
     with pytest.raises(ValueError, match="extends horizons of 20 and 40 rounds"):
-        extensions.noise_multiplier(whole, last, mfa.FirstPlan(first, 1.0))
-    began = mfa.FirstPlan(first, 1.0, (middle,))
+        extensions.noise_multiplier(whole, last, FirstPlan(first, 1.0))
+    began = FirstPlan(first, 1.0, (middle,))
     with pytest.raises(ValueError, match="the horizon of 40 rounds allows at most 10"):
         extensions.noise_multiplier(whole, last, began)
     # What allows the middle as well is accounted for.
@@ -132,9 +134,9 @@ def test_horizons_are_compared_one_after_the_other() -> None:
 
 def test_wrong_horizons_are_refused() -> None:
     with pytest.raises(TypeError, match="participation must be"):
-        mfa.FirstPlan(MinSeparation(2), 1.0, ("min_sep",))  # type: ignore[arg-type]
+        FirstPlan(MinSeparation(2), 1.0, ("min_sep",))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="participation must be"):
         check_extended({3: MinSeparation(2)}, "min_sep")  # type: ignore[arg-type]
-    too_many = mfa.FirstPlan(MinSeparation(2), 1.0, (MinSeparation(2), MinSeparation(2)))
+    too_many = FirstPlan(MinSeparation(2), 1.0, (MinSeparation(2), MinSeparation(2)))
     with pytest.raises(ValueError, match="the schemas of 3 are given"):
         extensions.noise_multiplier(_CHAINS["blt"], MinSeparation(2), too_many)

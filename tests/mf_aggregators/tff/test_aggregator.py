@@ -21,7 +21,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.noise import recursions
-from mf_aggregators.tff import grid, processes
+from mf_aggregators.tff import declared_participation, grid, processes
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory
 from simulations.workers import quiet
@@ -193,7 +193,7 @@ def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> Non
         for name, value in query.derive_metrics(alone).items():
             found = output.measurements["dp_query_metrics"][name]
             assert float(found) == pytest.approx(float(value))
-    assert mfa.declared_participation.in_state(state) == (_PARTICIPATION,)
+    assert declared_participation.in_state(state) == (_PARTICIPATION,)
     with pytest.raises(Exception, match="noise") as raised:
         process.next(before, clients[:2])
     assert "noise of this round was added to other data" in str(processes.refusal_of(raised.value))

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators.tff import declared_participation
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.training import private_aggregation
 from simulations.workers import quiet
@@ -75,7 +76,7 @@ def test_the_state_tells_the_schema_of_the_noise(zeroing_norm: float | None) -> 
     ):
         first = process.initialize()
         for state in (first, process.next(first, *arguments).state):
-            assert mfa.declared_participation.in_state(state) == (_PARTICIPATION,)
+            assert declared_participation.in_state(state) == (_PARTICIPATION,)
 
 
 def test_measurements_of_a_round_with_zeroing() -> None:
