@@ -5,12 +5,12 @@ import math
 import pathlib
 import re
 
-import matplotlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.commands import command_line
+from mf_aggregators.figures import plots
 from reproduction import reproduce_paper, results
 from reproduction.experiment import Row
 
@@ -228,7 +228,9 @@ def test_figures_are_drawn_again_from_what_results_keep(
 
     monkeypatch.setattr(reproduce_paper, "_run", refuse)
     # A wider line, and the numbers are not void.
-    monkeypatch.setitem(matplotlib.rcParams, "axes.linewidth", 3.0)
+    style = tmp_path / "wide.mplstyle"
+    style.write_text(pathlib.Path(plots._STYLE).read_text() + "axes.linewidth: 3.0\n")
+    monkeypatch.setattr(plots, "_STYLE", style)
     status, out, err = _call(capfd, "--redraw", f"--output_dir={directory}", "--format=json")
     assert status == 0, err
     assert sorted(json.loads(out)["redrawn"]) == names
