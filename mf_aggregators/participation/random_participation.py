@@ -373,7 +373,7 @@ def _claim(
         "max_samples": certification.max_samples,
     }
     # What the store holds was read from JSON.
-    description = json.loads(json.dumps(description))
+    description = json.loads(json.dumps(description))  # noqa: TID251
     return certificate_store.fetch(
         certification.directory,
         description,
