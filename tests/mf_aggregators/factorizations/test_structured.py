@@ -27,6 +27,7 @@ from mf_aggregators.factorizations.tree_aggregation import tree_aggregation
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
 
@@ -224,7 +225,7 @@ def test_two_runs_give_the_same_matrix() -> None:
 
 def test_a_solver_that_is_stopped_says_so() -> None:
     base = optimal(workloads.prefix_sum(64))
-    with pytest.warns(NotConvergedWarning, match="3 iterations"):
+    with pytest.warns(NotConvergedWarning):
         factorization = structured(base, 2, 2, max_iterations=3)
     assert factorization.rank == 2
 
@@ -251,18 +252,18 @@ def test_a_decoder_without_a_rest_is_kept() -> None:
 
 @pytest.mark.parametrize("num_diagonals", [0, 9, 2.5, True])
 def test_diagonals_out_of_range_are_refused(num_diagonals: int) -> None:
-    with pytest.raises(ValueError, match="num_diagonals"):
+    with refuses("num_diagonals"):
         structured(identity(8), num_diagonals, 2)
 
 
 @pytest.mark.parametrize("rank", [-1, 9, 2.5])
 def test_ranks_out_of_range_are_refused(rank: int) -> None:
-    with pytest.raises(ValueError, match="rank"):
+    with refuses("rank"):
         structured(identity(8), 2, rank)
 
 
 def test_a_tree_is_refused() -> None:
-    with pytest.raises(ValueError, match="square strategy matrix"):
+    with refuses("strategy matrix"):
         structured(tree_aggregation(8), 2, 2)
 
 
@@ -300,7 +301,7 @@ def test_a_factorization_is_rebuilt_from_its_arrays(
     rebuilt = StructuredFactorization.from_arrays(num_rounds, arrays, parameters={"rank": 1})
     assert rebuilt.parameters == {"rank": 1}
     np.testing.assert_array_equal(rebuilt.strategy_matrix(), factorization.strategy_matrix())
-    with pytest.raises(ValueError, match="diagonals has shape"):
+    with refuses("diagonals", "shape"):
         StructuredFactorization.from_arrays(num_rounds + 1, arrays)
 
 
@@ -311,5 +312,5 @@ def test_rows_past_the_last_round_are_refused(factorization: StructuredFactoriza
     state = recursion.initial_state(())
     for _ in range(factorization.num_rounds):
         _, state = recursion.next_row(state, np.zeros(()))
-    with pytest.raises(ValueError, match="more rounds is needed"):
+    with refuses("rounds"):
         recursion.next_row(state, np.zeros(()))

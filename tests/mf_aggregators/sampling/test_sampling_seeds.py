@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from mf_aggregators.sampling import sampling_seeds
+from tests.refusals import refuses
 
 
 def test_a_seed_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
@@ -31,7 +32,7 @@ def test_fresh_seeds_differ_and_are_long() -> None:
 def test_what_holds_no_seed_is_refused(tmp_path: pathlib.Path, text: str) -> None:
     file = tmp_path / "seed.json"
     file.write_text(text)
-    with pytest.raises(sampling_seeds.SeedError, match=r"seed\.json holds"):
+    with refuses("seed.json", error=sampling_seeds.SeedError):
         sampling_seeds.load(file)
-    with pytest.raises(sampling_seeds.SeedError, match="cannot be read"):
+    with refuses("nowhere.json", error=sampling_seeds.SeedError):
         sampling_seeds.load(tmp_path / "nowhere.json")
