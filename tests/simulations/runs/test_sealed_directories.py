@@ -3,10 +3,9 @@
 import pathlib
 import subprocess
 
-import pytest
-
 from simulations.runs import sealed_directories
 from simulations.runs.sealed_directories import DamagedDirectoryError
+from tests.refusals import refuses
 
 
 def test_checksums_are_those_of_sha256sum(tmp_path: pathlib.Path) -> None:
@@ -21,11 +20,11 @@ def test_checksums_are_those_of_sha256sum(tmp_path: pathlib.Path) -> None:
 
 def test_a_directory_is_only_what_it_was_sealed_as(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("contents")
-    with pytest.raises(DamagedDirectoryError, match="SHA256SUMS cannot be read"):
+    with refuses("SHA256SUMS", error=DamagedDirectoryError):
         sealed_directories.check_seal(tmp_path, "round 7")
     sealed_directories.seal(tmp_path, "round 7")
-    with pytest.raises(DamagedDirectoryError, match="SHA256SUMS is not that of round"):
+    with refuses("SHA256SUMS", "round", error=DamagedDirectoryError):
         sealed_directories.check_seal(tmp_path, "round 9")
     (tmp_path / "file").write_text("content")
-    with pytest.raises(DamagedDirectoryError, match="file does not match"):
+    with refuses("file", error=DamagedDirectoryError):
         sealed_directories.check_seal(tmp_path, "round 7")
