@@ -231,6 +231,6 @@ def parsed_json(
       ValueError: If it is none, or is nested more deeply than Python can follow.
     """
     try:
-        return json.loads(text, object_pairs_hook=object_pairs_hook)
+        return json.loads(text, object_pairs_hook=object_pairs_hook)  # noqa: TID251
     except RecursionError:
         raise ValueError("the JSON text is nested too deeply") from None

@@ -1,12 +1,19 @@
-"""The console commands of setup.py, called in this process."""
+"""The project's commands, called in this process as their entry points would be.
+
+TensorFlow Federated takes many seconds to start, and is started once for all of them. What is
+printed, files in the current directory and the exit status are those of a process of its own.
+"""
 
 import ast
 import contextlib
+import functools
 import importlib
-import io
 import pathlib
+import runpy
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -39,34 +46,61 @@ def of_setup() -> Mapping[str, Any]:
 
 def flags_of(command: str) -> flags.FlagValues:
     """Returns the flags of a command, as it defines them before it parses any."""
-    found = []
+    found = [flags.FlagValues()]
 
     def record(
         description: str,
         define_flags: Callable[[flags.FlagValues], None],
-        main: Any,
-        argv: Any = None,
+        *rest: Any,
+        **others: Any,
     ) -> int:
         found.append(command_line.flags_of(define_flags))
         return 0
 
     with mock.patch.object(command_line, "run", record):
         call(command)
-    return found[0]
+    return found[-1]
 
 
 def call(command: str, *arguments: str) -> Ended:
-    """Calls a command by its entry point, as a console script would."""
-    module, _, function = of_setup()["commands"][command].partition(":")
-    run = getattr(importlib.import_module(module), function)
-    printed, errors = io.StringIO(), io.StringIO()
+    """Calls a command by its entry point, or runs a script.
+
+    Args:
+      command: The name of a console command, or the path of a script below the project's folder.
+      *arguments: Its flags.
+    """
     with (
+        # Files, not buffers: TFF's worker is handed them when it is started.
+        tempfile.TemporaryFile("w+", newline="", encoding="utf-8", errors="surrogateescape") as out,
+        tempfile.TemporaryFile("w+", newline="", encoding="utf-8", errors="surrogateescape") as err,
         mock.patch.object(sys, "argv", [command, *arguments]),
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(errors),
+        _own_signals(),
     ):
-        try:
-            run()
-        except SystemExit as ended:
-            return Ended(ended.code, printed.getvalue(), errors.getvalue())
-    raise AssertionError(f"{command} did not exit.")
+        status: Any = 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                _entry(command)()
+            except SystemExit as ended:
+                status = ended.code or 0
+        out.seek(0)
+        err.seek(0)
+        return Ended(status, out.read(), err.read())
+
+
+def _entry(command: str) -> Callable[[], object]:
+    if command.endswith(".py"):
+        return functools.partial(runpy.run_path, str(ROOT / command), run_name="__main__")
+    module, _, function = of_setup()["commands"][command].partition(":")
+    entry: Callable[[], object] = getattr(importlib.import_module(module), function)
+    return entry
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Gives back the signals that a command handles until its process ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -18,7 +18,7 @@ import pytest
 import mf_aggregators as mfa
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Example
-from tests import documents
+from tests import console_commands
 
 _SETUP = """
 import setuptools
@@ -36,7 +36,7 @@ _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept")
 
 
 def _printed_code(heading: str) -> str:
-    text = (documents.ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    text = (console_commands.ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
     start = text.index("```python\n", text.index(f"## {heading} of another package"))
     return text[start:].split("```")[1].removeprefix("python\n")
 
@@ -68,7 +68,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def _run(programs: pathlib.Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(programs / "python"), "-m", module, *arguments],
-        cwd=documents.ROOT,
+        cwd=console_commands.ROOT,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,

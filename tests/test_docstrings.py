@@ -111,15 +111,3 @@ def test_public_functions_say_what_they_take_and_return() -> None:
     ]
 
     assert found == []
-
-
-def test_a_gap_is_found() -> None:
-    def half(value: float, other: float) -> float:
-        """Halves."""
-        return value / 2.0 + 0.0 * other
-
-    assert list(_gaps("half", half)) == [
-        "half does not say what value is",
-        "half does not say what other is",
-        "half does not say what it returns",
-    ]

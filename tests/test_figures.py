@@ -24,73 +24,44 @@ from reproduction.matrices import decode_levels, encode_levels
 from simulations.runs import run_figures
 from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
+from tests.refusals import refuses
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"
 _RESULTS = sorted((_DOCS / "reproduction").glob("*.json"))
 _LONG = "a mechanism whose name goes on for much longer than anyone would have thought, number"
 
 
-def _panel() -> tuple[matplotlib.figure.Figure, Any]:
-    figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
-    return figure, axes
-
-
 # What the checks see.
 
 
-def _overlapping_ticks() -> matplotlib.figure.Figure:
-    figure, axes = _panel()
-    axes.set_xticks(range(40), [f"tick {i}" for i in range(40)])
-    return figure
-
-
-def _legend_inside() -> matplotlib.figure.Figure:
-    figure, axes = _panel()
-    axes.plot([0, 1], [0, 1], label="a line")
-    axes.legend(loc="center")
-    return figure
-
-
-def _one_colour() -> matplotlib.figure.Figure:
-    figure, axes = _panel()
-    for place in range(11):
-        axes.plot([0, 1], [place, place], color=f"C{place}", label=str(place))
-    return figure
-
-
-def _on_top() -> matplotlib.figure.Figure:
-    figure, axes = _panel()
+def _two_alike(axes: Any) -> None:
     for colour in ("red", "blue"):
         axes.plot([0, 1, 2], [0.0, 1.0, 5.0], color=colour, label=colour)
-    return figure
 
 
-def _white_on_yellow() -> matplotlib.figure.Figure:
-    figure, axes = _panel()
+def _white_on_yellow(axes: Any) -> None:
     axes.imshow([[0.0, 1.0]], cmap="viridis")
     axes.text(1, 0, "1024", color="white")
-    return figure
-
-
-def _cut_off() -> matplotlib.figure.Figure:
-    figure, axes = _panel()
-    axes.set_title("a title that is much wider than its figure " * 3)
-    return figure
 
 
 @pytest.mark.parametrize(
     ("draw", "fault"),
     [
-        (_overlapping_ticks, "'tick 3' is on 'tick 4'"),
-        (_legend_inside, "a legend covers its panel"),
-        (_one_colour, "0 and 10 have nearly one colour"),
-        (_on_top, "blue hides red"),
+        (lambda axes: axes.set_xticks(range(40), range(1000, 1040)), "'1003' is on '1004'"),
+        (
+            lambda axes: axes.legend(handles=axes.plot([0, 1], label="a"), loc="center"),
+            "covers its panel",
+        ),
+        (lambda axes: axes.plot(np.eye(11), label=list(range(11))), "0 and 10 have nearly one"),
+        (_two_alike, "blue hides red"),
         (_white_on_yellow, "1024 cannot be read in its cell"),
-        (_cut_off, "is cut off"),
+        (lambda axes: axes.set_title("much wider than its figure " * 9), "is cut off"),
     ],
 )
-def test_faults_are_found(draw: Callable[[], matplotlib.figure.Figure], fault: str) -> None:
-    assert any(fault in found for found in figure_checks.faults(draw()))
+def test_faults_are_found(draw: Callable[[Any], object], fault: str) -> None:
+    figure, ((axes,),) = figures.panels(1, 1, (4.0, 3.0))
+    draw(axes)
+    assert any(fault in found for found in figure_checks.faults(figure))
 
 
 # Figures of the documentation.
@@ -105,14 +76,8 @@ def test_figures_of_the_committed_results(path: pathlib.Path) -> None:
 def test_there_is_a_result_for_every_kind_of_figure() -> None:
     kinds = {json.loads(path.read_text(encoding="utf-8"))["drawing"]["kind"] for path in _RESULTS}
     assert kinds == set(drawings._KINDS)
-    with pytest.raises(ValueError, match="no figure of the kind 'nothing'"):
+    with refuses("'nothing'"):
         drawings.draw(Drawing("nothing", {}))
-
-
-def test_files_of_figures_are_small() -> None:
-    sizes = {path.name: path.stat().st_size for path in (_DOCS / "reproduction").glob("*.png")}
-    assert len(sizes) == len(_RESULTS)
-    assert {name: size for name, size in sizes.items() if size > 200_000} == {}
 
 
 # Experiments with other results.

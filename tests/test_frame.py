@@ -1,4 +1,4 @@
-"""The frame around the packages: quickstart.py, .ci/run, requirements-tff.txt, README.md."""
+"""Set-up and tests: quickstart.py, .ci/run, requirements-tff.txt, conftest.py, README.md."""
 
 import ast
 import hashlib
@@ -13,10 +13,8 @@ import types
 import zipfile
 
 import pytest
-from absl import flags
 
-from simulations.runs import run_config
-from stackoverflow_nwp import run_stackoverflow
+from tests.refusals import refuses
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -82,14 +80,6 @@ def test_a_wrong_command_ends_with_one_line(arguments: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_help_names_the_commands() -> None:
-    done = _run("--help")
-
-    assert done.returncode == 0
-    for command in ("train", "test [--all]", "docs", "setup"):
-        assert f"quickstart.py {command}" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("system", "machine", "libc"),
     [
@@ -124,7 +114,7 @@ def test_a_full_disk_is_refused(
     usage = types.SimpleNamespace(free=2e9)
     monkeypatch.setattr(quickstart.shutil, "disk_usage", lambda path: usage)
 
-    with pytest.raises(quickstart.SetupError, match=r"3\.5 GB .* has 2\.0 GB"):
+    with refuses("3.5 GB", "2.0 GB", error=quickstart.SetupError):
         quickstart.check_disk()
 
     (quickstart.VENV / "lib/python3.11/site-packages/tensorflow_federated").mkdir(parents=True)
@@ -166,16 +156,10 @@ def test_another_file_than_the_pinned_one_is_refused(
     with wheel.open("ab") as file:
         file.write(b"altered")
 
-    with pytest.raises(quickstart.SetupError, match="not the file that is pinned"):
+    with refuses("pinned", error=quickstart.SetupError):
         quickstart.fetch_uv()
-
-
-def test_no_download_is_said_in_one_line(
-    quickstart: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _publish_wheel(quickstart, monkeypatch).unlink()
-
-    with pytest.raises(quickstart.SetupError, match="cannot download uv"):
+    wheel.unlink()
+    with refuses("download", error=quickstart.SetupError):
         quickstart.fetch_uv()
 
 
@@ -194,36 +178,6 @@ def test_uv_on_path_is_used_where_it_reads_the_lock(
     monkeypatch.setattr(quickstart, "fetch_uv", lambda: "ours")
 
     assert quickstart.find_uv() == (str(uv) if used else "ours")
-
-
-@pytest.mark.parametrize(
-    ("statuses", "programs"),
-    [((0, 0), 2), ((1,), 1), ((0, 1), 2)],
-    ids=["good", "built", "checked"],
-)
-def test_a_site_that_is_not_built_and_checked_is_no_site(
-    quickstart: types.ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    statuses: tuple[int, ...],
-    programs: int,
-) -> None:
-    ran: list[list[str]] = []
-
-    def call(command: list[str], **options: object) -> int:
-        ran.append(command)
-        return statuses[len(ran) - 1]
-
-    monkeypatch.setattr(quickstart.subprocess, "call", call)
-    old = quickstart.ROOT / quickstart.SITE / "old.html"
-    old.parent.mkdir(parents=True)
-    old.touch()
-
-    assert quickstart.build_site(["-v"]) == max(statuses)
-    assert len(ran) == programs
-    assert {"sphinx", "-W", "-E", "-v", "docs"} <= set(ran[0])
-    assert not old.exists()
-    assert ("the site is ready" in capsys.readouterr().err) == (max(statuses) == 0)
 
 
 def test_a_worker_left_behind_by_the_tests_is_ended(
@@ -325,15 +279,3 @@ def test_ci_refuses_a_readme_without_the_command(tmp_path: pathlib.Path) -> None
 
     assert done.returncode == 2
     assert "no second bash block" in done.stderr
-
-
-# Makefile
-
-
-def test_the_makefile_names_flags_that_the_training_command_has() -> None:
-    named = re.findall(r"--(\w+)", (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")[0])
-    values = flags.FlagValues()
-    run_config.define_flags(values, run_stackoverflow.command())
-
-    assert named
-    assert set(named) <= set(values)

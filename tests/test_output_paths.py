@@ -10,6 +10,7 @@ from mf_aggregators import checkpoints, factorizations
 from mf_aggregators.tff import noise_directory
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
+from tests.refusals import refuses
 
 # Flags of commands that write a directory of files; {} is the place.
 _DIRECTORIES = {
@@ -87,13 +88,13 @@ def test_what_is_no_directory_or_takes_no_file_is_refused(
 def test_a_noise_directory_that_takes_no_file_is_refused(folder: pathlib.Path) -> None:
     # Only its owner may use it, and nobody can make a file in it.
     for place in (f"/proc/{os.getpid()}/fd", "/proc/zz", f"{folder}/{'n' * 300}"):
-        with pytest.raises(ValueError, match=r"noise_directory .* cannot be used"):
+        with refuses("noise_directory", place):
             noise_directory.open_directory(place)
         _refused("run-digits", "--output_dir={folder}/run --noise_directory={}", place, folder)
 
 
 def test_a_directory_that_never_comes_to_be_ends_the_wait_for_its_lock() -> None:
-    with pytest.raises(RunDirectoryError, match="/proc/zz"), RunDirectory("/proc/zz").locked():
+    with refuses("/proc/zz", error=RunDirectoryError), RunDirectory("/proc/zz").locked():
         pass
 
 
@@ -146,7 +147,7 @@ def test_in_python_a_checkpoint_is_replaced_unless_that_is_forbidden(
     folder: pathlib.Path,
 ) -> None:
     checkpoints.save(factorizations.identity(5), folder / "checkpoint")
-    with pytest.raises(checkpoints.CheckpointError, match="already"):
+    with refuses(str(folder / "checkpoint"), error=checkpoints.CheckpointError):
         checkpoints.save(factorizations.identity(6), folder / "checkpoint", overwrite=False)
     assert checkpoints.load(folder / "checkpoint").num_rounds == 5
     checkpoints.save(factorizations.identity(6), folder / "new", overwrite=False)

@@ -13,7 +13,7 @@ import pytest
 
 from docs.extensions import command_pages, mechanism_pages, reference_pages, site_checks
 from mf_aggregators import catalogue
-from tests import console_commands, documents
+from tests import console_commands
 
 # The reference
 
@@ -75,7 +75,7 @@ def test_every_command_has_a_page_with_every_flag(tmp_path: pathlib.Path) -> Non
 
 
 def test_every_mechanism_has_a_page() -> None:
-    pages = {path.stem for path in (documents.ROOT / "docs/mechanisms").glob("*.md")}
+    pages = {path.stem for path in (console_commands.ROOT / "docs/mechanisms").glob("*.md")}
 
     assert pages - {"index"} == set(catalogue.entries())
     for name in catalogue.entries():

@@ -37,6 +37,7 @@ from mf_aggregators.noise.recursions import (
 )
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
+from tests.refusals import refuses
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -212,7 +213,7 @@ def test_a_subclass_of_a_recursion_is_refused(monkeypatch: pytest.MonkeyPatch) -
     """It could show the check one matrix, and the run another."""
     monkeypatch.setattr(Boastful, "recursion", Quieter(_BANDS.copy()))
     _install(monkeypatch, _EntryPoint(OwnClass))
-    with pytest.raises(ValueError, match="Quieter is no recursion of the library"):
+    with refuses("Quieter"):
         catalogue.entry("discounted").build(_request(6))
 
 
@@ -337,7 +338,7 @@ def test_of_two_packages_with_one_name_the_first_is_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _install(monkeypatch, _EntryPoint(Discounted), _EntryPoint(InBands))
-    with pytest.warns(catalogue.MechanismWarning, match="a mechanism discounted already"):
+    with pytest.warns(catalogue.MechanismWarning):
         assert "discounted" in catalogue.entries()
 
 
@@ -381,7 +382,7 @@ def test_checkpoints_are_read_again(
         _install(monkeypatch)
     _install(monkeypatch)
     if made is OwnClass:
-        with pytest.raises(checkpoints.CheckpointError, match="install the package"):
+        with refuses("discounted", error=checkpoints.CheckpointError):
             checkpoints.load(tmp_path / "checkpoint")
 
 
@@ -394,7 +395,7 @@ def test_a_damaged_checkpoint_of_another_package_is_refused(
     assert isinstance(factorization, Factorization)
     checkpoints.save(factorization, tmp_path / "checkpoint")
     monkeypatch.setattr(Boastful, "recursion", IndependentNoise(6))
-    with pytest.raises(checkpoints.CheckpointError, match="are not those of its matrix"):
+    with refuses("matrix", error=checkpoints.CheckpointError):
         checkpoints.load(tmp_path / "checkpoint")
 
 
@@ -438,7 +439,7 @@ def test_an_option_with_the_name_of_another_flag_is_named(
     _install(monkeypatch, _EntryPoint(made))
     values = flags.FlagValues()
     flags.DEFINE_float("delta", 1e-6, "Another.", flag_values=values)
-    with pytest.raises(CommandError, match="--delta of the mechanism discounted is a flag"):
+    with refuses("--delta", "discounted", error=CommandError):
         mechanism_flags.define_options(values, for_runs=for_runs)
 
 

@@ -15,6 +15,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
 
@@ -188,7 +189,7 @@ def test_bad_workloads_are_refused(workload: np.ndarray, message: str) -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match="participation"):
+    with refuses("participation", error=TypeError):
         lower_bounds.compute(np.eye(2), "often")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_rounds"):
+    with refuses("num_rounds"):
         lower_bounds.prefix_sum_nuclear_norm(0)

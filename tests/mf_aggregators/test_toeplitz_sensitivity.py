@@ -14,6 +14,7 @@ from mf_aggregators.participation import (
 )
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import dense, schemas
+from tests.refusals import refuses
 
 _RELATIVE = 1e-12
 _KINDS = ["any", "positive", "falling", "negative falling", "whole", "nearly falling", "late fall"]
@@ -258,14 +259,14 @@ def test_pattern_sums_and_their_adjoint_are_a_matrix_and_its_transpose(
     ids=["none", "matrix", "too many", "NaN", "infinite", "number"],
 )
 def test_what_are_no_coefficients_is_refused(coefficients: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="coefficients"):
+    with refuses("coefficients"):
         sensitivity.from_toeplitz_coefficients(coefficients, 5, MinSeparation(2))
 
 
 def test_something_else_than_a_schema_or_rounds_is_refused() -> None:
-    with pytest.raises(TypeError, match="SingleParticipation"):
+    with refuses("SingleParticipation", error=TypeError):
         sensitivity.from_toeplitz_coefficients([1.0], 5, "single")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_rounds"):
+    with refuses("num_rounds"):
         sensitivity.from_toeplitz_coefficients([1.0], 0, MinSeparation(2))
 
 

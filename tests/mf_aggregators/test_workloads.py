@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import workloads
+from tests.refusals import refuses
 
 
 def test_prefix_sum_sums_prefixes() -> None:
@@ -56,13 +57,13 @@ def test_descriptions_name_the_same_workloads() -> None:
     "description", [{}, {"name": "sgd"}, {"name": "prefix_sum", "momentum": 0.5}]
 )
 def test_descriptions_that_name_no_workload_are_refused(description: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="workload"):
+    with refuses("workload"):
         workloads.from_description(description, 3)
 
 
 @pytest.mark.parametrize("num_rounds", [0, -1, 1.5, "3", True])
 def test_rounds_must_be_a_positive_integer(num_rounds: object) -> None:
-    with pytest.raises(ValueError, match="num_rounds"):
+    with refuses("num_rounds"):
         workloads.prefix_sum(num_rounds)  # type: ignore[arg-type]
 
 

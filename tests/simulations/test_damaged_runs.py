@@ -11,6 +11,7 @@ from simulations.runs import federated_runs, round_records, run_directory
 from simulations.runs.round_records import MetricsLog, ParticipationLedger
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
+from tests.refusals import refuses
 
 _METRICS = b"round,loss\r\n1,2.5\r\n"
 
@@ -85,7 +86,7 @@ def test_metrics_that_are_garbage_are_refused(run: RunDirectory, garbage: bytes)
         lambda: MetricsLog(run, ["loss"], 1),
         lambda: run_comparisons.mean_accuracy([run.path]),
     ):
-        with pytest.raises(RunDirectoryError, match="no file of metrics"):
+        with refuses("metrics", error=RunDirectoryError):
             read()
     path.unlink()
     assert "training begins" in _resumed(run)

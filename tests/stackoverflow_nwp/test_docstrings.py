@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from stackoverflow_nwp import datasets, docstrings, federated_text
+from tests.refusals import refuses
 
 _NUMBERS = (
     *("one", "two", "three", "four", "five", "six"),
@@ -192,7 +193,7 @@ def test_this_environment_has_its_packages() -> None:
 
 
 def test_no_packages_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="no examples"):
+    with refuses("examples"):
         datasets.build_docstrings(tmp_path / "x.sqlite", [], show_progress=False)
     assert list(tmp_path.iterdir()) == []
 

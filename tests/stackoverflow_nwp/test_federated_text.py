@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Example
+from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import small_examples
 
 
@@ -89,7 +90,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: pathlib.Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         federated_text.write(path, interrupted())
-    with pytest.raises(ValueError, match="no examples"):
+    with refuses("examples"):
         federated_text.write(path, [])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -97,7 +98,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("client", ["", "o'brien", "a\0b"])
 def test_names_that_tff_cannot_look_up_are_refused(tmp_path: pathlib.Path, client: str) -> None:
-    with pytest.raises(ValueError, match="rename the client"):
+    with refuses("client name"):
         federated_text.write(tmp_path / "x.sqlite", [Example(client, "train", "one")])
 
 
@@ -125,7 +126,7 @@ def test_split_clients_agrees_with_the_hash_for_many() -> None:
     clients = [f"client{i}" for i in range(300)]
     expected = {client: federated_text.split_of_client(client) for client in clients}
     assert federated_text.split_clients(reversed(clients)) == expected
-    with pytest.raises(ValueError, match="Three clients"):
+    with refuses("clients"):
         federated_text.split_clients(["a", "b", "b"])
 
 
@@ -136,23 +137,23 @@ def _write_tables(path: pathlib.Path, statements: str) -> None:
 
 def test_check_format_says_what_is_wrong(small_file: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "bad.sqlite"
-    with pytest.raises(ValueError, match="no file"):
+    with refuses(str(path)):
         federated_text.check_format(path)
     path.write_text("split,client_id\n" * 50)
-    with pytest.raises(ValueError, match="not a SQLite file"):
+    with refuses("SQLite"):
         federated_text.check_format(path)
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="not a SQLite file"):
+    with refuses("SQLite"):
         federated_text.check_format(path)
     path.write_bytes(small_file.read_bytes()[:-4096])
     with pytest.raises(ValueError, match="cut short"):
         federated_text.check_format(path)
     path.unlink()
     _write_tables(path, "CREATE TABLE other (a TEXT);")
-    with pytest.raises(ValueError, match="no table 'examples'"):
+    with refuses("examples"):
         federated_text.check_format(path)
     _write_tables(path, "CREATE TABLE examples (client_id TEXT, split_name TEXT);")
-    with pytest.raises(ValueError, match="no serialized_example_proto"):
+    with refuses("serialized_example_proto"):
         federated_text.check_format(path)
     _write_tables(
         path,
@@ -162,6 +163,6 @@ def test_check_format_says_what_is_wrong(small_file: pathlib.Path, tmp_path: pat
     with pytest.raises(ValueError, match="holds no examples"):
         federated_text.check_format(path)
     _write_tables(path, "INSERT INTO examples VALUES ('a', 'train', x'ffff');")
-    with pytest.raises(ValueError, match="`tokens`"):
+    with refuses("tokens"):
         federated_text.check_format(path)
     federated_text.check_format(small_file)

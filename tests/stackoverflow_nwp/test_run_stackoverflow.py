@@ -42,6 +42,7 @@ from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import RunDirectory
 from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
+from tests.refusals import refuses
 from tests.simulations.command_processes import CommandServer
 
 _WORDS = ("the", "model", "returns", "a", "list", "of", "values", ".")
@@ -426,12 +427,12 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
     assert planned_runs.sampler_of(scheme, directory, 7).seed == 7
     ParticipationLedger(("a",)).save(directory.ledger)
     directory.sampling_seed.unlink()
-    with pytest.raises(command_line.CommandError, match=r"sampling_seed\.json is missing"):
+    with refuses("sampling_seed.json", error=command_line.CommandError):
         planned_runs.sampler_of(scheme, directory, None)
     assert not directory.sampling_seed.exists()
     for broken in ("", "{}", "[1]", '{"seed": 7}', '{"seed": "seven"}'):
         directory.sampling_seed.write_text(broken)
-        with pytest.raises(command_line.CommandError, match="cannot be read"):
+        with refuses("sampling_seed.json", error=command_line.CommandError):
             planned_runs.sampler_of(scheme, directory, None)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stackoverflow_nwp import federated_text, token_arrays
+from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import WORDS, small_examples
 
 _VOCABULARY = WORDS[:-1]
@@ -163,11 +164,11 @@ def test_cache(small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_bad_arguments(small_file: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="none twice"):
+    with refuses("vocabulary"):
         token_arrays.SentenceTokenizer(["a", "a"])
-    with pytest.raises(ValueError, match="at least one word"):
+    with refuses("vocabulary"):
         token_arrays.SentenceTokenizer([])
-    with pytest.raises(ValueError, match="positive"):
+    with refuses("length"):
         token_arrays.SentenceTokenizer(["a"], 0)
-    with pytest.raises(ValueError, match="no split 'dev'"):
+    with refuses("dev"):
         token_arrays.open_client_tokens(small_file, "dev", _VOCABULARY)

@@ -95,7 +95,7 @@ def certificate_of(
     return store.fetch(
         certification.directory,
         # What the store holds was read from JSON.
-        json.loads(json.dumps(description)),
+        json.loads(json.dumps(description)),  # noqa: TID251
         lambda: proved(pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown),
         lambda kept: (
             could_be_found(pair, kept, delta, below=below, seed=seed, max_samples=most)

@@ -18,6 +18,7 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 
 @pytest.mark.parametrize(
@@ -109,9 +110,9 @@ def test_more_noise_is_never_less_private(one: float, other: float) -> None:
 def test_noise_that_a_client_could_leave_is_refused(delta: float) -> None:
     """Fewer standard deviations than a fifth of what one client may change."""
     for less in (0.1999, 0.1, 0.01):
-        with pytest.raises(ValueError, match="Use more noise"):
+        with refuses("deviations"):
             accounting.epsilon(less, delta)
-        with pytest.raises(ValueError, match="Use more noise"):
+        with refuses("deviations"):
             accounting.composed_epsilon([accounting.event(less)], delta)
     # A larger epsilon needs no less noise.
     assert accounting.noise_multiplier(1e4, delta) == pytest.approx(0.2, rel=1e-6)
@@ -167,11 +168,11 @@ def test_two_sums_of_one_run_are_one_mechanism_of_a_stacked_matrix(
 
 def test_several_runs_of_which_no_epsilon_can_be_stated() -> None:
     assert accounting.composed_gaussian_epsilon([1.0, 0.0], 1e-4) == math.inf
-    with pytest.raises(accounting.TailError, match="so little noise cannot be accounted for"):
+    with pytest.raises(accounting.TailError):
         accounting.composed_gaussian_epsilon([9.0, 0.19], 1e-10)
-    with pytest.raises(ValueError, match="must have at least one number"):
+    with refuses("noise_multipliers"):
         accounting.composed_gaussian_epsilon([], 1e-4)
-    with pytest.raises(ValueError, match="each of noise_multipliers"):
+    with refuses("noise_multipliers"):
         accounting.composed_gaussian_epsilon([1.0, -1.0], 1e-4)
 
 
@@ -187,11 +188,11 @@ def test_zcdp_is_approximate() -> None:
         failure = discrete_gaussian.failure_probability(numbers)
         assert 0.0 < failure == accounting.zcdp_delta(0.7, num_coordinates=numbers)
     assert accounting.zcdp_delta(0.7) == discrete_gaussian.failure_probability(2**40)
-    with pytest.raises(accounting.TailError, match="Use more noise"):
+    with pytest.raises(accounting.TailError):
         accounting.zcdp_delta(0.19)
     # Each of four participations moves numbers of its own, by a half of all.
     assert accounting.zcdp_delta(0.19, disjoint_participations=4) > 0.0
-    with pytest.raises(ValueError, match="participations"):
+    with refuses("participations"):
         accounting.zcdp_delta(0.7, disjoint_participations=0)
 
 
@@ -203,9 +204,9 @@ def test_the_epsilon_of_zcdp_charges_its_delta() -> None:
     # Never less than the numbers cost that are drawn in any case.
     assert accounting.epsilon_of_zcdp(rho, delta, zcdp_delta=0.0) == accounting.epsilon(1.0, delta)
     for bad in (delta, 1.0):
-        with pytest.raises(ValueError, match="leaves nothing of delta"):
+        with refuses("delta"):
             accounting.epsilon_of_zcdp(rho, delta, zcdp_delta=bad)
-    with pytest.raises(ValueError, match="zcdp_delta"):
+    with refuses("zcdp_delta"):
         accounting.epsilon_of_zcdp(rho, delta, zcdp_delta=-1e-9)
 
 
@@ -215,21 +216,21 @@ def test_enough_noise_needs_no_epsilon() -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6, 2.0, float("nan")])
 def test_bad_deltas_are_refused(delta: float) -> None:
-    with pytest.raises(ValueError, match="delta"):
+    with refuses("delta"):
         accounting.epsilon(1.0, delta)
-    with pytest.raises(ValueError, match="delta"):
+    with refuses("delta"):
         accounting.noise_multiplier(1.0, delta)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan"), 1e30])
 def test_bad_epsilons_are_refused(epsilon: float) -> None:
-    with pytest.raises(ValueError, match="epsilon"):
+    with refuses("epsilon"):
         accounting.noise_multiplier(epsilon, 1e-6)
 
 
 @pytest.mark.parametrize("multiplier", [-1.0, float("inf"), float("nan")])
 def test_bad_noise_multipliers_are_refused(multiplier: float) -> None:
-    with pytest.raises(ValueError, match="noise_multiplier"):
+    with refuses("noise_multiplier"):
         accounting.epsilon(multiplier, 1e-6)
-    with pytest.raises(ValueError, match="noise_multiplier"):
+    with refuses("noise_multiplier"):
         accounting.zcdp_rho(multiplier)

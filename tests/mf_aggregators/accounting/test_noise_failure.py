@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.noise import discrete_gaussian
+from tests.refusals import refuses
 
 
 @given(st.floats(0.2, 1e6), st.floats(-10.0, -0.01), st.integers(1, 2**44))
@@ -16,7 +17,7 @@ def test_the_failure_probability_is_taken_from_delta(
     delta = 10.0**log_delta
     failure = discrete_gaussian.failure_probability(num_coordinates)
     if failure > 1e-3 * delta:
-        with pytest.raises(noise_failure.TailError, match="more than a thousandth of delta"):
+        with pytest.raises(noise_failure.TailError):
             noise_failure.delta_left(delta, sigma, num_coordinates)
     else:
         left = noise_failure.delta_left(delta, sigma, num_coordinates)
@@ -26,7 +27,7 @@ def test_the_failure_probability_is_taken_from_delta(
 
 @pytest.mark.parametrize("sigma", [0.1999, 0.1, 1e-3, 1e-300])
 def test_so_little_noise_is_refused(sigma: float) -> None:
-    with pytest.raises(noise_failure.TailError, match="Use more noise"):
+    with pytest.raises(noise_failure.TailError):
         noise_failure.delta_left(0.1, sigma, 1)
     assert noise_failure.delta_left(0.1, 0.2, 1) == pytest.approx(0.1)
 
@@ -40,14 +41,14 @@ def test_a_run_of_any_size_costs_little() -> None:
 def test_runs_that_draw_more_than_is_charged_are_refused() -> None:
     """All statements charge for 2^40 numbers where nobody says how many there are."""
     noise_failure.check_charged(2**20, 2**20)
-    with pytest.raises(ValueError, match=r"of 1\.1e\+12 numbers.*at most 2\^40"):
+    with refuses("1.1e+12", "2^40"):
         noise_failure.check_charged(2**20 + 1, 2**20)
-    with pytest.raises(ValueError, match=r"of 8\.8e\+12 numbers"):
+    with refuses("8.8e+12"):
         noise_failure.check_charged(2**31, 4096)
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="noise_multiplier"):
+    with refuses("noise_multiplier"):
         noise_failure.delta_left(1e-6, 0.0, 1)
-    with pytest.raises(ValueError, match="num_coordinates"):
+    with refuses("num_coordinates"):
         noise_failure.delta_left(1e-6, 1.0, 0)

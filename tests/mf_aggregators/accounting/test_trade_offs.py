@@ -27,6 +27,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import distributions
 from tests.examples import examples
+from tests.refusals import refuses
 
 _RATES = np.array([1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
 
@@ -319,14 +320,14 @@ def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with refuses("1.5"):
         accounting.true_positive_rate(1.0, 1.5)
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with refuses("nan"):
         accounting.true_positive_rate(1.0, math.nan)
-    with pytest.raises(ValueError, match="noise_multiplier"):
+    with refuses("noise_multiplier"):
         accounting.true_positive_rate(-1.0, 0.5)
     for pair in ((-0.1, 0.0), (1.0, 1.5), (math.nan, 0.0)):
-        with pytest.raises(ValueError, match="pairs of an epsilon"):
+        with refuses("epsilon"):
             accounting.true_positive_rate_of_pairs([pair], 0.5)
     with pytest.raises(noise_failure.TailError):
         accounting.true_positive_rate(0.1, 0.5)

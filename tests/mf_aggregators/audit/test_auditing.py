@@ -34,6 +34,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.tff import processes, rows_in_state
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from tests.mf_aggregators import broken_clipping
+from tests.refusals import refuses
 
 FALSE_ALARM = 1e-6
 
@@ -423,7 +424,7 @@ def test_missing_clipping_is_far_above_the_claim(recorded: tuple[_Recorder, Audi
 
 def test_what_is_not_finite_is_refused() -> None:
     broken = _Recorder(lambda state, dimension: np.full(dimension, math.nan))
-    with pytest.raises(ValueError, match="not finite"):
+    with refuses("finite"):
         audit(lambda: broken, _claim(SingleParticipation()), canaries=600)
 
 
@@ -459,24 +460,24 @@ def test_a_claim_without_noise_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise_multiplier", "options", "message"),
+    ("noise_multiplier", "options", "names"),
     [
-        (_NOISE_MULTIPLIER, {"canaries": 0}, "canaries"),
-        (_NOISE_MULTIPLIER, {"false_alarm_rate": 0.0}, "false_alarm_rate"),
-        (_NOISE_MULTIPLIER, {"false_alarm_rate": 1.0}, "false_alarm_rate"),
-        (_NOISE_MULTIPLIER, {"delta": 0.0}, "delta"),
-        (0.05, {}, "cannot refute a noise multiplier below"),
-        (10.0, {"delta": 0.5}, "epsilon 0"),
+        (_NOISE_MULTIPLIER, {"canaries": 0}, ["canaries"]),
+        (_NOISE_MULTIPLIER, {"false_alarm_rate": 0.0}, ["false_alarm_rate"]),
+        (_NOISE_MULTIPLIER, {"false_alarm_rate": 1.0}, ["false_alarm_rate"]),
+        (_NOISE_MULTIPLIER, {"delta": 0.0}, ["delta"]),
+        (0.05, {}, ["canaries", "noise multiplier"]),
+        (10.0, {"delta": 0.5}, ["epsilon 0"]),
     ],
 )
 def test_bad_options_and_audits_that_can_show_nothing_are_refused(
-    noise_multiplier: float, options: dict[str, Any], message: str
+    noise_multiplier: float, options: dict[str, Any], names: list[str]
 ) -> None:
     def never() -> Any:
         pytest.fail("no aggregator is needed to see that")
 
     claim = _claim(SingleParticipation(), noise_multiplier)
-    with pytest.raises(ValueError, match=message):
+    with refuses(*names):
         audit(never, claim, **options)
 
 
@@ -495,7 +496,7 @@ def test_the_smallest_noise_multiplier_that_is_audited_can_be_refuted() -> None:
     # Nothing is left of a stream without noise once the other client's part is subtracted.
     assert result.contribution.power > 1e6
     too_little = _claim(schema, 0.999 / provable)
-    with pytest.raises(ValueError, match="cannot refute"):
+    with refuses("canaries"):
         audit(lambda: silent, too_little, canaries=30)
     with pytest.raises(ValueError, match="so little noise"):
         audit(lambda: silent, _claim(schema, 0.199))

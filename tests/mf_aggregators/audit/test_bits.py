@@ -21,6 +21,7 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff import grid, processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from tests.mf_aggregators import small_mechanisms
+from tests.refusals import refuses
 
 FALSE_ALARM = 1e-6
 _NUM_ROUNDS = 8
@@ -175,5 +176,5 @@ def test_what_is_allowed_is_the_tail_of_a_binomial() -> None:
 
 
 def test_a_bad_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match="false_alarm_rate"):
+    with refuses("false_alarm_rate"):
         audit_bits(lambda: None, _claim(1.0), false_alarm_rate=0.0)

@@ -31,6 +31,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from tests.refusals import refuses
 
 
 def _examples() -> list[Factorization]:
@@ -150,7 +151,7 @@ def test_nothing_else_is_ever_replaced(tmp_path: pathlib.Path) -> None:
     (tmp_path / "thesis" / "chapter.txt").write_text("one")
     (tmp_path / "file").write_text("two")
     for name in ("thesis", "file"):
-        with pytest.raises(CheckpointError, match="not a checkpoint"):
+        with pytest.raises(CheckpointError):
             checkpoints.save(identity(3), tmp_path / name)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "one"
     assert (tmp_path / "file").read_text() == "two"
@@ -165,7 +166,7 @@ def test_a_save_that_fails_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(CheckpointError):
         checkpoints.save(identity(6), tmp_path / "c")
     assert checkpoints.load(tmp_path / "c").num_rounds == 5
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
@@ -177,11 +178,11 @@ def _saved(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_missing_files_are_named(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere/factorization\.json cannot be read"):
+    with refuses("nowhere/factorization.json", error=CheckpointError):
         checkpoints.load(tmp_path / "nowhere")
     directory = _saved(tmp_path)
     (directory / "arrays.npz").unlink()
-    with pytest.raises(CheckpointError, match=r"arrays\.npz cannot be read"):
+    with refuses("arrays.npz", error=CheckpointError):
         checkpoints.load(directory)
 
 
@@ -190,7 +191,7 @@ def test_truncated_and_altered_arrays_are_refused(tmp_path: pathlib.Path) -> Non
     whole = (directory / "arrays.npz").read_bytes()
     for damaged in (whole[:-1], b"", whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
         (directory / "arrays.npz").write_bytes(damaged)
-        with pytest.raises(CheckpointError, match="truncated or altered"):
+        with refuses("arrays.npz", "SHA-256", error=CheckpointError):
             checkpoints.load(directory)
 
 
@@ -198,7 +199,7 @@ def test_truncated_and_altered_arrays_are_refused(tmp_path: pathlib.Path) -> Non
 def test_broken_descriptions_are_refused(tmp_path: pathlib.Path, text: str) -> None:
     directory = _saved(tmp_path)
     (directory / "factorization.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"factorization\.json is broken"):
+    with refuses("factorization.json", error=CheckpointError):
         checkpoints.load(directory)
 
 
@@ -225,14 +226,14 @@ def test_descriptions_that_do_not_fit_are_refused(
 ) -> None:
     directory = _saved(tmp_path)
     _alter(directory, **changes)
-    with pytest.raises(CheckpointError, match=r"factorization\.json is broken"):
+    with refuses("factorization.json", error=CheckpointError):
         checkpoints.load(directory)
 
 
 def test_newer_formats_are_refused(tmp_path: pathlib.Path) -> None:
     directory = _saved(tmp_path)
     _alter(directory, format_version=checkpoints.FORMAT_VERSION + 1)
-    with pytest.raises(CheckpointError, match="update mf_aggregators"):
+    with refuses("format", "mf_aggregators", error=CheckpointError):
         checkpoints.load(directory)
 
 
@@ -264,7 +265,7 @@ def test_the_stated_sensitivity_is_not_trusted(
     del description["description_sha256"]
     text = json.dumps(description, sort_keys=True)
     _alter(directory, description_sha256=hashlib.sha256(text.encode()).hexdigest())
-    with pytest.raises(CheckpointError, match="states a sensitivity"):
+    with refuses("sensitivity", error=CheckpointError):
         checkpoints.load(directory)
 
 
@@ -274,7 +275,7 @@ def test_any_other_change_of_the_description_is_noticed(tmp_path: pathlib.Path) 
     for name, value in (("num_rounds", 5), ("optimality_gap", -1.0)):
         original = (directory / "factorization.json").read_text()
         _alter(directory, **{name: value})
-        with pytest.raises(CheckpointError, match="was altered"):
+        with refuses("factorization.json", "SHA-256", error=CheckpointError):
             checkpoints.load(directory)
         (directory / "factorization.json").write_text(original)
     assert checkpoints.load(directory).num_rounds == 4
@@ -285,7 +286,7 @@ def test_a_checkpoint_without_a_hash_of_its_arrays_says_so(tmp_path: pathlib.Pat
     description = json.loads((directory / "factorization.json").read_text())
     del description["arrays_sha256"]
     (directory / "factorization.json").write_text(json.dumps(description))
-    with pytest.raises(CheckpointError, match="states no arrays_sha256"):
+    with refuses("arrays_sha256", error=CheckpointError):
         checkpoints.load(directory)
 
 
@@ -293,7 +294,7 @@ def test_arrays_of_another_matrix_are_refused(tmp_path: pathlib.Path) -> None:
     directory = _saved(tmp_path)
     checkpoints.save(BandedFactorization(np.tri(12, 3)), tmp_path / "other")
     (directory / "arrays.npz").write_bytes((tmp_path / "other" / "arrays.npz").read_bytes())
-    with pytest.raises(CheckpointError, match="altered"):
+    with refuses("arrays.npz", "SHA-256", error=CheckpointError):
         checkpoints.load(directory)
 
 

@@ -38,6 +38,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from mf_aggregators.workloads import Workload
 from simulations.workers import quiet
+from tests.refusals import refuses
 
 _RATES = tuple(float(rate) for rate in np.linspace(1.0, 0.05, 16))
 _SCHEMAS: list[Participation] = [
@@ -193,7 +194,7 @@ def test_a_decoder_of_single_precision_will_do(workload: Workload, tmp_path: pat
     _with(_B, lambda matrix: matrix.astype(np.float32))(tmp_path)
     assert published_matrices.load(tmp_path)[1] == workload
     _with(_B, _entry(5, 1, 0.0))(tmp_path)
-    with pytest.raises(ValueError, match="is neither"):
+    with refuses(_B, _C, "row"):
         published_matrices.load(tmp_path)
 
 
@@ -247,50 +248,50 @@ _LR = published_matrices.LEARNING_RATES_FILE
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("damage", "names"),
     [
-        (lambda path: (path / _B).unlink(), f"{_B} is missing: .* only {_C} is there"),
-        (lambda path: (path / _C).unlink(), f"{_C} is missing: .* only {_B} is there"),
-        (lambda path: (path / _B).write_bytes(b""), f"{_B} is no tensor .* empty"),
-        (_truncate, f"{_C} is no tensor .* truncated"),
-        (_single_precision, f"{_C} is no tensor .* data type"),
-        (_with(_C, np.transpose), f"{_C} must be lower triangular, found .* in row 1, column 2"),
-        (_with(_B, np.transpose), f"{_B} must be lower triangular"),
-        (_with(_C, _entry(3, 7, 1e-8)), f"{_C} must be lower triangular, .* in row 4, column 8"),
-        (_with(_C, _entry(5, 2, np.nan)), f"{_C} must be finite"),
-        (_with(_B, _entry(5, 2, np.inf)), f"{_B} must be finite"),
-        (_with(_C, lambda matrix: matrix[:, :-1]), f"{_C} must be a square matrix"),
-        (_with(_C, lambda matrix: matrix[0]), f"{_C} must be a square matrix"),
-        (_with(_B, lambda matrix: matrix[:-1, :-1]), f"{_B} is for 15 rounds, and {_C} for 16"),
-        (_with(_C, np.zeros_like), f"{_C} is singular: its diagonal is zero in row 1"),
-        (_with(_C, _entry(4, 4, 0.0)), f"{_C} is singular: its diagonal is zero in row 5"),
-        (_with(_C, _entry(4, 4, 1e-14)), f"{_C} is close to singular"),
-        (_with(_C, _entry(4, 4, 1e-310)), f"{_C} is close to singular"),
-        (_with(_B, _entry(9, 3, 0.7)), f"{_B} times {_C} is neither .* in row 10"),
-        (_with(_B, lambda matrix: -matrix), "is neither"),
-        (_with(_B, np.zeros_like), "is neither"),
-        (_with(_B, lambda matrix: 1e300 * matrix), "is neither"),
-        (_with(_B, lambda matrix: (1.0 + 1e-5) * matrix), f"{_LR} states a learning rate"),
-        (lambda path: (path / _LR).unlink(), f"{_LR} is missing: .* rates from 0.05 to 1,"),
-        (_with(_LR, lambda rates: rates[:-1]), f"{_LR} must hold one .* 16 rounds, found .*15"),
-        (_with(_LR, lambda rates: rates.reshape(4, 4)), f"{_LR} must hold one learning rate"),
-        (_with(_LR, lambda rates: 0.0 * rates), f"{_LR} .* above zero"),
-        (_with(_LR, lambda rates: -rates), f"{_LR} .* above zero"),
-        (_with(_LR, lambda rates: np.nan * rates), f"{_LR} .* finite"),
+        (lambda path: (path / _B).unlink(), [_B, "missing"]),
+        (lambda path: (path / _C).unlink(), [_C, "missing"]),
+        (lambda path: (path / _B).write_bytes(b""), [_B, "empty"]),
+        (_truncate, [_C, "truncated"]),
+        (_single_precision, [_C, "data type"]),
+        (_with(_C, np.transpose), [_C, "row 1, column 2"]),
+        (_with(_B, np.transpose), [_B, "triangular"]),
+        (_with(_C, _entry(3, 7, 1e-8)), [_C, "row 4, column 8"]),
+        (_with(_C, _entry(5, 2, np.nan)), [_C, "finite"]),
+        (_with(_B, _entry(5, 2, np.inf)), [_B, "finite"]),
+        (_with(_C, lambda matrix: matrix[:, :-1]), [_C, "square"]),
+        (_with(_C, lambda matrix: matrix[0]), [_C, "square"]),
+        (_with(_B, lambda matrix: matrix[:-1, :-1]), [_B, "15", _C, "16"]),
+        (_with(_C, np.zeros_like), [_C, "singular", "row 1"]),
+        (_with(_C, _entry(4, 4, 0.0)), [_C, "singular", "row 5"]),
+        (_with(_C, _entry(4, 4, 1e-14)), [_C, "condition number"]),
+        (_with(_C, _entry(4, 4, 1e-310)), [_C, "condition number"]),
+        (_with(_B, _entry(9, 3, 0.7)), [_B, _C, "row 10"]),
+        (_with(_B, lambda matrix: -matrix), [_B, _C, "momentum"]),
+        (_with(_B, np.zeros_like), [_B, _C, "momentum"]),
+        (_with(_B, lambda matrix: 1e300 * matrix), [_B, _C, "momentum"]),
+        (_with(_B, lambda matrix: (1.0 + 1e-5) * matrix), [_LR, "learning rate"]),
+        (lambda path: (path / _LR).unlink(), [_LR, "0.05", "1"]),
+        (_with(_LR, lambda rates: rates[:-1]), [_LR, "16", "(15,)"]),
+        (_with(_LR, lambda rates: rates.reshape(4, 4)), [_LR, "(4, 4)"]),
+        (_with(_LR, lambda rates: 0.0 * rates), [_LR, "zero"]),
+        (_with(_LR, lambda rates: -rates), [_LR, "zero"]),
+        (_with(_LR, lambda rates: np.nan * rates), [_LR, "finite"]),
         (
             _with(_LR, lambda rates: np.where(np.arange(16) == 7, 0.5, rates)),
-            f"{_LR} states a learning rate of 0.5 for round 8, and .* has 0.55666",
+            [_LR, "0.5", "round 8"],
         ),
     ],
 )
 def test_what_is_no_factorization_of_a_workload_is_refused(
-    damage: Callable[[pathlib.Path], None], reason: str, tmp_path: pathlib.Path
+    damage: Callable[[pathlib.Path], None], names: list[str], tmp_path: pathlib.Path
 ) -> None:
     workload = Workload("momentum_sgd", 16, 0.9, _RATES)
     _publish(tmp_path, workload.matrix(), toeplitz(16).strategy_matrix(), _RATES)
     assert checkpoints.load(tmp_path).num_rounds == 16
     damage(tmp_path)
-    with pytest.raises(CheckpointError, match=f"^{tmp_path}/.*{reason}") as caught:
+    with refuses(str(tmp_path), *names, error=CheckpointError) as caught:
         checkpoints.load(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -311,7 +312,7 @@ def test_what_is_no_factorization_of_a_workload_is_refused(
 )
 def test_other_workloads_are_refused(workload: np.ndarray, tmp_path: pathlib.Path) -> None:
     _publish(tmp_path, workload, toeplitz(16).strategy_matrix())
-    with pytest.raises(CheckpointError, match=r"is neither .* the largest deviation is in row"):
+    with refuses("row", error=CheckpointError):
         checkpoints.load(tmp_path)
 
 
@@ -326,7 +327,7 @@ def test_a_copy_is_saved_as_a_checkpoint_and_the_original_is_not_replaced(
 ) -> None:
     _publish(tmp_path / "p", workloads.prefix_sum(16), np.tri(16, 16))
     loaded = checkpoints.load(tmp_path / "p")
-    with pytest.raises(CheckpointError, match="not a checkpoint"):
+    with pytest.raises(CheckpointError):
         checkpoints.save(loaded, tmp_path / "p")
     checkpoints.save(loaded, tmp_path / "c")
     again = checkpoints.load(tmp_path / "c")

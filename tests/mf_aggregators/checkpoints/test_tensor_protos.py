@@ -15,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.checkpoints.published_matrices import parse_tensor, read_tensor
+from tests.refusals import refuses
 
 _Writer = Callable[[np.ndarray], bytes]
 
@@ -73,7 +74,7 @@ def test_the_last_value_stands_for_all_that_follow() -> None:
 def test_no_beginning_of_a_file_is_read(write: _Writer, array: np.ndarray) -> None:
     whole = write(array)
     for length in range(len(whole)):
-        with pytest.raises(ValueError, match=r"^file is no tensor that can be read: "):
+        with refuses("file", "tensor"):
             parse_tensor(whole[:length], "file")
 
 
@@ -87,7 +88,7 @@ def test_no_beginning_of_an_abbreviated_list_is_read() -> None:
     )
     np.testing.assert_array_equal(tf.make_ndarray(proto.FromString(pieces)), tf.make_ndarray(proto))
     for contents in (pieces, *(whole[:length] for length in range(len(whole)))):
-        with pytest.raises(ValueError, match="no tensor that can be read"):
+        with refuses("file", "tensor"):
             parse_tensor(contents, "file")
 
 
@@ -95,7 +96,7 @@ def test_no_beginning_of_an_abbreviated_list_is_read() -> None:
 @settings(deadline=None, max_examples=100)
 @given(array=_ARRAYS, rest=st.binary(min_size=1, max_size=24))
 def test_nothing_may_follow(write: _Writer, array: np.ndarray, rest: bytes) -> None:
-    with pytest.raises(ValueError, match="no tensor that can be read"):
+    with refuses("file", "tensor"):
         parse_tensor(write(array) + rest, "file")
 
 
@@ -117,7 +118,7 @@ def test_damage_is_a_value_error_or_another_value(
 @settings(deadline=None, max_examples=200)
 @given(contents=st.binary(max_size=64))
 def test_random_bytes_are_no_tensor(contents: bytes) -> None:
-    with pytest.raises(ValueError, match="no tensor that can be read"):
+    with refuses("file", "tensor"):
         parse_tensor(contents, "file")
 
 
@@ -145,21 +146,21 @@ def _set_size(proto: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "names"),
     [
-        (lambda proto: proto.ClearField("tensor_shape"), "states no shape"),
-        (lambda proto: setattr(proto.tensor_shape, "unknown_rank", True), "states no shape"),
-        (lambda proto: _set_size(proto, -1), "not fully known"),
-        (lambda proto: _set_size(proto, 2), "holds 72 bytes of values, and its shape .* needs 48"),
-        (lambda proto: _set_size(proto, 0), "holds 72 bytes of values, and its shape .* needs 0"),
-        (lambda proto: _set_size(proto, 1 << 60), "more than 2 GiB"),
-        (lambda proto: proto.ClearField("tensor_content"), "holds 0 values"),
-        (lambda proto: proto.double_val.append(1.0), "states its values twice"),
-        (lambda proto: proto.float_val.append(1.0), "other bytes"),
+        (lambda proto: proto.ClearField("tensor_shape"), ["no shape"]),
+        (lambda proto: setattr(proto.tensor_shape, "unknown_rank", True), ["no shape"]),
+        (lambda proto: _set_size(proto, -1), ["(-1, 3)"]),
+        (lambda proto: _set_size(proto, 2), ["72 bytes", "48"]),
+        (lambda proto: _set_size(proto, 0), ["72 bytes", "0"]),
+        (lambda proto: _set_size(proto, 1 << 60), ["2 GiB"]),
+        (lambda proto: proto.ClearField("tensor_content"), ["0 values"]),
+        (lambda proto: proto.double_val.append(1.0), ["twice"]),
+        (lambda proto: proto.float_val.append(1.0), ["bytes"]),
     ],
 )
-def test_inconsistent_tensors_are_refused(change: Callable[[Any], None], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+def test_inconsistent_tensors_are_refused(change: Callable[[Any], None], names: list[str]) -> None:
+    with refuses(*names):
         parse_tensor(_changed(change), "file")
 
 
@@ -175,7 +176,7 @@ def test_shapes_that_no_array_can_have_are_refused(shape: list[int]) -> None:
 def test_more_values_than_the_shape_holds_are_refused() -> None:
     proto = tf.make_tensor_proto(1.0, shape=[2], dtype=tf.float64)
     proto.double_val[:] = [1.0, 2.0, 3.0]
-    with pytest.raises(ValueError, match=r"holds 3 values, and its shape .* needs 2"):
+    with refuses("3", "2"):
         parse_tensor(proto.SerializeToString(), "file")
 
 
@@ -184,11 +185,11 @@ def test_files_are_read_and_named(tmp_path: pathlib.Path) -> None:
     file.write_bytes(_by_operation(np.tri(4)))
     np.testing.assert_array_equal(read_tensor(file), np.tri(4))
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=f"^{file} is no tensor .* truncated"):
+    with refuses(str(file), "truncated"):
         read_tensor(file)
-    with pytest.raises(ValueError, match=f"^{tmp_path / 'other'} cannot be read: No such file"):
+    with refuses(str(tmp_path / "other")):
         read_tensor(tmp_path / "other")
-    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+    with refuses(str(tmp_path)):
         read_tensor(tmp_path)
 
 
@@ -196,5 +197,5 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: pathlib.Path) -> Non
     file = tmp_path / "matrix_pb"
     file.touch()
     os.truncate(file, 1 << 40)
-    with pytest.raises(ValueError, match="larger than 2 GiB"):
+    with refuses("2 GiB"):
         read_tensor(file)

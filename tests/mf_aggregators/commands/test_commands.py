@@ -13,6 +13,7 @@ import pytest
 from mf_aggregators import checkpoints, participation, workloads
 from mf_aggregators.commands import command_line, factorize, report
 from mf_aggregators.participation import MinSeparation
+from tests.refusals import refuses
 
 
 def _call(
@@ -559,7 +560,5 @@ def test_a_missing_package_of_the_extra_is_named(
     if missing is None:
         command_line.check_extra("a run")
         return
-    with pytest.raises(
-        command_line.CommandError, match=f"a run needs {missing}, which is not installed"
-    ):
+    with refuses(missing, error=command_line.CommandError):
         command_line.check_extra("a run")

@@ -9,6 +9,7 @@ from mf_aggregators.commands import report_subject
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation
 from tests import console_commands
+from tests.refusals import refuses
 
 _SCHEMA = MinSeparation(8)
 
@@ -83,5 +84,5 @@ def test_rates_of_rounds_that_are_not_there_are_asked_for() -> None:
         {"name": "momentum_sgd", "momentum": 0.9, "learning_rates": [1.0] * 8}, 8
     )
     made = factorizations.banded(rates, 2)
-    with pytest.raises(ValueError, match="a learning rate for each of its rounds"):
+    with refuses("rate"):
         report_subject.extension_fields(made, MinSeparation(2), rates, 12, 1.0, 1e-6)

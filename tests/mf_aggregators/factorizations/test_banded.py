@@ -24,6 +24,7 @@ from mf_aggregators.factorizations._patterns import (
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 
 def _checked_rmse(num_rounds: int, separation: int) -> float:
@@ -173,7 +174,7 @@ def test_fixed_epochs_of_enough_separation_are_exact(separation: int) -> None:
 
 
 def test_a_solver_that_is_stopped_says_so() -> None:
-    with pytest.warns(NotConvergedWarning, match="relative gap"):
+    with pytest.warns(NotConvergedWarning):
         factorization = banded(workloads.prefix_sum(64), 8, max_evaluations=2)
     assert factorization.optimality_gap is not None
     assert factorization.optimality_gap > 1e-5
@@ -181,12 +182,12 @@ def test_a_solver_that_is_stopped_says_so() -> None:
 
 @pytest.mark.parametrize("num_bands", [0, 9, 2.5])
 def test_bands_out_of_range_are_refused(num_bands: int) -> None:
-    with pytest.raises(ValueError, match="num_bands"):
+    with refuses("num_bands"):
         banded(workloads.prefix_sum(8), num_bands)
 
 
 def test_bands_beyond_the_separation_are_refused() -> None:
-    with pytest.raises(ValueError, match="separation"):
+    with refuses("separation"):
         banded(workloads.prefix_sum(8), 4, participation=MinSeparation(3))
 
 

@@ -31,6 +31,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, dense, error_of, prefix, schemas
+from tests.refusals import refuses
 
 
 def _exact_quotient(zeros: np.ndarray, poles: np.ndarray, count: int) -> list[fractions.Fraction]:
@@ -385,7 +386,7 @@ def test_scales_of_sum_one_are_allowed(scales: list[float]) -> None:
 def test_decays_that_do_not_interlace_are_refused(
     buffer_decays: list[float], inverse_decays: list[float]
 ) -> None:
-    with pytest.raises(ValueError, match="interlace"):
+    with refuses("interlace"):
         BltFactorization(10, np.array(buffer_decays), np.array(inverse_decays))
 
 
@@ -397,7 +398,7 @@ def test_decays_that_do_not_interlace_are_refused(
 def test_decays_of_rising_coefficients_are_refused(
     buffer_decays: list[float], inverse_decays: list[float]
 ) -> None:
-    with pytest.raises(ValueError, match="non-increasing"):
+    with refuses("non-increasing"):
         BltFactorization(10, np.array(buffer_decays), np.array(inverse_decays))
 
 
@@ -429,7 +430,7 @@ def test_vectors_of_other_shapes_are_refused() -> None:
         (np.array([0.5]), np.array([0.4, 0.3])),
         (np.array([[0.5]]), np.array([[0.4]])),
     ]:
-        with pytest.raises(ValueError, match="one length"):
+        with refuses("length"):
             BltFactorization(10, decays, inverse)
 
 
@@ -438,7 +439,7 @@ def test_no_noise_after_the_last_round() -> None:
     state = recursion.initial_state(())
     for _ in range(4):
         _, state = recursion.next_row(state, np.ones(()))
-    with pytest.raises(ValueError, match="4 rounds"):
+    with refuses("4 rounds"):
         recursion.next_row(state, np.ones(()))
 
 
@@ -503,14 +504,14 @@ def test_what_is_handed_out_cannot_change_the_matrix() -> None:
     decays[0] = 0.1
     factorization.output_scales[0] = 7.0
     assert factorization.strategy_coefficients()[1] == pytest.approx(0.4)
-    with pytest.raises(ValueError, match="read-only"):
+    with refuses("read-only"):
         factorization.buffer_decays[0] = 0.1
-    with pytest.raises(ValueError, match="read-only"):
+    with refuses("read-only"):
         factorization.inverse_decays[0] = 0.1
 
 
 def test_a_solver_that_is_stopped_says_so() -> None:
-    with pytest.warns(NotConvergedWarning, match="before it converged"):
+    with pytest.warns(NotConvergedWarning):
         blt(200, 2, max_evaluations=3)
 
 
@@ -529,5 +530,5 @@ def test_a_solver_that_is_stopped_says_so() -> None:
 def test_arguments_out_of_range_are_refused(
     arguments: tuple[int, int], options: dict[str, object], name: str
 ) -> None:
-    with pytest.raises(ValueError, match=name):
+    with refuses(name):
         blt(*arguments, **options)  # type: ignore[arg-type]

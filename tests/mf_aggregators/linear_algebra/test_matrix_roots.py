@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.linear_algebra import matrix_roots
 from mf_aggregators.linear_algebra.matrix_roots import InverseSquareRoot, lower_triangular_factor
+from tests.refusals import refuses
 
 
 @given(st.integers(1, 10), st.integers(1, 10), st.integers(0, 2**32 - 1))
@@ -60,7 +61,7 @@ def test_sums_are_inverse_roots_between_their_bounds(
     [(0.0, 1.0), (-1.0, 1.0), (2.0, 1.0), (1.0, np.inf), (np.nan, 1.0), (1e-30, 1e30)],
 )
 def test_bounds_that_allow_no_sum_are_refused(least: float, largest: float) -> None:
-    with pytest.raises(ValueError, match="bounds must be positive, finite"):
+    with refuses("bounds"):
         InverseSquareRoot.between(least, largest)
 
 

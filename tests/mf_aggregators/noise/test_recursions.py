@@ -33,6 +33,7 @@ from mf_aggregators.noise.recursions import (
 )
 from mf_aggregators.noise.recursions import recursion as recursion_module
 from tests.mf_aggregators import random_recursions
+from tests.refusals import refuses
 
 
 @st.composite
@@ -85,7 +86,7 @@ def test_rows_past_the_last_round_are_refused(factorization: Factorization) -> N
     state = recursion.initial_state(())
     for _ in range(factorization.num_rounds):
         _, state = recursion.next_row(state, np.zeros(()))
-    with pytest.raises(ValueError, match="more rounds is needed"):
+    with refuses("rounds"):
         recursion.next_row(state, np.zeros(()))
 
 
@@ -184,7 +185,7 @@ def test_scaling_to_sensitivity_one_multiplies_every_row(
 
 @pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan, 2.2e-162, 1e200])
 def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> None:
-    with pytest.raises(ValueError, match="cannot be scaled"):
+    with refuses("sensitivity"):
         IndependentNoise(3).scaled_to_sensitivity_one(sensitivity)
 
 
@@ -205,7 +206,7 @@ def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
         row, state = recursion.next_row(state, np.ones(5))
         assert (row.shape, row.dtype) == ((5,), np.float64)
         assert state.history.shape == (kept, 5)
-    with pytest.raises(ValueError, match="more rounds is needed"):
+    with refuses("rounds"):
         recursion.next_row(state, np.ones(5))
 
 
@@ -247,7 +248,7 @@ def test_a_stream_asks_for_a_row_of_z_when_its_noise_is(recursion: NoiseRecursio
         assert asked == list(range(i + 1))
         # A row is the caller's to change.
         row[...] = np.nan
-    with pytest.raises(ValueError, match="more rounds is needed"):
+    with refuses("rounds"):
         next(stream)
 
 
@@ -354,7 +355,7 @@ def test_no_entry_is_other_than_finite_wherever_it_is(
     for index in np.ndindex(fields[name].shape):
         array = fields[name].copy()
         array[index] = value
-        with pytest.raises(ValueError, match=f"{name} of {kind.__name__} must be finite in all"):
+        with refuses(name, kind.__name__):
             kind(**{**fields, name: array})
 
 
@@ -404,37 +405,37 @@ def test_entries_that_do_not_count_become_zero(huge: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "message"),
+    ("kind", "fields", "names"),
     [
-        (BandedNoise, {"bands": np.ones(4)}, r"shape \(any, any\), found \(4,\)"),
-        (BandedNoise, {"bands": np.ones((4, 0))}, "at least a round and a band"),
-        (ToeplitzNoise, {"num_rounds": 0, "coefficients": np.ones(1)}, "num_rounds"),
+        (BandedNoise, {"bands": np.ones(4)}, ["bands", "(4,)"]),
+        (BandedNoise, {"bands": np.ones((4, 0))}, ["round", "band"]),
+        (ToeplitzNoise, {"num_rounds": 0, "coefficients": np.ones(1)}, ["num_rounds"]),
         (
             ToeplitzNoise,
             {"num_rounds": 4, "coefficients": np.ones(2), "row_scales": np.ones(1)},
-            r"row_scales of ToeplitzNoise must have shape \(4\)",
+            ["row_scales", "ToeplitzNoise"],
         ),
-        (DenseNoise, {"inverse": np.ones((4, 3))}, r"shape \(4, 4\)"),
-        (IndependentNoise, {"num_rounds": 2.5}, "num_rounds"),
-        (WindowNoise, {**_ARRAYS[3][1], "right": np.ones((3, 1))}, r"right .* \(4, 1\)"),
-        (WindowNoise, {**_ARRAYS[3][1], "window": np.ones((3, 2))}, r"window .* \(4, any\)"),
-        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, 2)}, "phases .* below 2"),
-        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, -1)}, "phases .* at least 0"),
-        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, 0.5)}, "must be integers"),
-        (StateSpaceNoise, {**_ARRAYS[5][1], "sources": np.full((2, 3), 3)}, "sources .* below 3"),
-        (StateSpaceNoise, {**_ARRAYS[5][1], "sources": np.full((2, 3), -1)}, "sources .* least 0"),
+        (DenseNoise, {"inverse": np.ones((4, 3))}, ["inverse", "(4, 4)"]),
+        (IndependentNoise, {"num_rounds": 2.5}, ["num_rounds"]),
+        (WindowNoise, {**_ARRAYS[3][1], "right": np.ones((3, 1))}, ["right", "(4, 1)"]),
+        (WindowNoise, {**_ARRAYS[3][1], "window": np.ones((3, 2))}, ["window", "(4, any)"]),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, 2)}, ["phases", "2"]),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, -1)}, ["phases", "0"]),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, 0.5)}, ["phases", "integers"]),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "sources": np.full((2, 3), 3)}, ["sources", "3"]),
+        (StateSpaceNoise, {**_ARRAYS[5][1], "sources": np.full((2, 3), -1)}, ["sources", "0"]),
     ],
 )
 def test_fields_that_are_no_recursion_are_refused(
-    kind: type[NoiseRecursion], fields: dict[str, Any], message: str
+    kind: type[NoiseRecursion], fields: dict[str, Any], names: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refuses(*names):
         kind(**fields)
 
 
 def test_what_overflows_in_the_unit_recursion_is_refused() -> None:
     small = BandedNoise(np.array([[1e-300, 0.0], [1.0, 1e10]]))
-    with pytest.raises(ValueError, match="bands of BandedNoise must be finite"):
+    with refuses("bands", "BandedNoise"):
         _ = small.normalised
-    with pytest.raises(ValueError, match="cannot be scaled to sensitivity 1"):
+    with refuses("sensitivity"):
         BandedNoise(np.full((2, 1), 1e300)).scaled_to_sensitivity_one(1e-300)

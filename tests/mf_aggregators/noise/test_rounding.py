@@ -25,6 +25,7 @@ from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
 from tests.mf_aggregators import random_recursions, small_mechanisms
+from tests.refusals import refuses
 
 _WIDTH = 3
 
@@ -175,9 +176,9 @@ def test_noise_that_roundings_would_take_too_much_of_is_refused() -> None:
         )
 
     assert enlarged(1.0, 10**6) < 1.0002
-    with pytest.raises(ValueError, match="use less noise, fewer rounds or a smaller model"):
+    with refuses("rounding", "clip norms"):
         enlarged(1e3, 10**8)
-    with pytest.raises(ValueError, match="integers of 64 bits do not hold both"):
+    with refuses("64 bits"):
         enlarged(1e-14, 10)
 
 
@@ -236,7 +237,7 @@ def test_the_table_of_the_documents(name: str) -> None:
             return 100.0 * (stddev / sigma - 1.0)
 
         if printed == "refused":
-            with pytest.raises(ValueError, match="use less noise"):
+            with refuses("rounding", "clip norms"):
                 more()
         else:
             number = float(printed.split()[0])
@@ -253,7 +254,7 @@ def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
     rows = IntegerRows.of(IndependentNoise(3))
     for rounding in (Rounding(rows, 1.0, unknown), Rounding(rows, unknown, 0.0)):
         for covers in (rounding.enlarged, rounding.covered):
-            with pytest.raises(ValueError, match="rounding could take"):
+            with refuses("rounding", "clip norms"):
                 covers(1.0, clip_norm=1.0, num_parameters=1, largest_cohort=1)
 
 

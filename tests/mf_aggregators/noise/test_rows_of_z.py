@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource, random_blocks
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+from tests.refusals import refuses
 
 _HALF = CHUNK // 2
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
@@ -166,11 +167,11 @@ def test_segments_are_ranges_of_a_row() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    for row, first, count, message in (
-        (0, -1, 1, "first_coordinate must be at least 0"),
-        (0, 0, -1, "count must be at least 0"),
-        (-1, 0, 1, "row must be at least 0"),
-        (0, 2**56 - 1, 2, "below 2\\^56"),
+    for row, first, count, name in (
+        (0, -1, 1, "first_coordinate"),
+        (0, 0, -1, "count"),
+        (-1, 0, 1, "row"),
+        (0, 2**56 - 1, 2, "2^56"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refuses(name):
             rows_of_z.integers(NoiseSource.PHILOX, _SEED, row, first, count)

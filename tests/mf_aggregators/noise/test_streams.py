@@ -22,6 +22,7 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.noise.streams import NoiseStreamState
 from tests.mf_aggregators import small_mechanisms
+from tests.refusals import refuses
 
 _NUM_ROUNDS = 9
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
@@ -251,7 +252,7 @@ def test_specifications_of_other_libraries_will_do() -> None:
 def test_what_is_not_floating_point_is_refused(leaf: Any) -> None:
     recursion = identity(2).noise_recursion()
     for start in (streams.initial_state, streams.rows):
-        with pytest.raises(TypeError, match="leave integers and flags out"):
+        with pytest.raises(TypeError):
             start(recursion, {"a": np.zeros(3), "b": [leaf]}, _SEED)
 
 
@@ -264,7 +265,7 @@ def test_rows_past_the_last_round_are_refused(factorization: Factorization, temp
         row, state = streams.next_row(recursion, state)
         if not isinstance(template, dict):
             assert row.shape == template.shape
-    with pytest.raises(ValueError, match="noise for 9 rounds, and round 10 was asked for"):
+    with refuses("9 rounds", "10"):
         streams.next_row(recursion, state)
 
 
@@ -278,7 +279,7 @@ def test_the_seed_is_copied_and_checked() -> None:
     np.testing.assert_allclose(streams.next_row(recursion, state)[0], expected, atol=1e-7)
     np.testing.assert_allclose(next(stream), expected, atol=1e-7)
     for start in (streams.initial_state, streams.rows):
-        with pytest.raises(ValueError, match="int64"):
+        with refuses("int64"):
             start(recursion, np.zeros(3), np.zeros(2))
 
 

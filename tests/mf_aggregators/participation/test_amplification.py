@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from tests.examples import examples
+from tests.refusals import refuses
 
 _DELTA = 1e-6
 
@@ -258,7 +259,7 @@ def test_little_noise_is_little_privacy(sigma: float) -> None:
 @pytest.mark.parametrize("sigma", [0.19, 0.15, 0.1, 0.0617, 0.01])
 def test_noise_that_a_client_could_leave_is_refused(sigma: float, name: str) -> None:
     scheme = sampling_scheme(name, num_rounds=16, num_bands=2, population=160, clients_per_round=10)
-    with pytest.raises(ValueError, match="Use more noise"):
+    with refuses("deviations"):
         scheme.epsilon(sigma, 1e-6)
 
 
@@ -303,15 +304,15 @@ def test_no_delta_loses_its_amplification_without_a_word(name: str) -> None:
         found
     )
     for function in (scheme.epsilon, scheme.noise_multiplier):
-        with pytest.raises(ValueError, match=r"at least 1e-12"):
+        with refuses("1e-12"):
             function(sigma, 0.99e-12)
 
 
 def test_deltas_that_rounding_may_hide_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at least 4e-11 for a composition of 10000"):
+    with refuses("4e-11", "10000"):
         PoissonSampling(10_000, 1, 100_000, 300).epsilon(0.75, 1e-12)
     event = dp_accounting.SelfComposedDpEvent(accounting.event(100.0), 20_000)
-    with pytest.raises(ValueError, match="composition of 20001"):
+    with refuses("20001"):
         accounting.composed_epsilon([event, accounting.event(3.0)], 1e-11)
 
 
@@ -379,7 +380,7 @@ def test_runs_are_composed() -> None:
     assert both > sampling_scheme("poisson", **sizes).epsilon(1.0, 1e-5)
     assert accounting.composed_epsilon([accounting.event(0.0)], 1e-5) == math.inf
     replaced = sampling_scheme("fixed_size", **sizes).event(1.0)
-    with pytest.raises(ValueError, match="RdpAccountant"):
+    with refuses("RdpAccountant"):
         accounting.composed_epsilon([replaced], 1e-5)
 
 
@@ -414,7 +415,7 @@ def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
 def test_bad_targets_are_refused(epsilon: float) -> None:
-    with pytest.raises(ValueError, match="epsilon"):
+    with refuses("epsilon"):
         PoissonSampling(4, 2, 100, 5).noise_multiplier(epsilon, 1e-5)
 
 
@@ -428,7 +429,7 @@ def test_schemes_describe_themselves() -> None:
             name, num_rounds=10, num_bands=3, population=100, clients_per_round=7
         )
         assert sampling_from_dict(scheme.to_dict()) == scheme
-    with pytest.raises(ValueError, match="no sampling scheme"):
+    with refuses("sampling scheme"):
         sampling_from_dict({"name": "poisson"})
     assert PoissonSampling(10, 3, 100, 7).sampling_probability == pytest.approx(0.21)
     assert Shuffling(10, 3, 100, 7).group_size == 28

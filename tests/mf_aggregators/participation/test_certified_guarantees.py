@@ -22,6 +22,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import certificates, distributions, search, store
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
+from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)
 _DELTA = 1e-3
@@ -146,9 +147,9 @@ def test_public_functions(sampling: str) -> None:
     assert found == scheme.amplified(2.0, _DELTA, _columns(), Certification()).epsilon
     without = accounting.epsilon(2.0 / math.sqrt(scheme.most_participations()), _DELTA)
     assert found <= without
-    with pytest.raises(ValueError, match=f"{sampling} needs the strategy matrix"):
+    with refuses("strategy matrix"):
         scheme.epsilon(2.0, _DELTA)
-    with pytest.raises(ValueError, match="at most 3 bands"):
+    with refuses("3 bands"):
         scheme.epsilon(2.0, _DELTA, strategy_matrix=np.tri(12))
     event = scheme.event(2.0)
     assert accounting.composed_epsilon([event], _DELTA) == pytest.approx(without, rel=1e-2)
@@ -202,14 +203,14 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
             (scheme, 1.2, _DELTA, _columns() + 0.01, kept),
             (scheme, 1.2, _DELTA, _columns(), dataclasses.replace(kept, seed=1)),
         ):
-            with pytest.raises(AssertionError, match="proved again"):
+            with pytest.raises(AssertionError):
                 SeparatedScheme.amplified(*other)
     # Of another version of the accounting, or of NumPy, it is computed again.
     for module, name in ((store, "ACCOUNTING_VERSION"), (np, "__version__")):
         with monkeypatch.context() as patch:
             patch.setattr(search, "proved", fail)
             patch.setattr(module, name, "another one")
-            with pytest.raises(AssertionError, match="proved again"):
+            with pytest.raises(AssertionError):
                 scheme.amplified(1.2, _DELTA, _columns(), kept)
 
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 from mf_aggregators.participation import poisson
 from tests.examples import examples
+from tests.refusals import refuses
 
 _SIGMAS = st.floats(0.03, 30.0)
 _PROBABILITIES = st.floats(1e-4, 1.0)
@@ -78,7 +79,7 @@ def test_an_adjacency_that_is_not_accounted_for_is_refused() -> None:
     """Whatever others dp-accounting has; version 0.4.3 has none."""
     others = [each for each in AdjacencyType if each not in _ADJACENCIES]
     for adjacency in (*others, types.SimpleNamespace(value="REPLACE")):
-        with pytest.raises(ValueError, match="must be ADD or REMOVE, found REPLACE"):
+        with refuses("ADD", "REMOVE", "REPLACE"):
             poisson.SampledGaussianLoss(
                 1.0, sensitivity=1.0, sampling_prob=0.5, adjacency_type=adjacency
             )

@@ -14,6 +14,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from tests.examples import examples
+from tests.refusals import refuses
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 30), st.integers(0, 50))
@@ -53,7 +54,7 @@ def test_schemes_describe_themselves(name: str) -> None:
     description = json.loads(json.dumps(scheme.to_dict()))
     assert sampling_from_dict(description) == scheme
     assert ("separation" in description) == (name not in ["poisson", "fixed_size", "shuffling"])
-    with pytest.raises(ValueError, match="no sampling scheme"):
+    with refuses("sampling scheme"):
         sampling_from_dict({"name": name})
 
 

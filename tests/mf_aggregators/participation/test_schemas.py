@@ -15,6 +15,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 _SCHEMAS = st.one_of(
     st.just(SingleParticipation()),
@@ -66,16 +67,16 @@ def test_separation_counts_the_distance_of_rounds() -> None:
 
 @pytest.mark.parametrize("bad", [0, -3, 2.5, True, None])
 def test_separations_must_be_positive_integers(bad: object) -> None:
-    with pytest.raises(ValueError, match="separation"):
+    with refuses("separation"):
         MinSeparation(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="separation"):
+    with refuses("separation"):
         FixedEpochOrder(2, bad)  # type: ignore[arg-type]
 
 
 def test_counts_must_be_positive_integers() -> None:
-    with pytest.raises(ValueError, match="max_participations"):
+    with refuses("max_participations"):
         MinSeparation(2, 0)
-    with pytest.raises(ValueError, match="epochs"):
+    with refuses("epochs"):
         FixedEpochOrder(0, 2)
 
 
@@ -84,7 +85,7 @@ def test_counts_must_be_positive_integers() -> None:
     [{}, {"schema": "often"}, {"schema": "min_sep"}, {"schema": "single", "separation": 2}],
 )
 def test_bad_descriptions_are_refused(description: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="schema"):
+    with refuses("schema"):
         participation.from_dict(description)
 
 
@@ -99,7 +100,7 @@ def test_solvers_refuse_more_participations_than_fit(
         named = schema.max_participations or 1
     largest = max(len(pattern) for pattern in brute_force.patterns(schema, num_rounds))
     if named > largest:
-        with pytest.raises(ValueError, match=f"at most {largest} fit"):
+        with refuses(str(largest)):
             participation.check_fits(schema, num_rounds)
     else:
         assert participation.check_fits(schema, num_rounds) == schema

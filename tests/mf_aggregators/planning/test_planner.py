@@ -32,6 +32,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.planning import Plan, Setting
+from tests.refusals import refuses
 
 _TIMERS = Setting(
     num_rounds=24,
@@ -545,9 +546,9 @@ def test_only_named_mechanisms_are_weighed(cache: pathlib.Path) -> None:
     plan = planning.make(_TIMERS, cache_directory=cache, mechanisms=names)
     assert {each.kind for each in plan.candidates} == set(names)
     assert plan.mechanisms == ("toeplitz", "blt")
-    with pytest.raises(ValueError, match="no mechanism 'bands', only identity, tree"):
+    with refuses("bands", "identity", "tree"):
         planning.make(_TIMERS, mechanisms=["blt", "bands"])
-    with pytest.raises(ValueError, match="time_limit must be above zero"):
+    with refuses("time_limit"):
         planning.make(_TIMERS, time_limit=0.0)
 
 
@@ -581,7 +582,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path) -> 
     setting = dataclasses.replace(
         _TIMERS, num_rounds=3, population=30, participation=MinSeparation(3)
     )
-    with pytest.warns(FactorizationCacheWarning, match="without being kept"):
+    with pytest.warns(FactorizationCacheWarning):
         _check(planning.make(setting, cache_directory=file / "cache"))
 
 
@@ -633,30 +634,30 @@ def test_learning_rates_that_the_rule_was_used_for(noise: float, printed: float)
 
 @pytest.mark.parametrize("error", [0.0, -1.0, math.nan, math.inf])
 def test_no_learning_rate_without_an_error(error: float) -> None:
-    with pytest.raises(ValueError, match="effective_rmse"):
+    with refuses("effective_rmse"):
         planning.server_learning_rate(error)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "names"),
     [
-        ({"epsilon": 0.0}, "epsilon must be above zero"),
-        ({"delta": 1.0}, "delta must be above 0 and below 1"),
-        ({"delta": 0.1}, "not below 1 / 60 clients"),
-        ({"population": 59}, "60 would be needed"),
-        ({"num_rounds": 0}, "num_rounds must be at least 1"),
-        ({"model_size": 0}, "model_size must be at least 1"),
-        ({"model_size": 2**40}, r"guarantees are stated for at most 2\^40"),
-        ({"noise_memory": -1.0}, "noise_memory must not be negative"),
-        ({"noise_disk": -1.0}, "noise_disk must not be negative"),
-        ({"sampling": "poisson"}, "not both"),
-        ({"participation": None}, "not both"),
-        ({"participation": None, "sampling": "poisson", "population": 9}, "too small"),
-        ({"participation": MinSeparation(6, 5)}, "at most 4 fit"),
-        ({"participation": MinSeparation(6, 1)}, "240 participations"),
-        ({"participation": participation.MinSeparation}, "participation must be"),
+        ({"epsilon": 0.0}, ["epsilon"]),
+        ({"delta": 1.0}, ["delta", "1"]),
+        ({"delta": 0.1}, ["delta", "60"]),
+        ({"population": 59}, ["60"]),
+        ({"num_rounds": 0}, ["num_rounds"]),
+        ({"model_size": 0}, ["model_size"]),
+        ({"model_size": 2**40}, ["2^40"]),
+        ({"noise_memory": -1.0}, ["noise_memory"]),
+        ({"noise_disk": -1.0}, ["noise_disk"]),
+        ({"sampling": "poisson"}, ["schema", "sampling scheme"]),
+        ({"participation": None}, ["schema", "sampling scheme"]),
+        ({"participation": None, "sampling": "poisson", "population": 9}, ["population", "9"]),
+        ({"participation": MinSeparation(6, 5)}, ["4"]),
+        ({"participation": MinSeparation(6, 1)}, ["240"]),
+        ({"participation": participation.MinSeparation}, ["participation"]),
     ],
 )
-def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_bad_settings_are_refused(changes: dict[str, Any], names: list[str]) -> None:
+    with refuses(*names, error=(ValueError, TypeError)):
         dataclasses.replace(_TIMERS, **changes)

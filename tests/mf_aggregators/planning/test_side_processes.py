@@ -15,6 +15,7 @@ from mf_aggregators.planning import planner, proposals, side_processes
 from mf_aggregators.planning.planner import Setting
 from mf_aggregators.planning.proposals import Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
+from tests.refusals import refuses
 
 _BASE = ("banded", (("num_bands", 4),))
 
@@ -95,7 +96,7 @@ def test_cores_that_are_left_go_to_threads(
 def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
     found = _proposals(short=0.0, on_it=3.0, endless=9.0)
     with (
-        pytest.raises(KeyError, match="the plan cannot be made"),
+        pytest.raises(KeyError),
         side_processes.computing(found, functools.partial(_note, tmp_path), processes=2),
     ):
         raise KeyError("the plan cannot be made")
@@ -109,7 +110,7 @@ def test_a_process_ends_at_the_deadline(tmp_path: pathlib.Path, processes: int) 
         found, functools.partial(_note, tmp_path), processes, deadline
     ) as wait:
         wait(0)
-        with pytest.raises(TimeLimitError, match="was not done when the time had passed"):
+        with pytest.raises(TimeLimitError):
             wait(2)
         assert not multiprocessing.active_children()
 
@@ -119,7 +120,7 @@ def test_what_cannot_end_by_the_deadline_does_not_begin(tmp_path: pathlib.Path) 
     deadline = time.monotonic() + 1000.0
     with side_processes.computing(found, functools.partial(_note, tmp_path), 1, deadline) as wait:
         for number, expected in ((2, 900000), (3, 300000)):
-            with pytest.raises(TimeLimitError, match=f"would take about {expected} s on two idle"):
+            with refuses(str(expected), error=TimeLimitError):
                 wait(number)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators.privacy import client_names
+from tests.refusals import refuses
 
 # What Unicode leaves out of Default_Ignorable_Code_Point of the category Cf: annotations, controls
 # of Egyptian hieroglyphs, and the signs with Prepended_Concatenation_Mark, which are seen.
@@ -145,21 +146,21 @@ def test_a_ledger_keeps_the_names_that_pass(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "words"),
     [
-        ([1, 2], r"must be texts, found 1 \(int\)"),
-        (["a", np.int64(7)], r"found .*7.* \(int64\)"),
-        ([b"a"], r"found b'a' \(bytes\)"),
-        (["a", None], "NoneType"),
-        (["a", ""], "is empty"),
-        (["a", "b\0"], "null character"),
-        (["a", "\ud800"], "surrogate"),
-        (["\ud83d", "\ude00"], "surrogate"),
-        (["a", "b", "a"], "two clients have the same name"),
+        ([1, 2], ["1", "int"]),
+        (["a", np.int64(7)], ["int64"]),
+        ([b"a"], ["bytes"]),
+        (["a", None], ["NoneType"]),
+        (["a", ""], ["empty"]),
+        (["a", "b\0"], ["null"]),
+        (["a", "\ud800"], ["surrogate"]),
+        (["\ud83d", "\ude00"], ["surrogate"]),
+        (["a", "b", "a"], ["clients", "name"]),
     ],
 )
-def test_names_that_no_ledger_keeps_are_refused(names: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_names_that_no_ledger_keeps_are_refused(names: list[str], words: list[str]) -> None:
+    with refuses(*words):
         client_names.check(names)
 
 

@@ -22,6 +22,7 @@ from mf_aggregators.privacy import extensions
 from mf_aggregators.privacy.extensions import FirstPlan
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
 
 _ROUNDS = (3, 5, 8)
 
@@ -91,7 +92,7 @@ def test_no_client_that_kept_every_timer_has_less_than_is_stated(
         for (before, after), rounds in zip(itertools.pairwise(schemas), _ROUNDS[:2], strict=True)
     )
     if not is_kept:
-        with pytest.raises(ValueError, match="what took place already may be more"):
+        with refuses("horizon"):
             extensions.noise_multiplier(whole, schemas[-1], began)
         return
     stated = extensions.noise_multiplier(whole, schemas[-1], began)
@@ -112,10 +113,10 @@ def test_a_horizon_in_the_middle_is_not_forgotten() -> None:
     scale = np.linalg.norm(strategy[:20, [0, 10]].sum(axis=1))
     moved = np.linalg.norm(strategy[:, [0, 10, 20, 24, 28, 32, 36]].sum(axis=1))
     assert accounting.epsilon(float(scale / moved), 1e-6) == pytest.approx(12.467, abs=5e-4)
-    with pytest.raises(ValueError, match="extends horizons of 20 and 40 rounds"):
+    with refuses("20", "40"):
         extensions.noise_multiplier(whole, last, FirstPlan(first, 1.0))
     began = FirstPlan(first, 1.0, (middle,))
-    with pytest.raises(ValueError, match="the horizon of 40 rounds allows at most 10"):
+    with refuses("40", "10"):
         extensions.noise_multiplier(whole, last, began)
     # What allows the middle as well is accounted for.
     stated = extensions.noise_multiplier(whole, MinSeparation(4, 10), began)
@@ -126,17 +127,17 @@ def test_a_horizon_in_the_middle_is_not_forgotten() -> None:
 def test_horizons_are_compared_one_after_the_other() -> None:
     """The whole allows each of both, and not what they allow together: eleven participations."""
     often, seldom = MinSeparation(1, 10), MinSeparation(10)
-    with pytest.raises(ValueError, match=r"and the horizon of 20 rounds participations at least"):
+    with refuses("20"):
         check_extended({10: often, 20: seldom}, often)
     check_extended({10: seldom, 20: MinSeparation(2)}, MinSeparation(1))
     check_extended({}, seldom)
 
 
 def test_wrong_horizons_are_refused() -> None:
-    with pytest.raises(TypeError, match="participation must be"):
+    with refuses("participation", error=TypeError):
         FirstPlan(MinSeparation(2), 1.0, ("min_sep",))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="participation must be"):
+    with refuses("participation", error=TypeError):
         check_extended({3: MinSeparation(2)}, "min_sep")  # type: ignore[arg-type]
     too_many = FirstPlan(MinSeparation(2), 1.0, (MinSeparation(2), MinSeparation(2)))
-    with pytest.raises(ValueError, match="the schemas of 3 are given"):
+    with refuses("3"):
         extensions.noise_multiplier(_CHAINS["blt"], MinSeparation(2), too_many)

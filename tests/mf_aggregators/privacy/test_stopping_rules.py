@@ -16,6 +16,7 @@ from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.examples import examples
 from tests.mf_aggregators.small_mechanisms import factorizations
+from tests.refusals import refuses
 
 _NUM_ROUNDS = 6
 _DELTA = 1e-5
@@ -139,15 +140,15 @@ def test_a_sampled_run_ends_after_the_most_rounds_that_are_within_the_limit() ->
 def test_limits_that_allow_no_round_are_refused() -> None:
     factorization = identity(4)
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, _DELTA)
-    with pytest.raises(ValueError, match=r"one round alone has epsilon .* no round could"):
+    with refuses("limit", "0.1"):
         StoppingRule(plan, factorization, 0.1)
-    with pytest.raises(ValueError, match="the epsilon to stop at"):
+    with refuses("epsilon"):
         StoppingRule(plan, factorization, 0.0)
     silent = guarantees.planned(factorization, MinSeparation(2), 0.0, _DELTA)
-    with pytest.raises(ValueError, match="without noise"):
+    with refuses("noise"):
         StoppingRule(silent, factorization, 1.0)
     sampled, matrix = _sampled_plan(12)
-    with pytest.raises(ValueError, match="one round alone"):
+    with refuses("limit", "0.001"):
         StoppingRule(sampled, matrix, 1e-3)
 
 
@@ -158,7 +159,7 @@ def test_where_clients_draw_for_themselves_a_limit_is_for_all_rounds(sampling: s
         sampling, num_rounds=6, num_bands=1, population=60, clients_per_round=15, separation=4
     )
     plan = guarantees.sampled(factorization, scheme, 1.0, 1e-3)
-    with pytest.raises(ValueError, match="draw for themselves, a part of a run has that of all"):
+    with refuses("limit", "clients"):
         StoppingRule(plan, factorization, 0.99 * plan.epsilon)
     rule = StoppingRule(plan, factorization, 1.01 * plan.epsilon)
     drawn = [RealisedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 7)]

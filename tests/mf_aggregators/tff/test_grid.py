@@ -18,6 +18,7 @@ from mf_aggregators.tff import grid
 from mf_aggregators.tff.grid import STEPS_PER_CLIP_NORM, IntegerSums
 from tests.examples import examples
 from tests.mf_aggregators.tff import secure_sum_table
+from tests.refusals import refuses
 
 _STEPS = [STEPS_PER_CLIP_NORM, 2**21, 1000, 3, 1]
 
@@ -238,26 +239,26 @@ def test_the_rounding_of_the_papers_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "largest", "clients", "message"),
+    ("bits", "largest", "clients", "name"),
     [
-        (23, None, 2, "secure_aggregation_bits must be between 24 and 62"),
-        (63, None, 2, "secure_aggregation_bits must be between 24 and 62"),
+        (23, None, 2, "secure_aggregation_bits"),
+        (63, None, 2, "secure_aggregation_bits"),
         (0, None, 2, "secure_aggregation_bits"),
-        (24, None, 2**23, "cannot be added up in integers of 24 bits"),
-        (None, 9, 9.5, "largest_cohort must be at least clients_per_round, 10"),
+        (24, None, 2**23, "24 bits"),
+        (None, 9, 9.5, "clients_per_round"),
         (32, 0, 1, "largest_cohort"),
-        (None, 2**64, 1, "cannot be added up in integers of 64 bits"),
+        (None, 2**64, 1, "64 bits"),
     ],
 )
 def test_sums_that_could_overflow_are_refused(
-    bits: int | None, largest: int | None, clients: float, message: str
+    bits: int | None, largest: int | None, clients: float, name: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refuses(name):
         grid.integer_sums(bits, largest, clients)
 
 
 def test_a_grid_that_is_too_coarse_for_a_model_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"rounding could change an update of 4000000 .*use more"):
+    with refuses("4000000", "secure_aggregation_bits"):
         grid.integer_sums(24, 1000, 1000).check_rounding(4_000_000)
 
 
@@ -268,7 +269,7 @@ def test_the_table_of_the_documents() -> None:
         sums = grid.integer_sums(row.bits, row.clients, row.clients)
         for size, number in row.printed.items():
             if number == "refused":
-                with pytest.raises(ValueError, match="use more"):
+                with refuses("secure_aggregation_bits"):
                     sums.check_rounding(size)
             else:
                 sums.check_rounding(size)

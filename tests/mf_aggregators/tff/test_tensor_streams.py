@@ -45,6 +45,7 @@ from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
 from mf_aggregators.tff.tensor_streams import NoiseParts, NoiseState, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
+from tests.refusals import refuses
 
 _NUM_ROUNDS = 9
 # Graphs of their own for every example take seconds to make.
@@ -263,7 +264,7 @@ def test_rows_without_entries(storage: str) -> None:
     stream = _Stream(recursion, specs, blocks)
     rows, states = stream.all_rows(stream.start())
     assert [tensor.shape for tensor in rows[0]] == [(0,), (2, 0)]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="noise for 9 rounds"):
+    with refuses("9 rounds", error=tf.errors.InvalidArgumentError):
         stream.next_row(states[-1])
 
 
@@ -309,7 +310,7 @@ def test_rows_that_are_drawn_are_compared_with_the_matrix(
     other = matrix.copy()
     other[-1, -2] += 1e-5 * other[-1, -1]
     for wrong in (matrix * (1.0 - 1e-6), other):
-        with pytest.raises(ValueError, match="are not those of the strategy matrix"):
+        with refuses("strategy matrix"):
             tensor_streams.check_rows(parts, wrong)
 
 
@@ -327,7 +328,7 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
     object.__setattr__(rows.normalised, "bands", broken)
     np.testing.assert_allclose(recursion.apply(np.eye(9)), np.linalg.inv(matrix))
     parts = NoiseParts(TensorNoise(RowsInState(rows), _SPECS))
-    with pytest.raises(ValueError, match="are not those of the strategy matrix"):
+    with refuses("strategy matrix"):
         tensor_streams.check_rows(parts, matrix)
 
 
@@ -336,7 +337,7 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
 def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
     stream = _stream(index, storage)
     state = stream.start()._replace(round_index=tf.constant(_NUM_ROUNDS, tf.int64))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="noise for 9 rounds, and one more"):
+    with refuses("9 rounds", error=tf.errors.InvalidArgumentError):
         stream.next_row(state)
 
 
@@ -345,7 +346,7 @@ def test_a_state_of_another_noise_of_the_same_seed_is_refused(change: int) -> No
     stream = _stream(3, "state")
     state = stream.start()
     other = state._replace(noise_format=state.noise_format + change)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a version whose noise is another"):
+    with refuses("version", error=tf.errors.InvalidArgumentError):
         stream.next_row(other)
 
 
@@ -576,7 +577,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
     try:
         for damaged in (whole[:-1], b"", bytes(len(whole)), whole[:-1] + b"\1", whole + whole):
             path.write_bytes(damaged)
-            with pytest.raises(tf.errors.InvalidArgumentError, match="weights is damaged"):
+            with refuses("weights", error=tf.errors.InvalidArgumentError):
                 stream.next_row(stream.start())
     finally:
         path.write_bytes(whole)

@@ -24,6 +24,7 @@ from mf_aggregators.privacy import guarantees
 from simulations.runs.run_statements import PrivacyBudget
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.small_mechanisms import factorizations
+from tests.refusals import refuses
 
 _NUM_ROUNDS = 6
 _SCHEMAS: list[Participation] = [
@@ -216,15 +217,15 @@ def test_without_noise_everything_is_spent_in_the_first_round() -> None:
 def test_bad_arguments_are_refused() -> None:
     factorization = mfa.factorizations.identity(4)
     budget = PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), _DELTA)
-    with pytest.raises(ValueError, match="at most 4, the rounds of the factorization, found 5"):
+    with refuses("4", "5"):
         budget.spent(5)
-    with pytest.raises(ValueError, match="rounds must be at least 0"):
+    with refuses("rounds"):
         budget.spent(-1)
-    with pytest.raises(ValueError, match="every must be at least 1"):
+    with refuses("every"):
         PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), _DELTA, every=0)
     with pytest.raises(TypeError):
         PrivacyBudget(Mechanism(factorization, 3, 1.0), _DELTA)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="noise_multiplier"):
+    with refuses("noise_multiplier"):
         PrivacyBudget(Mechanism(factorization, MinSeparation(2), -1.0), _DELTA)
-    with pytest.raises(ValueError, match="delta"):
+    with refuses("delta"):
         PrivacyBudget(Mechanism(factorization, MinSeparation(2), 1.0), 0.0)

@@ -16,6 +16,7 @@ from simulations.runs.run_directory import (
     RunDirectory,
     RunDirectoryError,
 )
+from tests.refusals import refuses
 
 _ROOT = pathlib.Path(__file__).parents[3]
 _SECONDS = 60
@@ -35,16 +36,16 @@ def test_a_configuration_is_read_back(tmp_path: pathlib.Path) -> None:
 
 def test_other_directories_are_left_alone(tmp_path: pathlib.Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
-    with pytest.raises(RunDirectoryError, match="not the directory of a run"):
+    with refuses("directory", error=RunDirectoryError):
         RunDirectory(tmp_path).read_config()
-    with pytest.raises(RunDirectoryError, match="not the directory of a run"):
+    with refuses("directory", error=RunDirectoryError):
         RunDirectory(tmp_path / "photo.jpg").read_config()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_broken_configurations_are_refused(tmp_path: pathlib.Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
+    with refuses("config.json", error=RunDirectoryError):
         RunDirectory(tmp_path).read_config()
 
 
@@ -56,12 +57,12 @@ def test_a_run_goes_on_only_with_its_own_flags(tmp_path: pathlib.Path) -> None:
         {"a": 1, "b": None, "c": 3},
     ]
     for other in others:
-        with pytest.raises(RunDirectoryError, match="other flags"):
+        with refuses("flags", error=RunDirectoryError):
             run_directory.check_same_flags({"a": 1, "b": None}, other, tmp_path)
 
 
 def test_infinite_numbers_never_reach_a_json_file(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match="Out of range"):
+    with refuses("Out of range"):
         RunDirectory(tmp_path).write_json("x.json", {"epsilon": float("inf")})
 
 
@@ -142,7 +143,7 @@ def test_one_process_has_a_directory_at_a_time(tmp_path: pathlib.Path) -> None:
     with directory.locked():
         assert f"pid {os.getpid()}" in _second_process(directory.path)
         # Nor may this process go on twice.
-        with pytest.raises(RunDirectoryError, match=f"pid {os.getpid()}"), directory.locked():
+        with refuses(f"pid {os.getpid()}", error=RunDirectoryError), directory.locked():
             pass
     assert _second_process(directory.path) == "locked"
 
@@ -185,7 +186,7 @@ def test_a_lock_is_no_way_to_other_files(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("contents")
     for target in ("file", "missing", "missing/file"):
         (directory.path / run_directory.LOCK_FILE).symlink_to(tmp_path / target)
-        with pytest.raises(RunDirectoryError, match="cannot be locked"), directory.locked():
+        with refuses("locked", error=RunDirectoryError), directory.locked():
             pass
         (directory.path / run_directory.LOCK_FILE).unlink()
     assert (tmp_path / "file").read_text() == "contents"
@@ -266,7 +267,7 @@ def test_directories_of_something_else_are_not_written_to(tmp_path: pathlib.Path
     (tmp_path / "photo.jpg").write_text("")
     for path in (tmp_path, tmp_path / "photo.jpg"):
         with (
-            pytest.raises(RunDirectoryError, match="not the directory of a run"),
+            refuses("directory", error=RunDirectoryError),
             RunDirectory(path).locked(),
         ):
             pass
@@ -304,7 +305,7 @@ def test_file_systems_without_locks_are_refused(
     descriptors = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(fcntl, "flock", refuse)
     with (
-        pytest.raises(RunDirectoryError, match=r"cannot be locked: Function not .*--output_dir"),
+        refuses("locked", "--output_dir", error=RunDirectoryError),
         directory.locked(),
     ):
         pass
@@ -325,19 +326,19 @@ def test_a_run_goes_on_with_its_own_data_alone(tmp_path: pathlib.Path) -> None:
     directory.fix_data("one")
     assert directory.states.stat().st_mode & 0o077 == 0
     directory.fix_data("one")
-    with pytest.raises(RunDirectoryError, match="the data have changed since the run"):
+    with refuses("data", error=RunDirectoryError):
         directory.fix_data("other")
     # No other file tells which data they were.
     others = [path for path in directory.path.rglob("*") if path.is_file()]
     assert [path for path in others if "one" in path.read_text()] == [directory.data]
     directory.data.write_text("{}")
-    with pytest.raises(RunDirectoryError, match=r"cannot be read .* restore it"):
+    with refuses("restore", error=RunDirectoryError):
         directory.fix_data("one")
     directory.data.unlink()
     directory.fix_data("other")
     directory.data.unlink()
     directory.ledger.touch()
-    with pytest.raises(RunDirectoryError, match="is missing: without it nobody knows"):
+    with refuses("missing", error=RunDirectoryError):
         directory.fix_data("one")
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import figures
 from simulations.runs import run_figures
+from tests.refusals import refuses
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -220,7 +221,7 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(
         raise OSError("disk full")
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with refuses("disk full", error=OSError):
         run_figures.draw(_rows(), path, "")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
@@ -300,16 +301,16 @@ def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
 
 
 def test_bad_arguments_are_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"a \.png, \.pdf or \.svg file"):
+    with refuses(".svg"):
         run_figures.draw(_rows(), tmp_path / "run.txt", "")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="at least one mechanism"):
+    with refuses("mechanism"):
         run_figures.compare({}, tmp_path / "a.png")
-    with pytest.raises(ValueError, match="at least one run"):
+    with refuses("run"):
         run_figures.compare({"banded": []}, tmp_path / "a.png")
-    with pytest.raises(ValueError, match="banded have no round in common"):
+    with refuses("banded"):
         run_figures.compare({"banded": [[{"round": 1}]]}, tmp_path / "a.png")
-    with pytest.raises(ValueError, match="confidence must be above 0 and below 1"):
+    with refuses("confidence"):
         run_figures.mean_curve([[]], "a", 1.0)
 
 

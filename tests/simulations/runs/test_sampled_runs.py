@@ -24,6 +24,7 @@ from simulations.runs import (
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
+from tests.refusals import refuses
 
 _ROUNDS = 12
 _CLIENTS = 143
@@ -97,11 +98,11 @@ def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
     options = run_config.of_flags(values, COMMAND)
     federated_runs._check_behaviour(options, device_flags.behaviour(values))
     values = _values(*_COINS, flag)
-    with pytest.raises(CommandError, match="knows of --availability and --round_minutes alone"):
+    with refuses("--availability", "--round_minutes", error=CommandError):
         federated_runs._check_behaviour(options, device_flags.behaviour(values))
     values = _values("--sampling=poisson", "--num_bands=2", "--availability=diurnal")
     options = run_config.of_flags(values, COMMAND)
-    with pytest.raises(CommandError, match="is for a data centre"):
+    with refuses("data centre", error=CommandError):
         federated_runs._check_behaviour(options, device_flags.behaviour(values))
 
 
@@ -162,5 +163,5 @@ def test_the_seed_of_a_run_is_kept_and_needed(tmp_path: pathlib.Path) -> None:
         np.testing.assert_array_equal(again.draw(index), sampler.draw(index))
     ParticipationLedger(("a",)).save(directory.ledger)
     directory.sampling_seed.unlink()
-    with pytest.raises(CommandError, match=r"sampling_seed\.json is missing"):
+    with refuses("sampling_seed.json", error=CommandError):
         planned_runs.sampler_of(scheme, directory, None)

@@ -25,6 +25,7 @@ from simulations.runs.state_store import (
     StateNotSavedError,
     StateStore,
 )
+from tests.refusals import refuses
 
 _CLIENTS = ("a", "b", "c")
 
@@ -281,7 +282,7 @@ def test_without_a_state_that_is_whole_the_run_stops_and_nothing_is_removed(
 ) -> None:
     _cut_in_half(run, run / "states" / "round_3" / "saved_model.pb")
     _cut_in_half(run, run / "states" / "round_2" / "fingerprint.pb")
-    with pytest.raises(LedgerError, match=r"no state in .*saved_model\.pb.*fingerprint\.pb"):
+    with refuses("saved_model.pb", "fingerprint.pb", error=LedgerError):
         _load(_store(run))
     assert _names(run / "states") == {"round_2", "round_3"}
 
@@ -359,7 +360,7 @@ def test_a_full_disk_is_called_one(
     store = _store(run)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, refusal)
-        with pytest.raises(StateNotSavedError, match=r"disk of .*states is full\..*Free space"):
+        with refuses("states", error=StateNotSavedError):
             store.save(_progress(4))
     assert _names(run / "states") == {"round_2", "round_3"}
     _assert_goes_on_from(_store(run), 3)
@@ -373,7 +374,7 @@ def test_a_first_state_that_cannot_be_saved_leaves_a_new_run(
     store = _store(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(tf.saved_model, "save", _no_space_in_tensorflow)
-        with pytest.raises(StateNotSavedError, match=r"before the first round.*No state is saved"):
+        with refuses("state", error=StateNotSavedError):
             store.save(_progress(0))
     assert _load(store) is None
 

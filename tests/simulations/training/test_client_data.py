@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations.training.client_data import client_datasets
+from tests.refusals import refuses
 
 
 def _numbered(**sizes: int) -> tff.simulation.datasets.ClientData:
@@ -191,10 +192,10 @@ def test_texts_count_by_their_length(cache_bytes: int, read: str) -> None:
 def test_clients_that_cannot_be_used_are_refused() -> None:
     data = _numbered(a=3)
     endless = data.preprocess(lambda dataset: dataset.repeat())
-    with pytest.raises(ValueError, match=r"a client has no end: take `repeat` out"):
+    with refuses("repeat"):
         client_datasets(endless, 1, 1, None, 0)("a", 0)
     uneven = data.preprocess(lambda dataset: dataset.map(tf.range))
-    with pytest.raises(ValueError, match="a client have different shapes: pad them"):
+    with refuses("shapes"):
         client_datasets(uneven, 1, 1, None, 0)("a", 0)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from simulations.examples.cifar10_classification import data
+from tests.refusals import refuses
 from tests.simulations.examples.cifar10_classification import cifar10_files
 
 
@@ -53,7 +54,7 @@ def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
 
     module = sys.modules[tf.keras.datasets.cifar10.load_data.__module__]
     monkeypatch.setattr(module, "get_file", failing)
-    with pytest.raises(ValueError, match=r"no route.*--cifar10_dir"):
+    with refuses("no route", "--cifar10_dir"):
         data.load(None)
 
 
@@ -70,14 +71,14 @@ def test_missing_cut_and_foreign_files_are_refused(tmp_path: pathlib.Path) -> No
             data.load(directory)
     (directory / "data_batch_4.bin").write_bytes(whole)
     (directory / "test_batch.bin").write_bytes(whole[: 1 + 3072])
-    with pytest.raises(ValueError, match=r"test_batch.bin has one image"):
+    with refuses("test_batch.bin"):
         data.num_training_images(directory)
     (directory / "test_batch.bin").unlink()
     for read in (data.num_training_images, data.load):
-        with pytest.raises(ValueError, match=r"test_batch.bin cannot be read.*--cifar10_dir"):
+        with refuses("test_batch.bin", "--cifar10_dir"):
             read(directory)
     (directory / "data_batch_4.bin").unlink()
-    with pytest.raises(ValueError, match=r"data_batch_4.bin cannot be read.*--cifar10_dir"):
+    with refuses("data_batch_4.bin", "--cifar10_dir"):
         data.load(directory)
 
 

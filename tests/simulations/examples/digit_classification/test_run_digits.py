@@ -17,6 +17,7 @@ from simulations.examples.digit_classification import data, run_digits
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.run_config import RunConfig
 from simulations.training.labelled_images import concatenated
+from tests.refusals import refuses
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
@@ -50,7 +51,7 @@ def test_help_says_the_defaults_of_both_settings() -> None:
 
 
 def test_clients_without_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="--examples_per_client must be at least 1, found 0"):
+    with refuses("--examples_per_client"):
         _options("--examples_per_client=0")
 
 
@@ -267,7 +268,7 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_config.define_flags(values, command)
     values(["run-digits"])
-    with pytest.raises(TypeError, match="defaults of run-digits must have server_momentum"):
+    with refuses("server_momentum", error=TypeError):
         run_config.of_flags(values, command)
 
 
