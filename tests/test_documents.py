@@ -276,7 +276,7 @@ def _check_comparison(values: flags.FlagValues) -> None:
 
 
 def _check_reproduction(values: flags.FlagValues) -> None:
-    chosen = reproduce_paper.catalogue.chosen(values.only)
+    chosen = reproduce_paper.experiments_named(values.only)
     reproduce_paper._trainable(chosen, values, reproduce_paper._targets(values))
 
 
