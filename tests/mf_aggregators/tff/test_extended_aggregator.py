@@ -228,7 +228,7 @@ def test_more_participations_are_counted() -> None:
 
 
 def test_extensions_need_their_first_plan_and_others_have_none() -> None:
-    with refuses("continues", "[7]"):
+    with refuses("extends", "[7]"):
         _query(_MADE["blt"].extended(_WHOLE))
     with pytest.raises(ValueError, match="extends none"):
         _query(_MADE["blt"], continues=_FIRST)
@@ -269,7 +269,7 @@ def test_a_state_is_not_given_a_schema_that_forbids_what_it_allowed() -> None:
             declared_participation.in_extended(state, earlier, whole)
     with refuses("schema"):
         declared_participation.in_extended(state, {3: strict}, strict)
-    with refuses("earlier", error=TypeError):
+    with refuses("mechanism", error=TypeError):
         declared_participation.in_extended(state, [loose], loose)  # type: ignore[arg-type]
     found = declared_participation.in_extended(state, {3: strict, 7: loose}, MinSeparation(1))
     assert declared_participation.in_state(found) == (MinSeparation(1),)
