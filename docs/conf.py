@@ -48,7 +48,7 @@ nitpicky = True
 # What other projects document. Their inventories are not here to link to.
 nitpick_ignore_regex = [
     (r"py:.*", r"(abc|absl|argparse|asyncio|collections|contextlib|dataclasses|enum|os)\..*"),
-    (r"py:.*", r"(dp_accounting|fractions|matplotlib|numpy|pathlib|scipy|types|typing)\..*"),
+    (r"py:.*", r"(dp_accounting|fractions|matplotlib|numpy|pathlib|scipy|tqdm|types|typing)\..*"),
     (r"py:.*", r"(tensorflow|tensorflow_federated|tensorflow_privacy|tff|tf|np|flags|plt)\..*"),
     (r"py:.*", r"[A-Za-z]*(Error|Warning|Exception)"),
 ]
