@@ -224,7 +224,7 @@ class Factorization(abc.ABC):
         )
 
     def gap_holds_for(self, participation: Participation) -> bool:
-        """Returns whether :attr:`optimality_gap` is about a schema.
+        """Returns whether ``optimality_gap`` is about a schema.
 
         Args:
           participation: The schema that errors are stated for.
