@@ -230,8 +230,9 @@ class Mechanism:
 
         Raises:
           LedgerError: If the file cannot be read.
-          ValueError: If more rounds were released than there are, the ledger is broken, or a seed
-            is given for one that does not record a sampling scheme.
+          ValueError: If more rounds were released than there are, the ledger is broken, a seed is
+            given for one that does not record a sampling scheme, or the sampler is of another
+            scheme.
         """
         if not isinstance(ledger, Ledger):
             ledger = ledgers.load(ledger, self.num_rounds)
@@ -710,7 +711,11 @@ def _observed_draws(
     if (ledger.sampling is not None or sampler is not None) and ledger.sampling != scheme:
         deviation: str | None = "the ledger records another way of drawing clients"
     elif sampler is not None:
-        deviation = sampler.deviation(num_clients, cohorts)
+        if sampler.scheme != scheme:
+            raise ValueError("the sampler draws by another scheme than that of the mechanism.")
+        # Whom it leaves out is believed only where absences cost nothing.
+        drawn = sampler if scheme.covers_absences else scheme.sampler(sampler.seed)
+        deviation = drawn.deviation(num_clients, cohorts)
         return Observed(mechanism, ledger, found, deviation is None, deviation)
     elif seed is None:
         deviation = scheme.deviation(num_clients, cohorts)

@@ -281,7 +281,7 @@ def _train(
 
 def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
     sampling = config.sampling
-    if sampling != TIMERS and sampling_schemes()[sampling].has_groups:
+    if sampling != TIMERS and not sampling_schemes()[sampling].covers_absences:
         command_line.check_choice(
             behaviour == DeviceBehaviour(),
             f"--sampling={sampling} is for a data centre, where no device has a behaviour: "

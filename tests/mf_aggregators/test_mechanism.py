@@ -21,6 +21,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
     PoissonSampling,
+    Sampler,
     SamplingScheme,
     Shuffling,
     SingleParticipation,
@@ -285,6 +286,32 @@ def test_draws_are_compared_with_the_seed() -> None:
     assert mechanism.observed(elsewhere, sampling_seed=7).keeps_participation is False
     with refuses("sampling_seed"):
         mechanism.observed(_ledger(cohorts), sampling_seed=7)
+
+
+class _WithoutOne(Sampler):
+    """One that leaves out the first client of each round, and says that it had to."""
+
+    def _draw(self, round_index: int) -> np.ndarray:
+        return self.scheme.sampler(self.seed).draw(round_index)[1:]
+
+
+def test_a_sampler_is_believed_as_far_as_its_scheme_allows() -> None:
+    """Absences cost nothing where clients draw for themselves, and the proof of groups has none."""
+    bins, groups = BallsInBins(_ROUNDS, 1, 6, 2, 3), PoissonSampling(_ROUNDS, 1, 60, 20)
+    for scheme, keeps in ((bins, True), (groups, False)):
+        mechanism = mfa.Mechanism(mfa.factorizations.identity(_ROUNDS), scheme, 2.0)
+        sampler = _WithoutOne(scheme, 7)
+        clients = [sampler.draw(i) for i in range(_ROUNDS)]
+        names = tuple(map(str, range(scheme.population)))
+        rounds = tuple(
+            np.array([i for i, cohort in enumerate(clients) if client in cohort], np.int64)
+            for client in range(scheme.population)
+        )
+        ledger = Ledger(names, rounds, _ROUNDS, scheme)
+        assert mechanism.observed(ledger, sampler=sampler).keeps_participation is keeps
+        other = dataclasses.replace(scheme, num_rounds=_ROUNDS + 1)
+        with refuses("sampler"):
+            mechanism.observed(ledger, sampler=other.sampler(7))
 
 
 def test_a_ledger_of_names_lacks_who_was_never_drawn() -> None:
