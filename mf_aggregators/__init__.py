@@ -11,24 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
     accounting,
-    adaptive_clip,
-    atomic_files,
     audit,
     catalogue,
     checkpoints,
     factorizations,
-    linear_algebra,
-    lower_bounds,
+    noise,
     participation,
     planning,
-    printed_guarantees,
-    progress_bars,
-    random_streams,
+    privacy,
     sensitivity,
-    user_cache,
     workloads,
 )
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.errors import Error
 from mf_aggregators.mechanism import Mechanism, calibrate, load
 from mf_aggregators.tff import installation
 from mf_aggregators.version import __version__
@@ -38,34 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveClip",
+    "Error",
     "Mechanism",
     "__version__",
     "accounting",
-    "adaptive_clip",
-    "atomic_files",
     "audit",
     "calibrate",
     "catalogue",
     "checkpoints",
-    "commands",
     "factorizations",
-    "figures",
-    "linear_algebra",
     "load",
-    "lower_bounds",
-    "memory",
     "mf_dp_aggregator",
     "noise",
     "participation",
     "planning",
-    "printed_guarantees",
     "privacy",
-    "progress_bars",
-    "random_streams",
     "sensitivity",
     "tff",
-    "user_cache",
-    "validation",
     "workloads",
 ]
 

@@ -10,6 +10,8 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from mf_aggregators.errors import Error
+
 try:
     import resource
 except ImportError:  # Not on Windows.
@@ -23,7 +25,7 @@ _KILOBYTE = 1024
 _ALWAYS_THERE = 1 << 26
 
 
-class InsufficientMemoryError(MemoryError):
+class InsufficientMemoryError(Error, MemoryError):
     """What is asked for needs more memory than there is; the message says how much."""
 
 

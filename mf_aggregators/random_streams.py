@@ -9,6 +9,7 @@ import secrets
 import numpy as np
 
 from mf_aggregators import atomic_files, validation
+from mf_aggregators.errors import Error
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.
 _SEED_BITS = 128
@@ -70,7 +71,7 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(sequence))
 
 
-class SeedError(ValueError):
+class SeedError(Error, ValueError):
     """A seed that cannot be read; the message names the file and the reason."""
 
 

@@ -3,8 +3,10 @@
 import os
 import pathlib
 
+from mf_aggregators.errors import Error
 
-class NoHomeError(OSError):
+
+class NoHomeError(Error, OSError):
     """This user has no home directory, and no other place for a cache is named."""
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators import __version__, atomic_files, validation
+from mf_aggregators.errors import Error
 from reproduction.experiment import AGREES, DIFFERS, FAILS, HOLDS, Drawing, Experiment, Row
 
 # What draws figures is not among them: numbers do not follow from it.
@@ -35,7 +36,7 @@ img { max-width: 100%; }
 """.strip()
 
 
-class DamagedResultError(ValueError):
+class DamagedResultError(Error, ValueError):
     """A result that is not as it was written; the message names the file."""
 
 

@@ -35,7 +35,7 @@ _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:  .*\n?|\n)*)", re.MULTILINE)
 
 def _public() -> Iterator[tuple[str, Any, type | None]]:
     """Names of public functions, classes and methods, what they are, and whose methods."""
-    for page in reference_pages.pages():
+    for page in reference_pages.shared_pages():
         if page.module.startswith("mf_aggregators.tff"):
             continue
         for name, kind in page.names.items():

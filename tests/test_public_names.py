@@ -1,7 +1,7 @@
-"""What simulations, tasks, experiments and benchmarks use of the library is public.
+"""What is public of the library, and what else the packages of this repository use of it.
 
-Public is what the reference has a page or an entry for: what stands in the ``__all__`` of public
-packages, and what public modules define without an underscore in front.
+Public is what the table of the reference names. Simulations, tasks, experiments and benchmarks may
+also use what stands in the ``__all__`` of packages, and what modules define without an underscore.
 """
 
 import ast
@@ -15,6 +15,7 @@ import sys
 
 import pytest
 
+import mf_aggregators
 from docs.extensions import reference_pages
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -27,7 +28,7 @@ _DOTTED = re.compile(rf"(?<![\w.`])(?:{_LIBRARY}|mfa)((?:\.\w+)+)\b(?!-)")
 @functools.cache
 def _modules() -> dict[str, reference_pages.Page]:
     """The page of each public module, by all names that the module has."""
-    pages = reference_pages.pages()
+    pages = reference_pages.shared_pages()
     return {name: page for page in pages for name in (page.module, *page.aliases)}
 
 
@@ -45,16 +46,29 @@ def _is_public(dotted: str) -> bool:
     return True
 
 
+def _imported(source: str) -> list[tuple[str, str]]:
+    """Modules of the library and the names that a source imports from them."""
+    return [
+        (str(node.module), alias.name)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == _LIBRARY
+        for alias in node.names
+    ]
+
+
+def _used(source: str) -> list[str]:
+    """The names below the library that a source uses."""
+    return [
+        *(f"{_LIBRARY}{below}" for below in _DOTTED.findall(source)),
+        *(f"{module}.{name}" for module, name in _imported(source)),
+    ]
+
+
 def _faults(source: str) -> list[str]:
-    """The names below the library that a source uses and that are not public."""
-    used = [f"{_LIBRARY}{below}" for below in _DOTTED.findall(source)]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == _LIBRARY:
-            # A function may have the name of the module that it comes from.
-            if node.module not in _modules():
-                return [f"{node.module} as a module"]
-            used += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in used if not _is_public(name)]
+    """The names below the library that a source uses and that are not shared."""
+    # A function may have the name of the module that it comes from.
+    unknown = [module for module, _ in _imported(source) if module not in _modules()]
+    return unknown or [name for name in _used(source) if not _is_public(name)]
 
 
 @pytest.mark.parametrize("folder", _OUTSIDE)
@@ -80,6 +94,51 @@ def test_only_public_names_are_used_outside(folder: str) -> None:
 )
 def test_other_names_are_found(source: str, is_public: bool) -> None:
     assert (not _faults(source)) == is_public
+
+
+# What draws the pictures of these pages, a task of the simulations, and statements of simulations.
+_OF_THIS_REPOSITORY = (
+    "mf_aggregators.figures",
+    "mf_aggregators.commands.flag_groups",
+    "mf_aggregators.privacy.guarantees",
+)
+
+
+def _public_names() -> set[str]:
+    return {f"{page.module}.{name}" for page in reference_pages.pages() for name in page.names}
+
+
+def test_the_public_surface_fits_one_page() -> None:
+    pages = reference_pages.pages()
+    assert len([page for page in pages if page.module != _LIBRARY]) <= 12
+    assert len(_public_names()) <= 80
+    assert set(mf_aggregators.__all__) == {
+        "__version__",
+        *pages[0].names,
+        *(page.module.rpartition(".")[2] for page in pages[1:]),
+    }
+
+
+@pytest.mark.parametrize("path", sorted([*(_ROOT / "docs").glob("*.md"), _ROOT / "README.md"]))
+def test_documents_use_public_names(path: pathlib.Path) -> None:
+    _check_document(path)
+
+
+@pytest.mark.parametrize("path", sorted((_ROOT / "docs" / "tutorials").glob("*.md")))
+def test_tutorials_use_public_names(path: pathlib.Path) -> None:
+    _check_document(path)
+
+
+def _check_document(path: pathlib.Path) -> None:
+    """Its Python uses public names, their attributes, and the modules that have them."""
+    public = _public_names()
+    text = path.read_text(encoding="utf-8")
+    for block in re.findall(r"^```(?:python|\{code-cell\}.*)\n(.*?)^```", text, re.M | re.S):
+        for dotted in _used(block):
+            parts = dotted.split(".")
+            prefixes = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+            is_module = any(name.startswith(f"{dotted}.") for name in public)
+            assert is_module or prefixes & public or dotted.startswith(_OF_THIS_REPOSITORY), dotted
 
 
 def test_packages_have_what_they_list() -> None:

@@ -37,7 +37,7 @@ def test_every_name_has_an_entry_on_the_page_of_its_module(tmp_path: pathlib.Pat
 def test_every_constant_says_what_it_is() -> None:
     without = [
         f"{page.module}.{name}"
-        for page in reference_pages.pages()
+        for page in reference_pages.shared_pages()
         for name, kind in page.names.items()
         if kind == "data" and not reference_pages._comment(page.module, name)
     ]

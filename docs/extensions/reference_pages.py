@@ -1,8 +1,11 @@
 """Writes a page for each public module, with every public name: the reference.
 
-A name is public if it stands in the ``__all__`` of its package, or is defined without an
-underscore in front in a module that stands there. Pages are written into ``docs/reference/``, and
-Sphinx fills them from the docstrings.
+A name is public if it stands in the table of ``docs/reference.md``. Pages are written into
+``docs/reference/``, and Sphinx fills them from the docstrings.
+
+What the packages of this repository may use of the library is more: every name that stands in the
+``__all__`` of its package, or is defined without an underscore in front in a module that stands
+there (:func:`shared_pages`).
 """
 
 import ast
@@ -20,31 +23,17 @@ from docs.extensions import generated_pages
 PACKAGE = "mf_aggregators"
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "reference"
 
-# The order in which a reader of the reference looks for things; others follow by name.
-_ORDER = (
-    "workloads",
-    "participation",
-    "factorizations",
-    "sensitivity",
-    "lower_bounds",
-    "accounting",
-    "checkpoints",
-    "adaptive_clip",
-    "planning",
-    "privacy",
-    "audit",
-    "random_streams",
-    "noise",
-    "tff",
-    "figures",
-    "linear_algebra",
-)
+_TABLE = pathlib.Path(__file__).resolve().parent.parent / "reference.md"
+# A row: what a reader looks for, a module, and its names.
+_ROW = re.compile(r"^\|[^|]*\| \{py:mod\}`([\w.]+)` \| ([^|]*) \|$", re.MULTILINE)
 
 # In the order in which a page has them.
 _KINDS = ("function", "class", "exception", "data", "foreign")
 _FOREIGN = "What the installed TensorFlow Federated has by this name, or by its new one."
 # Of a constant; beyond it, a repr helps nobody.
 _LONGEST_VALUE = 60
+# What the package itself has, by its own names.
+_BY_OTHER_NAMES = {"__init__", "mechanism", "version"}
 _RETURNS = re.compile(r"(Returns|Yields):\s*")
 _LITERAL = re.compile(r"(``.*?``|`.*?`)")
 
@@ -68,13 +57,30 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """Returns what is public, module by module, from the package down."""
+    """Returns what is public, module by module, as the table of the reference has it.
+
+    Raises:
+      AttributeError: If the table has a name that does not exist.
+      ImportError: If it has a module that does not.
+    """
+    rows = _ROW.findall(_TABLE.read_text(encoding="utf-8"))
+    modules = tuple(module for module, _ in rows if module != PACKAGE)
+    found = []
+    for module, names in rows:
+        kinds = {name: _kind(_value(module, name)) for name in re.findall(r"`([\w.]+)`", names)}
+        in_order = sorted(kinds.items(), key=lambda item: _KINDS.index(item[1]))
+        found.append(Page(module, dict(in_order), modules if module == PACKAGE else ()))
+    return found
+
+
+def shared_pages() -> list[Page]:
+    """Returns what packages of this repository may use, module by module, from the package down."""
     aliases: dict[str, set[str]] = {}
     found: dict[str, Page] = {}
     _collect(PACKAGE, found, aliases)
     return [
         dataclasses.replace(page, aliases=tuple(sorted(aliases.get(page.module, ()))))
-        for page in sorted(found.values(), key=lambda each: _place(each.module))
+        for page in found.values()
     ]
 
 
@@ -91,10 +97,7 @@ def text(page: Page) -> str:
         lines += ["", *(f"   ~{page.module}.{name}" for name in own), ""]
     if page.modules:
         lines += [".. rubric:: Modules", "", ".. toctree::", "   :maxdepth: 1", ""]
-        lines += [
-            f"   {module.rpartition('.')[2]} <{module}>"
-            for module in sorted(page.modules, key=_place)
-        ]
+        lines += [f"   {module.rpartition('.')[2]} <{module}>" for module in page.modules]
         lines += [""]
     for name, kind in page.names.items():
         if kind in ("data", "foreign"):
@@ -116,17 +119,17 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
     generated_pages.write(directory, {f"{page.module}.rst": text(page) for page in pages()}, ".rst")
 
 
-def _place(module: str) -> tuple[Any, ...]:
-    parts = module.split(".")[1:]
-    first = _ORDER.index(parts[0]) if parts and parts[0] in _ORDER else len(_ORDER)
-    return (bool(parts), first, parts)
+def _value(module: str, name: str) -> Any:
+    """What a module has by a name, which may be that of a module below it and one of its own."""
+    below, _, own = name.rpartition(".")
+    return getattr(importlib.import_module(f"{module}.{below}" if below else module), own)
 
 
 def _collect(name: str, found: dict[str, Page], aliases: dict[str, set[str]]) -> None:
     module = importlib.import_module(name)
     names: dict[str, str] = {}
     modules: list[str] = []
-    for each in _public(module):
+    for each in _shared(module):
         value = getattr(module, each)
         if isinstance(value, types.ModuleType) and not value.__name__.startswith(PACKAGE):
             names[each] = "foreign"
@@ -142,9 +145,16 @@ def _collect(name: str, found: dict[str, Page], aliases: dict[str, set[str]]) ->
         _collect(each, found, aliases)
 
 
-def _public(module: types.ModuleType) -> Iterator[str]:
+def _shared(module: types.ModuleType) -> Iterator[str]:
     if hasattr(module, "__path__"):
-        for name in module.__all__:
+        below = pathlib.Path(module.__path__[0])
+        modules = (
+            path.stem
+            for path in below.iterdir()
+            if (path / "__init__.py").exists() or path.suffix == ".py"
+        )
+        names = {*module.__all__, *(modules if module.__name__ == PACKAGE else ())}
+        for name in sorted(names - _BY_OTHER_NAMES):
             if not hasattr(module, name):
                 importlib.import_module(f"{module.__name__}.{name}")
             yield name

@@ -8,6 +8,7 @@ is stated.
 """
 
 from mf_aggregators import validation
+from mf_aggregators.errors import Error
 from mf_aggregators.noise import discrete_gaussian
 
 # The largest share of delta that the failure probability may take.
@@ -19,7 +20,7 @@ LEAST_NOISE_MULTIPLIER = 1.0 / discrete_gaussian.LARGEST_SHIFT
 DEFAULT_NUM_COORDINATES = 2**40
 
 
-class TailError(ValueError):
+class TailError(Error, ValueError):
     """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
 
 

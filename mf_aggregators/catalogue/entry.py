@@ -8,16 +8,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mf_aggregators.errors import Error
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.participation import Participation
 from mf_aggregators.workloads import Workload
 
 
-class OptionError(ValueError):
+class OptionError(Error, ValueError):
     """An option of a mechanism that is missing or does not fit; the message names the flag."""
 
 
-class MechanismError(ValueError):
+class MechanismError(Error, ValueError):
     """A mechanism of another package failed, or made what the library does not accept."""
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from mf_aggregators import atomic_files, catalogue, validation, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
+from mf_aggregators.errors import Error
 from mf_aggregators.factorizations import (
     Factorization,
 )
@@ -42,7 +43,7 @@ MECHANISM_FILE = "mechanism.json"
 _SENSITIVITY_TOLERANCE = 1e-9
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Error, ValueError):
     """A checkpoint that cannot be read or written; the message names the file and the reason."""
 
 

@@ -21,6 +21,7 @@ from absl import flags
 from mf_aggregators import version
 from mf_aggregators.commands import flag_groups
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.errors import Error
 from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
@@ -57,7 +58,7 @@ _DESCRIPTORS = (0, 1, 2)
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
 
 
-class CommandError(ValueError):
+class CommandError(Error, ValueError):
     """Flags or input that a command cannot work with; the message says what to do."""
 
 

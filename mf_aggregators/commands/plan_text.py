@@ -353,7 +353,7 @@ def _condition(plan: Plan) -> str:
 def _sampler(scheme: SamplingScheme | None) -> str | None:
     if scheme is None:
         return None
-    seed = "mfa.random_streams.secret_seed()"
+    seed = "mfa.participation.secret_seed()"
     return f"mfa.participation.{scheme!r}.sampler(seed={seed})"
 
 

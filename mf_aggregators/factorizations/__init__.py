@@ -17,6 +17,7 @@ from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,
 )
+from mf_aggregators.lower_bounds import compute as lower_bound
 
 __all__ = [
     "BandedFactorization",
@@ -36,6 +37,7 @@ __all__ = [
     "blt",
     "clip_drift",
     "identity",
+    "lower_bound",
     "optimal",
     "structured",
     "toeplitz",

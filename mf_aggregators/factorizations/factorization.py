@@ -11,6 +11,7 @@ import scipy.linalg
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
+from mf_aggregators.errors import Error
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import (
     Participation,
@@ -28,7 +29,7 @@ _Made = TypeVar("_Made", bound="Factorization")
 _ROWS_AT_A_TIME = 256
 
 
-class ExtensionError(ValueError):
+class ExtensionError(Error, ValueError):
     """A factorization that cannot go on after its last round; the message says why."""
 
 

@@ -28,6 +28,7 @@ from mf_aggregators.participation.schemes import Sampler, SamplingScheme
 from mf_aggregators.participation.separated import SeparatedScheme
 from mf_aggregators.participation.shuffling import Shuffling
 from mf_aggregators.participation.single import SingleParticipation
+from mf_aggregators.random_streams import secret_seed
 
 __all__ = [
     "Amplified",
@@ -53,5 +54,6 @@ __all__ = [
     "sampling_from_dict",
     "sampling_scheme",
     "sampling_schemes",
+    "secret_seed",
     "smallest_population",
 ]

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy import client_names
 
@@ -34,7 +35,7 @@ _ROUND = re.compile("0*([0-9]{1,18})")
 _MOST_CHARACTERS_SHOWN = 60
 
 
-class LedgerError(ValueError):
+class LedgerError(Error, ValueError):
     """A ledger that cannot be read; the message names the file and the reason."""
 
 

@@ -1,7 +1,6 @@
 """The aggregator that brings matrix-factorization noise into ``tff.learning``."""
 
 import collections
-import dataclasses
 import os
 from typing import Any
 
@@ -18,8 +17,6 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE
 from mf_aggregators.participation import Participation, check
-from mf_aggregators.privacy import extensions
-from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.tff import (
     adaptive_query,
     compatibility,
@@ -256,7 +253,6 @@ def mf_dp_aggregator(
     noise_source: str = DEFAULT_SOURCE.value,
     secure_aggregation_bits: int | None = None,
     largest_cohort: int | None = None,
-    continues: FirstPlan | None = None,
     allow_no_noise: bool = False,
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
@@ -298,7 +294,10 @@ def mf_dp_aggregator(
         horizons where the run was extended. Nothing here draws clients: where it has a sampling
         scheme, every round has to take those whom ``scheme.sampler(seed)`` draws, in secret. Or,
         in the long spelling, a factorization or the directory of its checkpoint, with the two
-        arguments that follow.
+        arguments that follow. A run that goes on after its last round needs the first spelling
+        (``Mechanism.extended``): its rows of noise stay bit for bit, so that a saved state goes on
+        once ``mf_aggregators.tff.declared_participation.in_extended`` has put the schema of the
+        whole into it.
       participation: With a factorization: the schema that the run enforces; the noise is scaled to
         the sensitivity of C under it.
       noise_multiplier: With a factorization: standard deviation of Z over (clip norm times
@@ -329,13 +328,6 @@ def mf_dp_aggregator(
         a refused round tells that its batch was larger than this, and amplification rests on
         nobody knowing who was drawn. A mechanism with such a scheme has all clients in the place
         of ``clients_per_round``; with a factorization, give such a number.
-      continues: With a factorization, for a run that goes on after its last round: what it began
-        with (``extensions.FirstPlan``), with the schemas of all horizons since, which
-        ``Mechanism.extended`` knows. The factorization is then an extension
-        (``Factorization.extended``), participation and noise multiplier are those of the whole
-        (``extensions.noise_multiplier``), and all else is as it was. Rows of noise stay bit for
-        bit, so that a saved state goes on; before that, ``declared_participation.in_extended`` puts
-        the schema of the whole into it.
       allow_no_noise: Whether ``noise_multiplier`` may be zero: such an aggregator only clips and
         averages, and gives no privacy.
 
@@ -348,10 +340,10 @@ def mf_dp_aggregator(
       ValueError: If a number is out of its range.
     """
     if isinstance(mechanism, Mechanism):
-        if (participation, noise_multiplier, continues) != (None, None, None):
+        if (participation, noise_multiplier) != (None, None):
             raise TypeError(
-                "a Mechanism has its participation, noise multiplier and horizons: leave out "
-                "participation=, noise_multiplier= and continues=."
+                "a Mechanism has its participation and noise multiplier: leave out participation= "
+                "and noise_multiplier=."
             )
         scheme = mechanism.sampling
         if scheme is not None and scheme.has_random_sizes and secure_aggregation_bits is not None:
@@ -368,8 +360,7 @@ def mf_dp_aggregator(
         factorization = (
             mechanism if isinstance(mechanism, Factorization) else checkpoints.load(mechanism)
         )
-        before = _before(factorization, continues)
-        made = Mechanism(factorization, check(participation), noise_multiplier, before)
+        made = Mechanism(factorization, check(participation), noise_multiplier)
     else:
         raise TypeError(
             "mechanism must be a Mechanism, or a Factorization or the directory of a checkpoint, "
@@ -384,19 +375,3 @@ def mf_dp_aggregator(
         grid.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
         allow_no_noise,
     )
-
-
-def _before(factorization: Factorization, continues: FirstPlan | None) -> Mechanism | None:
-    """The mechanism of the last horizon before, of the long spelling of an extended run."""
-    before: Mechanism | None = None
-    if continues is None:
-        return None
-    for rounds, schema in extensions.horizons(factorization, continues).items():
-        horizon = factorization.of_plan(rounds)
-        multiplier = continues.noise_multiplier
-        if before is not None:
-            later = continues.later_participations[: len(horizon.plans) - 1]
-            began = dataclasses.replace(continues, later_participations=later)
-            multiplier = extensions.noise_multiplier(horizon, schema, began)
-        before = Mechanism(horizon, schema, multiplier, before)
-    return before

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from mf_aggregators.errors import Error
 from mf_aggregators.tff import compatibility
 
 # What TFF calls operations from values of clients to a value of the server.
@@ -42,7 +43,7 @@ _OF_MEANS = ({"mean_value", "mean_count"}, {"mean_value", "mean_weight"})
 _DIVISOR = "clients_per_round"
 
 
-class UnnoisedSumError(ValueError):
+class UnnoisedSumError(Error, ValueError):
     """A process releases a sum without noise that should have some."""
 
 

@@ -18,6 +18,8 @@ import warnings
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from mf_aggregators.errors import Error
+
 # psutil comes with the extra `tff`, as TFF itself does: flags and help texts do without both.
 if TYPE_CHECKING:
     import psutil
@@ -33,7 +35,7 @@ _OURS = "mf_aggregators: "
 _SECONDS_TO_END = 5.0
 
 
-class RefusalError(RuntimeError):
+class RefusalError(Error, RuntimeError):
     """A check in the graph of a process failed: nothing was released of the round."""
 
 

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.errors import Error
 from mf_aggregators.participation import Sampler
 
 _HOUR = 3600.0
@@ -44,7 +45,7 @@ _LARGEST_DEVICE = 10**8
 _TRACE_ARRAYS = ("device", "start_seconds", "end_seconds")
 
 
-class TraceError(ValueError):
+class TraceError(Error, ValueError):
     """A trace that cannot be read; the message names the file and the reason."""
 
 

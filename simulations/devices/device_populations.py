@@ -19,6 +19,7 @@ import numpy as np
 
 from mf_aggregators import memory, random_streams, validation
 from mf_aggregators import participation as participations
+from mf_aggregators.errors import Error
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 from simulations.devices import participation_timers
@@ -41,7 +42,7 @@ _MOST_DRAWN = 0.25
 _MOST_GROWTH = 8
 
 
-class TooFewEligibleClientsError(ValueError):
+class TooFewEligibleClientsError(Error, ValueError):
     """Fewer clients may join a round than its cohort needs."""
 
 

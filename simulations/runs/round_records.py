@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import atomic_files
+from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
@@ -24,7 +25,7 @@ from simulations.runs.run_directory import METRICS_FILE, RunDirectory, RunDirect
 _HEADING = b"round,"
 
 
-class MetricsNotWrittenError(OSError):
+class MetricsNotWrittenError(Error, OSError):
     """Metrics that could not be written; the message says why, what is left and what to do."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from mf_aggregators import __version__, atomic_files, validation
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.errors import Error
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.csv"
@@ -68,7 +69,7 @@ _WHAT_TO_DO = (
 )
 
 
-class RunDirectoryError(ValueError):
+class RunDirectoryError(Error, ValueError):
     """A directory that a run cannot use; the message says why and what to do."""
 
 

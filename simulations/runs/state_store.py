@@ -22,6 +22,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
+from mf_aggregators.errors import Error
 from mf_aggregators.privacy.ledgers import LedgerError
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
@@ -39,7 +40,7 @@ CHECKSUM_FILE = "SHA256SUMS"
 _CHUNK_BYTES = 1 << 20
 
 
-class StateNotSavedError(OSError):
+class StateNotSavedError(Error, OSError):
     """A state that could not be written; the message says why, what is left and what to do.
 
     The round that led to it was shown to nobody. Run again from the newest saved state, it
@@ -47,7 +48,7 @@ class StateNotSavedError(OSError):
     """
 
 
-class DamagedDirectoryError(ValueError):
+class DamagedDirectoryError(Error, ValueError):
     """A directory that is not as it was written; the message names the file and the reason."""
 
 

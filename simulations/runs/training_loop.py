@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
+from mf_aggregators.errors import Error
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
@@ -51,7 +52,7 @@ class StoppedByRuleError(Exception):
     """The run's stopping rule has ended it: the plan has come to its end."""
 
 
-class RoundRefusedError(ValueError):
+class RoundRefusedError(Error, ValueError):
     """The process refused to run a round; the message is its reason."""
 
 

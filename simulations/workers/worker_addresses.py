@@ -6,12 +6,14 @@ Free of TensorFlow, so that flags can be checked before it is loaded.
 import ipaddress
 import re
 
+from mf_aggregators.errors import Error
+
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _EXAMPLE = "write host:port,host:port, as in 10.0.0.5:8000,[fd00::6]:8000"
 LARGEST_PORT = 65535
 
 
-class WorkerLostError(ValueError):
+class WorkerLostError(Error, ValueError):
     """A TFF worker does not answer; the message names it and says what to do."""
 
 

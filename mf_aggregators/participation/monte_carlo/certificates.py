@@ -53,6 +53,7 @@ import scipy.special
 import scipy.stats
 
 from mf_aggregators import validation
+from mf_aggregators.errors import Error
 from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
 from mf_aggregators.participation.monte_carlo.importance_sampling import (
     ImportanceSampler,
@@ -75,7 +76,7 @@ _MARGIN = 1e-6
 _ERROR_OF_ROOT = 1e-11
 
 
-class MechanismBudgetError(ValueError):
+class MechanismBudgetError(Error, ValueError):
     """One result takes tests of more mechanisms than share its failure probability."""
 
 

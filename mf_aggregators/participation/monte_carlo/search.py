@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy.optimize
 
+from mf_aggregators.errors import Error
 from mf_aggregators.participation.monte_carlo import certificates, store
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
@@ -45,7 +46,7 @@ _UPWARD_STEP, _SMALL_STEPS, _MOST_STEPS = 0.02, 40, 80
 _LEAST_EPSILON = 1e-8
 
 
-class SampleBudgetError(ValueError):
+class SampleBudgetError(Error, ValueError):
     """A test takes more samples than may be drawn.
 
     Attributes:

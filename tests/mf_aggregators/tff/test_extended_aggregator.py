@@ -1,5 +1,6 @@
 """Aggregators of runs that were extended: a saved state goes on, and released rows stay."""
 
+import dataclasses
 import os
 import pathlib
 import warnings
@@ -15,7 +16,12 @@ import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.noise.rows_of_z import CHUNK
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
 from mf_aggregators.privacy import extensions
 from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.tff import declared_participation, tensor_streams
@@ -40,14 +46,36 @@ _MADE = {
 _EVERY = pytest.mark.parametrize("name", _MADE)
 
 
+def _mechanism(
+    factorization: Factorization,
+    participation: Participation,
+    noise_multiplier: float,
+    began: FirstPlan | None,
+) -> mfa.Mechanism:
+    """What is stated of a run that began in some way, whatever it is extended to."""
+    before: mfa.Mechanism | None = None
+    horizons = {} if began is None else extensions.horizons(factorization, began)
+    for rounds, schema in horizons.items():
+        assert began is not None
+        horizon = factorization.of_plan(rounds)
+        multiplier = began.noise_multiplier
+        if before is not None:
+            later = began.later_participations[: len(horizon.plans) - 1]
+            known = dataclasses.replace(began, later_participations=later)
+            multiplier = extensions.noise_multiplier(horizon, schema, known)
+        before = mfa.Mechanism(horizon, schema, multiplier, before)
+    return mfa.Mechanism(factorization, participation, noise_multiplier, before)
+
+
 def _query(
     factorization: Factorization,
     participation: Any = _FIRST.participation,
     specs: Any = _SPECS,
+    noise_multiplier: float = _FIRST.noise_multiplier,
+    began: FirstPlan | None = None,
     **changes: Any,
 ) -> Any:
     arguments: dict[str, Any] = {
-        "noise_multiplier": _FIRST.noise_multiplier,
         "clip_norm": 1.0,
         "clients_per_round": 4,
         "seed": 3,
@@ -56,9 +84,8 @@ def _query(
     arguments.update(changes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
-        return mfa.mf_dp_aggregator(factorization, participation=participation, **arguments).query(
-            specs
-        )
+        mechanism = _mechanism(factorization, participation, noise_multiplier, began)
+        return mfa.mf_dp_aggregator(mechanism, **arguments).query(specs)
 
 
 def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -> Any:
@@ -67,7 +94,7 @@ def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -
     found = extensions.noise_multiplier(
         whole,
         changes.get("participation", _FIRST.participation),
-        changes.get("continues", _FIRST),
+        changes.get("began", _FIRST),
         num_parameters=size + int(adaptive),
         largest_cohort=2**22,
         storage=mfa.noise.NoiseStorage(changes.get("noise_storage", "state")),
@@ -75,7 +102,7 @@ def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -
     return _query(
         whole,
         specs=specs,
-        **{"noise_multiplier": found, "continues": _FIRST, **changes},
+        **{"noise_multiplier": found, "began": _FIRST, **changes},
     )
 
 
@@ -201,9 +228,9 @@ def test_a_whole_that_is_stated_better_than_it_is_is_refused() -> None:
     whole = _MADE["blt"].extended(_WHOLE)
     for stated in (_FIRST.noise_multiplier, 10.0):
         with refuses("noise multiplier"):
-            _query(whole, noise_multiplier=stated, continues=_FIRST)
+            _query(whole, noise_multiplier=stated, began=_FIRST)
     # Less than there is may be stated; the noise is the same.
-    _query(whole, noise_multiplier=0.1, continues=_FIRST)
+    _query(whole, noise_multiplier=0.1, began=_FIRST)
 
 
 def test_what_was_allowed_before_must_be_allowed_of_the_whole() -> None:
@@ -231,7 +258,7 @@ def test_extensions_need_their_first_plan_and_others_have_none() -> None:
     with refuses("extends", "[7]"):
         _query(_MADE["blt"].extended(_WHOLE))
     with pytest.raises(ValueError, match="extends none"):
-        _query(_MADE["blt"], continues=_FIRST)
+        _query(_MADE["blt"], began=_FIRST)
     with refuses("blt"):
         extensions.noise_multiplier(_MADE["blt"], _FIRST.participation, _FIRST)
 
@@ -239,7 +266,7 @@ def test_extensions_need_their_first_plan_and_others_have_none() -> None:
 def test_without_noise_an_extension_has_none() -> None:
     first = FirstPlan(_FIRST.participation, 0.0)
     whole = _MADE["blt"].extended(_WHOLE)
-    query = _extended_query(whole, continues=first, noise_multiplier=0.0, allow_no_noise=True)
+    query = _extended_query(whole, began=first, noise_multiplier=0.0, allow_no_noise=True)
     released, _ = _rounds(query, query.initial_global_state(), 0, 2)
     np.testing.assert_allclose(np.linalg.norm(released, axis=1), 1.0, rtol=1e-6)
 
@@ -278,12 +305,12 @@ def test_a_state_is_not_given_a_schema_that_forbids_what_it_allowed() -> None:
 def test_every_horizon_of_a_run_that_is_extended_twice_counts() -> None:
     whole = _MADE["blt"].extended(9).extended(_WHOLE)
     assert whole.plans == (_BEFORE, 9)
-    stated = {"participation": MinSeparation(4), "noise_multiplier": 0.1}
+    stated: dict[str, Any] = {"participation": MinSeparation(4), "noise_multiplier": 0.1}
     for later, names in (((), ["7", "9"]), ((MinSeparation(2),), ["horizon", "9"])):
         began = FirstPlan(MinSeparation(4), 0.8, later)
         with refuses(*names):
-            _query(whole, continues=began, **stated)
-    _query(whole, continues=FirstPlan(MinSeparation(4), 0.8, (MinSeparation(4),)), **stated)
+            _query(whole, began=began, **stated)
+    _query(whole, began=FirstPlan(MinSeparation(4), 0.8, (MinSeparation(4),)), **stated)
 
 
 @_EVERY
@@ -309,37 +336,39 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
 
 
 def test_a_mechanism_releases_the_bits_of_the_long_spelling() -> None:
-    """Before and after it was extended, twice."""
     mechanism = mfa.Mechanism(_MADE["blt"], _FIRST.participation, _FIRST.noise_multiplier)
-    later = MinSeparation(2)
-    longer = mechanism.extended(9, num_parameters=_SIZE, storage="state")
-    whole = longer.extended(_WHOLE, later, num_parameters=_SIZE, storage="state")
-    continues = FirstPlan(_FIRST.participation, _FIRST.noise_multiplier, (longer.schema,))
-    queries = []
-    spellings: list[tuple[Any, dict[str, Any]]] = [
-        (mechanism, {}),
-        (_MADE["blt"], {"noise_multiplier": _FIRST.noise_multiplier, "continues": None}),
-        (whole, {}),
-        (
-            whole.factorization,
-            {"noise_multiplier": whole.noise_multiplier, "continues": continues},
-        ),
-    ]
+    long: dict[str, Any] = {
+        "participation": _FIRST.participation,
+        "noise_multiplier": _FIRST.noise_multiplier,
+    }
+    released = []
+    spellings: list[tuple[Any, dict[str, Any]]] = [(mechanism, {}), (_MADE["blt"], long)]
     for spelling, given in spellings:
-        arguments: dict[str, Any] = {"clip_norm": 1.0, "clients_per_round": 4, "seed": 3, **given}
-        if given:
-            arguments["participation"] = later if given["continues"] else _FIRST.participation
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FixedSeedWarning)
-            aggregator = mfa.mf_dp_aggregator(spelling, noise_storage="state", **arguments)
-            queries.append(aggregator.query(_SPECS))
-    short, long, short_whole, long_whole = queries
-    released, state = _rounds(short, short.initial_global_state(), 0, _BEFORE)
-    expected, _ = _rounds(long, long.initial_global_state(), 0, _BEFORE)
-    np.testing.assert_array_equal(released, expected)
-    state = declared_participation.in_extended(_saved(state), whole)
-    released, _ = _rounds(short_whole, state, _BEFORE, _WHOLE)
-    expected, _ = _rounds(long_whole, state, _BEFORE, _WHOLE)
+            query = mfa.mf_dp_aggregator(
+                spelling, clip_norm=1.0, clients_per_round=4, seed=3, noise_storage="state", **given
+            ).query(_SPECS)
+        released.append(_rounds(query, query.initial_global_state(), 0, _BEFORE)[0])
+    np.testing.assert_array_equal(released[0], released[1])
+
+
+def test_a_mechanism_that_was_extended_twice_states_what_its_rows_have() -> None:
+    """And goes on from a saved state with the bits of a mechanism that is stated by hand."""
+    mechanism = mfa.Mechanism(_MADE["blt"], _FIRST.participation, _FIRST.noise_multiplier)
+    longer = mechanism.extended(9, num_parameters=_SIZE, storage="state")
+    whole = longer.extended(_WHOLE, MinSeparation(2), num_parameters=_SIZE, storage="state")
+    began = FirstPlan(_FIRST.participation, _FIRST.noise_multiplier, (longer.schema,))
+    by_hand = _query(whole.factorization, MinSeparation(2), _SPECS, whole.noise_multiplier, began)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        query = mfa.mf_dp_aggregator(
+            whole, clip_norm=1.0, clients_per_round=4, seed=3, noise_storage="state"
+        ).query(_SPECS)
+    state = _saved(_query(_MADE["blt"]).initial_global_state())
+    state = declared_participation.in_extended(state, whole)
+    released, _ = _rounds(query, state, 0, _WHOLE)
+    expected, _ = _rounds(by_hand, state, 0, _WHOLE)
     np.testing.assert_array_equal(released, expected)
 
 

@@ -1,0 +1,9 @@
+"""The base class of this library's errors."""
+
+
+class Error(Exception):
+    """What the library refuses, where the refusal has a type of its own.
+
+    Arguments that are out of range are plain ValueErrors and TypeErrors, as everywhere in Python.
+    Each subclass is one of Python's own errors too, such as ValueError or OSError.
+    """
