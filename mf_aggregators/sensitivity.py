@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,
@@ -126,7 +127,7 @@ def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
     return _of_unit_scale(strategy / largest, participation).times(largest)
 
 
-def _of_unit_scale(strategy: np.ndarray, participation: Participation) -> Sensitivity:
+def _of_unit_scale(strategy: FloatArray, participation: Participation) -> Sensitivity:
     squared_norms = np.einsum("ij,ij->j", strategy, strategy)
     if participation.most_participations(strategy.shape[1]) == 1:
         # Also every schema under which no client can return, whatever its name.
@@ -144,7 +145,7 @@ def _of_unit_scale(strategy: np.ndarray, participation: Participation) -> Sensit
     return from_gram_matrix(gram, participation)
 
 
-def _gram_of_triangular(strategy: np.ndarray, separation: int) -> np.ndarray:
+def _gram_of_triangular(strategy: FloatArray, separation: int) -> FloatArray:
     """C^T C of a lower-triangular C, where both participations of a client can be.
 
     Products with zeros are left out, and so are all entries closer to the diagonal than the
@@ -250,7 +251,7 @@ def from_toeplitz_coefficients(
 
 
 def _of_unit_coefficients(
-    series: np.ndarray, num_rounds: int, participation: Participation
+    series: FloatArray, num_rounds: int, participation: Participation
 ) -> Sensitivity:
     most = participation.most_participations(num_rounds)
     if most == 1:
@@ -277,12 +278,12 @@ def _of_unit_coefficients(
     return Sensitivity(value, is_exact=False, theorem=f"upper bound by {theorem}")
 
 
-def _have_one_sign(series: np.ndarray) -> bool:
+def _have_one_sign(series: FloatArray) -> bool:
     return bool(np.all(series >= -_TOEPLITZ_ROUNDING) or np.all(series <= _TOEPLITZ_ROUNDING))
 
 
 def _toeplitz_bound(
-    magnitudes: np.ndarray, envelope: np.ndarray, separation: int, most: int
+    magnitudes: FloatArray, envelope: FloatArray, separation: int, most: int
 ) -> float:
     """The bound of :func:`from_toeplitz_coefficients`, in O(n).
 
@@ -302,14 +303,14 @@ def _toeplitz_bound(
     return float(np.sqrt(squared * (1.0 + rounding)))
 
 
-def _table(column: np.ndarray, separation: int) -> np.ndarray:
+def _table(column: FloatArray, separation: int) -> FloatArray:
     """The (ceil(n / b), b) table whose rows are a vector's entries, zeros at its end."""
     table = np.zeros((-(-len(column) // separation), separation))
     table.ravel()[: len(column)] = column
     return table
 
 
-def _in_blocks(table: np.ndarray, rows: int) -> np.ndarray:
+def _in_blocks(table: FloatArray, rows: int) -> FloatArray:
     """The (blocks, rows, b) view of a table filled up with zeros."""
     blocks = -(-len(table) // rows)
     filled = np.zeros((blocks * rows, table.shape[1]))
@@ -317,15 +318,15 @@ def _in_blocks(table: np.ndarray, rows: int) -> np.ndarray:
     return filled.reshape(blocks, rows, -1)
 
 
-def _running(blocks: np.ndarray) -> np.ndarray:
+def _running(blocks: FloatArray) -> FloatArray:
     return np.cumsum(blocks, axis=1)
 
 
-def _running_back(blocks: np.ndarray) -> np.ndarray:
+def _running_back(blocks: FloatArray) -> FloatArray:
     return np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
 
 
-def _window_sums(table: np.ndarray, most: int) -> np.ndarray:
+def _window_sums(table: FloatArray, most: int) -> FloatArray:
     """For each row, the sum of it and the k - 1 rows before it, without differences.
 
     A window reaches from within one block of k rows into the next: the end of the one
@@ -338,7 +339,7 @@ def _window_sums(table: np.ndarray, most: int) -> np.ndarray:
     return sums.reshape(-1, table.shape[1])[: len(table)]
 
 
-def _pairs_within_windows(first: np.ndarray, second: np.ndarray, most: int) -> np.ndarray:
+def _pairs_within_windows(first: FloatArray, second: FloatArray, most: int) -> FloatArray:
     """For each row r, the sum of first[a] second[a'] over r - k < a < a' <= r.
 
     As in :func:`_window_sums`, a window reaches from within one block of k rows into the next:
@@ -354,7 +355,7 @@ def _pairs_within_windows(first: np.ndarray, second: np.ndarray, most: int) -> n
     return pairs.reshape(-1, first.shape[1])[: len(first)]
 
 
-def pattern_sum(column: np.ndarray, separation: int, most: int) -> np.ndarray:
+def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
     """Returns the sum of a Toeplitz matrix's columns 0, b, 2 b, ..., k of them.
 
     Args:
@@ -369,7 +370,7 @@ def pattern_sum(column: np.ndarray, separation: int, most: int) -> np.ndarray:
     return sums.ravel()[: column.shape[0]]
 
 
-def pattern_sum_adjoint(values: np.ndarray, separation: int, most: int) -> np.ndarray:
+def pattern_sum_adjoint(values: FloatArray, separation: int, most: int) -> FloatArray:
     """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k.
 
     Args:
@@ -407,7 +408,7 @@ def from_gram_matrix(gram_matrix: Any, participation: Participation) -> Sensitiv
     return _min_separation_bound(gram, separation, most)
 
 
-def _enumerated(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
+def _enumerated(gram: FloatArray, separation: int, most: int) -> Sensitivity:
     """BandMF Eq. 5 over the maximal patterns of (k, b)-participation."""
     best, best_pattern = -1.0, gram[:0, :0]
     for start in maximal_starts(gram.shape[0], separation, most):
@@ -423,7 +424,7 @@ def _enumerated(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
     )
 
 
-def _min_separation_bound(gram: np.ndarray, separation: int, most: int) -> Sensitivity:
+def _min_separation_bound(gram: FloatArray, separation: int, most: int) -> Sensitivity:
     """BandMF Thm 3: an upper bound for any X, the smaller of two.
 
     The sum over a pattern pi of |X[i, j]| is the sum over i in pi of r_i(pi), the sum
@@ -441,7 +442,7 @@ def _min_separation_bound(gram: np.ndarray, separation: int, most: int) -> Sensi
 
 
 def from_row_bounds(
-    row_bounds: np.ndarray, squared_norms: np.ndarray, separation: int, most: int
+    row_bounds: FloatArray, squared_norms: FloatArray, separation: int, most: int
 ) -> Sensitivity:
     """Returns the smaller of two upper bounds: by rows of X (BandMF Thm 3), and by column norms.
 
@@ -461,8 +462,8 @@ def from_row_bounds(
 
 
 def _row_sums_through_diagonal(
-    magnitudes: np.ndarray, rows: np.ndarray, separation: int, most: int
-) -> np.ndarray:
+    magnitudes: FloatArray, rows: FloatArray, separation: int, most: int
+) -> FloatArray:
     """For each row i, the largest sum of its entries over a pattern that contains i."""
     count, num_rounds = magnitudes.shape
     within = np.arange(count)
@@ -479,8 +480,8 @@ def _row_sums_through_diagonal(
 
 
 def _largest_sums(
-    vectors: np.ndarray, starts: np.ndarray, separation: int, most: int
-) -> np.ndarray:
+    vectors: FloatArray, starts: FloatArray, separation: int, most: int
+) -> FloatArray:
     """Returns F[m, p]: the largest sum over at most m entries of vector p, at or after its start.
 
     "At most" and not "exactly": F[m] >= F[m - 1] holds by induction, because every level begins
@@ -504,7 +505,7 @@ def _largest_sums(
     return sums
 
 
-def is_reached(pattern: np.ndarray) -> bool:
+def is_reached(pattern: FloatArray) -> bool:
     """Returns whether sum |X[i, j]| is reached.
 
     It is if signs s exist with s_i s_j X[i, j] >= 0 for all i, j: then contributions s_i u, with
@@ -532,7 +533,7 @@ def is_reached(pattern: np.ndarray) -> bool:
     return bool(np.all(signs[:, np.newaxis] * pattern * signs >= 0))
 
 
-def lower_bands(strategy: np.ndarray) -> int | None:
+def lower_bands(strategy: FloatArray) -> int | None:
     """The least b with C[i, j] = 0 wherever i - j >= b, or None unless C is lower triangular.
 
     Only a lower- (or upper-) triangular C of b bands has a b-banded C^T C: a symmetric
@@ -550,12 +551,12 @@ def lower_bands(strategy: np.ndarray) -> int | None:
     return None if above else below + 1
 
 
-def _gram_bands(gram: np.ndarray) -> int:
+def _gram_bands(gram: FloatArray) -> int:
     """The least b with X[i, j] = 0 wherever |i - j| >= b, on either side of the diagonal."""
     return max(_reaches(gram)) + 1
 
 
-def _reaches(matrix: np.ndarray) -> tuple[int, int]:
+def _reaches(matrix: FloatArray) -> tuple[int, int]:
     """How far entries that are not zero lie below the diagonal of (n, n) floats, and above it."""
     is_there = matrix != 0.0
     rounds = np.arange(len(matrix))

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
+
 # Scalars of NumPy that float() converts all the same.
 _NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
 
@@ -127,7 +129,7 @@ def delta(value: Any) -> float:
     return found
 
 
-def real_array(values: Any, name: str) -> np.ndarray:
+def real_array(values: Any, name: str) -> FloatArray:
     """Returns ``values`` as a float64 array of any shape; NaN and infinity are taken.
 
     Args:
@@ -166,7 +168,7 @@ def num_rows(matrix: Any, name: str) -> int:
         ) from None
 
 
-def square_matrix(matrix: Any, name: str) -> np.ndarray:
+def square_matrix(matrix: Any, name: str) -> FloatArray:
     """Returns ``matrix`` as a finite, square (n, n) float64 array with n >= 1.
 
     Args:
@@ -188,7 +190,7 @@ def square_matrix(matrix: Any, name: str) -> np.ndarray:
     return array
 
 
-def lower_triangular(matrix: Any, name: str) -> np.ndarray:
+def lower_triangular(matrix: Any, name: str) -> FloatArray:
     """Returns ``matrix`` as an (n, n) float64 array, lower triangular and invertible.
 
     Args:

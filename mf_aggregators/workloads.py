@@ -15,9 +15,10 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import memory, validation
+from mf_aggregators.arrays import FloatArray
 
 
-def prefix_sum(num_rounds: int) -> np.ndarray:
+def prefix_sum(num_rounds: int) -> FloatArray:
     """Returns the prefix-sum workload: plain SGD with a constant learning rate.
 
     Args:
@@ -44,8 +45,8 @@ def prefix_sum(num_rounds: int) -> np.ndarray:
 def momentum_sgd(
     num_rounds: int,
     momentum: float = 0.9,
-    learning_rates: Sequence[float] | np.ndarray | None = None,
-) -> np.ndarray:
+    learning_rates: Sequence[float] | FloatArray | None = None,
+) -> FloatArray:
     """Returns the workload of heavy-ball momentum SGD (Denisov et al., Prop. 4.2).
 
     The workload is M = M_eta M_beta with M_eta[i, j] = eta_j and
@@ -123,7 +124,7 @@ class Workload:
             if self.learning_rates is not None:
                 _checked_rates(self.learning_rates, self.num_rounds)
 
-    def matrix(self) -> np.ndarray:
+    def matrix(self) -> FloatArray:
         """Returns the workload as a dense (n, n) float64 array.
 
         Raises:
@@ -140,7 +141,7 @@ class Workload:
             return prefix_sum(self.num_rounds)
         return momentum_sgd(self.num_rounds, self.momentum, self.learning_rates)
 
-    def coefficients(self) -> np.ndarray | None:
+    def coefficients(self) -> FloatArray | None:
         """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz."""
         if self.name == "prefix_sum":
             return np.ones(self.num_rounds)
@@ -163,7 +164,7 @@ class Workload:
             return None
         return self.momentum
 
-    def inverse_bands(self) -> np.ndarray:
+    def inverse_bands(self) -> FloatArray:
         """Returns the (n, w) bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``, w at most 3.
 
         With eta_i the learning rates, A^-1 is (I - beta S) diag(1 / eta) (I - S) for the S that
@@ -263,7 +264,7 @@ def resolve(workload: Any) -> Any:
     return workload
 
 
-def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndarray:
+def from_description(description: Mapping[str, Any], num_rounds: int) -> FloatArray:
     """Returns the (n, n) matrix of the workload that :func:`describe` returns.
 
     Args:
@@ -273,7 +274,7 @@ def from_description(description: Mapping[str, Any], num_rounds: int) -> np.ndar
     return describe(description, num_rounds).matrix()
 
 
-def largest_entry(workload: Workload | np.ndarray) -> float:
+def largest_entry(workload: Workload | FloatArray) -> float:
     """Returns the largest magnitude of a workload's entries.
 
     Args:
@@ -284,7 +285,7 @@ def largest_entry(workload: Workload | np.ndarray) -> float:
     return float(np.max(np.abs(workload)))
 
 
-def inverse_bands(workload: Workload | np.ndarray) -> np.ndarray | None:
+def inverse_bands(workload: Workload | FloatArray) -> FloatArray | None:
     """Returns the bands of a workload's inverse, if it has few.
 
     Args:
@@ -331,7 +332,7 @@ def inverse_bands(workload: Workload | np.ndarray) -> np.ndarray | None:
     return bands
 
 
-def fingerprint(workload: Workload | np.ndarray) -> str:
+def fingerprint(workload: Workload | FloatArray) -> str:
     """Returns what tells workloads apart that differ by more than a factor.
 
     Args:
@@ -365,7 +366,7 @@ def has_fingerprint(workload: Workload, known: Any) -> bool:
     return is_earlier and known == _digest(workload.matrix())
 
 
-def _digest(entries: np.ndarray) -> str:
+def _digest(entries: FloatArray) -> str:
     scaled = np.ascontiguousarray(entries / np.max(np.abs(entries)), dtype=np.float32)
     return hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
 
@@ -377,7 +378,7 @@ def _check_momentum(momentum: Any) -> float:
     return momentum
 
 
-def _checked_rates(learning_rates: Any, num_rounds: int) -> np.ndarray:
+def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
     rates = validation.real_array(learning_rates, "learning_rates")
     if rates.shape != (num_rounds,):
         raise ValueError(

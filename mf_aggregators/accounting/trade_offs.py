@@ -37,6 +37,7 @@ from scipy import special
 from mf_aggregators import validation
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.arrays import FloatArray
 
 if TYPE_CHECKING:
     from mf_aggregators.participation import SamplingScheme
@@ -54,11 +55,11 @@ _LARGEST_EXPONENT = 700.0
 
 def true_positive_rate(
     noise_multiplier: float,
-    false_positive_rate: float | np.ndarray,
+    false_positive_rate: float | FloatArray,
     *,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     disjoint_participations: int = 1,
-) -> float | np.ndarray:
+) -> float | FloatArray:
     """Returns the highest true positive rate that an attacker of an unamplified run can have.
 
     Args:
@@ -90,8 +91,8 @@ def true_positive_rate(
 
 
 def true_positive_rate_of_pairs(
-    guarantees: Sequence[tuple[float, float]], false_positive_rate: float | np.ndarray
-) -> float | np.ndarray:
+    guarantees: Sequence[tuple[float, float]], false_positive_rate: float | FloatArray
+) -> float | FloatArray:
     """Returns the highest true positive rate that (epsilon, delta)-DP allows an attacker.
 
     Args:
@@ -126,13 +127,13 @@ def true_positive_rate_of_pairs(
 def sampled_true_positive_rate(
     scheme: "SamplingScheme",
     noise_multiplier: float,
-    false_positive_rate: float | np.ndarray,
+    false_positive_rate: float | FloatArray,
     *,
     guarantees: Sequence[tuple[float, float]] = (),
     log_moments: Sequence[tuple[int, float]] = (),
     divergences: Sequence[tuple[float, float]] = (),
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
-) -> float | np.ndarray:
+) -> float | FloatArray:
     """Returns the highest true positive rate of an attacker who does not know the batches.
 
     Args:
@@ -195,17 +196,17 @@ def _curve(
     return () if sigma < _LEAST_NOISE_MULTIPLIER else scheme.curve(sigma, num_coordinates)
 
 
-def _rates(false_positive_rate: float | np.ndarray) -> np.ndarray:
+def _rates(false_positive_rate: float | FloatArray) -> FloatArray:
     rates = validation.real_array(false_positive_rate, "false_positive_rate")
     if not np.all((rates >= 0.0) & (rates <= 1.0)):
         raise ValueError(f"false_positive_rate must be from 0 to 1, found {false_positive_rate}.")
     return rates
 
 
-def _rounded(found: np.ndarray) -> np.ndarray:
+def _rounded(found: FloatArray) -> FloatArray:
     """Bounds with what computing them may have lost."""
     return np.minimum(found * (1.0 + _ROUNDING) + _ABSOLUTE_ROUNDING, 1.0)
 
 
-def _of_shape(found: np.ndarray, argument: float | np.ndarray) -> float | np.ndarray:
+def _of_shape(found: FloatArray, argument: float | FloatArray) -> float | FloatArray:
     return found if isinstance(argument, np.ndarray) else float(found)

@@ -19,6 +19,7 @@ import numpy as np
 
 from mf_aggregators import validation
 from mf_aggregators.adaptive_clip import HALF
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
@@ -107,7 +108,7 @@ def audit_clipping(
     return ClippingResult(claim, rates, power, rate)
 
 
-def _vectors(contribution: Contribution, signs: np.ndarray, num_rounds: int) -> np.ndarray:
+def _vectors(contribution: Contribution, signs: FloatArray, num_rounds: int) -> FloatArray:
     """(2 n, m): what the client adds to the rounds' updates and counts, by its signs (k, m)."""
     vectors = np.zeros((2 * num_rounds, signs.shape[1]))
     rounds = np.array(contribution.rounds)
@@ -117,8 +118,8 @@ def _vectors(contribution: Contribution, signs: np.ndarray, num_rounds: int) -> 
 
 
 def _scores(
-    model: NoiseModel, contribution: Contribution, residuals: np.ndarray, signs: np.ndarray
-) -> np.ndarray:
+    model: NoiseModel, contribution: Contribution, residuals: FloatArray, signs: FloatArray
+) -> FloatArray:
     """(m,) the likelihood-ratio score of each run."""
     if not np.all(np.isfinite(residuals)):
         raise ValueError("the aggregator released numbers that are not finite.")
@@ -178,7 +179,7 @@ class _Runs:
 
     def run(
         self, runs: int, contribution: Contribution | None, is_there: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[FloatArray, FloatArray]:
         """Runs all rounds of many runs.
 
         Args:
@@ -216,8 +217,8 @@ class _Runs:
 
 
 def _signs(
-    contribution: Contribution, position: int, signs: np.ndarray, released: np.ndarray
-) -> np.ndarray:
+    contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
+) -> FloatArray:
     """The sign in one participation, against what was released before; see ``auditing``."""
     first = contribution.groups.index(contribution.groups[position])
     if position == first:

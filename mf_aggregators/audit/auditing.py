@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.mechanism import Mechanism
@@ -284,7 +285,7 @@ class _Runner:
 
     def scores(
         self, model: NoiseModel, contribution: Contribution, canaries: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[FloatArray, FloatArray]:
         """The likelihood-ratio score of each coordinate in a run, and which had a client."""
         residuals, signs = self.run(contribution, canaries)
         if not np.all(np.isfinite(residuals)):
@@ -298,7 +299,7 @@ class _Runner:
 
     def run(
         self, contribution: Contribution | None, canaries: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[FloatArray, FloatArray]:
         """A run of all rounds.
 
         Args:
@@ -334,20 +335,20 @@ class _Runner:
             self._report_rounds(1)
         return residuals, signs
 
-    def _base(self, released: np.ndarray, norm: float) -> np.ndarray:
+    def _base(self, released: FloatArray, norm: float) -> FloatArray:
         """The other client's update: pulls the model back to where it was, as training would."""
         direction = -released if np.any(released) else np.ones(self._dimension)
         length = norm * _BASE_NORM / np.linalg.norm(direction)
         return np.asarray(direction * length, np.float32)
 
-    def _updates(self, signs: np.ndarray, canaries: int, norm: float) -> list[np.ndarray]:
+    def _updates(self, signs: FloatArray, canaries: int, norm: float) -> list[FloatArray]:
         updates = np.zeros((canaries, self._dimension), np.float32)
         coordinates = self._coordinates(canaries)
         updates[np.arange(canaries), coordinates] = _EXCESS * norm * signs[coordinates]
         return list(updates)
 
     @staticmethod
-    def _coordinates(canaries: int) -> np.ndarray:
+    def _coordinates(canaries: int) -> FloatArray:
         """The coordinates that belong to a client: spread over all."""
         return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
 
@@ -359,8 +360,8 @@ def _next_norm(output: Any, norm: float) -> float:
 
 
 def _next_signs(
-    contribution: Contribution, position: int, signs: np.ndarray, released: np.ndarray
-) -> np.ndarray:
+    contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
+) -> FloatArray:
     """The sign at every coordinate in one participation, from what was released before.
 
     The first of a group opposes the model's coordinate; the others follow the first.

@@ -22,6 +22,7 @@ import numpy as np
 import scipy.stats
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.progress_bars import ProgressBar
@@ -178,12 +179,12 @@ class _Attack:
             report_rounds(1)
         return right
 
-    def _update(self, generator: np.random.Generator) -> np.ndarray:
+    def _update(self, generator: np.random.Generator) -> FloatArray:
         integers = generator.integers(self._largest // 2, self._largest, _BLOCKS * _BLOCK)
         signs = generator.choice([-1, 1], _BLOCKS * _BLOCK)
         return (signs * integers * self._unit).astype(self._dtype)
 
-    def _refuted(self, released: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    def _refuted(self, released: FloatArray, sums: FloatArray) -> FloatArray:
         """At which numbers no float of noise leads from the sums to what was released."""
         clients = self._dtype.type(self._claim.clients_per_round)
         noise = released * clients - sums

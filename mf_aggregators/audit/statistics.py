@@ -27,6 +27,7 @@ import scipy.special
 import scipy.stats
 
 from mf_aggregators import accounting
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
 
 # Eigenvalues of a correlation matrix below this are taken for rounding of float32 results: a
@@ -121,7 +122,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def rates_of_scores(
-    absent: np.ndarray, present: np.ndarray, threshold: float, miss_probability: float
+    absent: FloatArray, present: FloatArray, threshold: float, miss_probability: float
 ) -> ErrorRates:
     """Returns what a threshold that was fixed before the scores were seen shows.
 
@@ -205,12 +206,12 @@ class NoiseModel:
       samples: How many coordinates it was estimated from.
     """
 
-    mean: np.ndarray
-    precision: np.ndarray
+    mean: FloatArray
+    precision: FloatArray
     samples: int
 
 
-def fit_noise(noise: np.ndarray, clip_norm: float) -> NoiseModel:
+def fit_noise(noise: FloatArray, clip_norm: float) -> NoiseModel:
     """Estimates the distribution of the noise from coordinates with nothing but noise.
 
     Args:
@@ -293,8 +294,8 @@ def choose_contribution(
 
 
 def scores(
-    model: NoiseModel, contribution: Contribution, signs: np.ndarray, residuals: np.ndarray
-) -> np.ndarray:
+    model: NoiseModel, contribution: Contribution, signs: FloatArray, residuals: FloatArray
+) -> FloatArray:
     """Returns the likelihood-ratio score of each coordinate over its whole released stream.
 
     ``u^T Sigma^-1 (r - mean) / sqrt(u^T Sigma^-1 u)`` grows with the likelihood ratio of
@@ -317,7 +318,7 @@ def scores(
     return np.asarray(np.einsum("im,im->m", signs, whitened) / lengths)
 
 
-def _heaviest_pattern(weights: np.ndarray, separation: int, most: int) -> tuple[int, ...]:
+def _heaviest_pattern(weights: FloatArray, separation: int, most: int) -> tuple[int, ...]:
     """The rounds of largest total weight, at most ``most`` of them ``separation`` apart."""
     num_rounds = len(weights)
     before = np.maximum(np.arange(num_rounds) + 1 - separation, 0)
@@ -338,7 +339,7 @@ def _heaviest_pattern(weights: np.ndarray, separation: int, most: int) -> tuple[
     return tuple(reversed(rounds))
 
 
-def _best_signs(gram: np.ndarray) -> tuple[float, np.ndarray]:
+def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
     """The largest s^T gram s over signs, exactly for few, and a local maximum for many."""
     size = gram.shape[0]
     if size <= _MOST_SIGNS_TRIED:
@@ -353,7 +354,7 @@ def _best_signs(gram: np.ndarray) -> tuple[float, np.ndarray]:
     return max(found, key=lambda item: item[0])
 
 
-def _ascended(gram: np.ndarray, signs: np.ndarray) -> tuple[float, np.ndarray]:
+def _ascended(gram: FloatArray, signs: FloatArray) -> tuple[float, FloatArray]:
     """Flips signs one by one as long as s^T gram s grows."""
     while True:
         # What a flip of each sign adds, over four.
@@ -364,7 +365,7 @@ def _ascended(gram: np.ndarray, signs: np.ndarray) -> tuple[float, np.ndarray]:
         signs[flipped] *= -1.0
 
 
-def _groups(gram: np.ndarray, samples: int) -> tuple[int, ...]:
+def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:
     """Numbers of the classes of rounds between which the estimated products are about zero.
 
     A correlation of ``samples`` draws has a standard error of 1 / sqrt(samples).
@@ -379,7 +380,7 @@ def _groups(gram: np.ndarray, samples: int) -> tuple[int, ...]:
     return tuple(groups)
 
 
-def _middle_of_best(candidates: np.ndarray, values: np.ndarray) -> float:
+def _middle_of_best(candidates: FloatArray, values: FloatArray) -> float:
     """The middle of those candidates whose value is the largest, up to rounding."""
     best = np.flatnonzero(values >= np.max(values) - 1e-9)
     return float(candidates[best[len(best) // 2]])

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import third_party
 from mf_aggregators.catalogue.built_in import ENTRIES
 from mf_aggregators.catalogue.entry import (
@@ -108,7 +109,7 @@ def entry(name: str) -> Entry:
 
 
 def load(
-    name: str, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+    name: str, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
 ) -> Factorization:
     """Rebuilds a factorization from what a checkpoint holds.
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import numpy as np
-
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.participation import Participation
@@ -199,7 +198,7 @@ class Entry(abc.ABC):
     has_known_bands: bool = False
 
     @abc.abstractmethod
-    def build(self, request: Request) -> Factorization | np.ndarray:
+    def build(self, request: Request) -> Factorization | FloatArray:
         """Makes a factorization.
 
         Args:

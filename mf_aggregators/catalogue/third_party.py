@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue.entry import (
     Entry,
     MechanismError,
@@ -76,7 +77,7 @@ class CheckedFactorization(Factorization):
         """The number of rounds n."""
         return int(self._matrix.shape[0])
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C, read-only."""
         return self._matrix
 
@@ -84,13 +85,13 @@ class CheckedFactorization(Factorization):
         """Returns the recursion that was checked."""
         return self._recursion
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, FloatArray]:
         """Returns copies of the arrays of the other package's class."""
         return {key: value.copy() for key, value in self._arrays.items()}
 
     @classmethod
     def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+        cls, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
     ) -> "CheckedFactorization":
         """Is not for this class: the other package's class reads what it has written."""
         raise TypeError("the class of the other package reads its own arrays.")
@@ -141,7 +142,7 @@ class CheckedEntry(Entry):
         return factorization
 
     def checked(
-        self, made: Factorization | np.ndarray, options: Mapping[str, Any] | None = None
+        self, made: Factorization | FloatArray, options: Mapping[str, Any] | None = None
     ) -> Factorization:
         """Returns a factorization of which only its structure is believed.
 
@@ -220,7 +221,7 @@ def _rebuilt(recursion: NoiseRecursion) -> NoiseRecursion:
     )
 
 
-def _difference(matrix: np.ndarray, recursion: NoiseRecursion) -> float:
+def _difference(matrix: FloatArray, recursion: NoiseRecursion) -> float:
     """The Frobenius norm of E = C N - I for the rows N that a recursion makes of the identity.
 
     The encoded stream is hidden by C N Z = (I + E) Z, which is at least as much noise as

@@ -23,6 +23,7 @@ import numpy as np
 
 from mf_aggregators import atomic_files, catalogue, validation, version, workloads
 from mf_aggregators import participation as participations
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.errors import Error
 from mf_aggregators.factorizations import (
@@ -289,7 +290,7 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
     return description
 
 
-def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, np.ndarray]:
+def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, FloatArray]:
     try:
         contents = path.read_bytes()
     except OSError as error:

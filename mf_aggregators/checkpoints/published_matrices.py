@@ -21,6 +21,7 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.workloads import Workload
@@ -114,7 +115,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
     return DenseFactorization(strategy, parameters=parameters), workload
 
 
-def _lower_triangular(file: pathlib.Path) -> np.ndarray:
+def _lower_triangular(file: pathlib.Path) -> FloatArray:
     """Reads a matrix; what is negligible above its diagonal becomes zero."""
     matrix = validation.square_matrix(read_tensor(file), str(file))
     above = np.abs(np.triu(matrix, 1))
@@ -128,7 +129,7 @@ def _lower_triangular(file: pathlib.Path) -> np.ndarray:
     return np.tril(matrix)
 
 
-def _check_condition(strategy: np.ndarray, file: pathlib.Path) -> None:
+def _check_condition(strategy: FloatArray, file: pathlib.Path) -> None:
     zeros = np.flatnonzero(np.diagonal(strategy) == 0.0)
     if len(zeros):
         raise ValueError(
@@ -148,7 +149,7 @@ def _check_condition(strategy: np.ndarray, file: pathlib.Path) -> None:
         )
 
 
-def _num_bands(strategy: np.ndarray) -> int:
+def _num_bands(strategy: FloatArray) -> int:
     """The number of diagonals up to the last that holds more than rounding errors."""
     negligible = _ROUNDING * np.max(np.abs(strategy))
     lag = strategy.shape[0] - 1
@@ -157,7 +158,7 @@ def _num_bands(strategy: np.ndarray) -> int:
     return lag + 1
 
 
-def _learning_rates(file: pathlib.Path, num_rounds: int) -> np.ndarray | None:
+def _learning_rates(file: pathlib.Path, num_rounds: int) -> FloatArray | None:
     """Reads the learning rates, a vector or a matrix of one row or column; None without them."""
     if not file.exists():
         return None
@@ -173,7 +174,7 @@ def _learning_rates(file: pathlib.Path, num_rounds: int) -> np.ndarray | None:
     return rates.ravel()
 
 
-def _workload(product: np.ndarray, rates: np.ndarray | None, directory: pathlib.Path) -> Workload:
+def _workload(product: FloatArray, rates: FloatArray | None, directory: pathlib.Path) -> Workload:
     """Returns the workload that B C is.
 
     With M = M_eta M_beta, M_eta[i, j] = eta_j and M_beta[i, j] = beta^(i - j) for i >= j
@@ -220,7 +221,7 @@ def _workload(product: np.ndarray, rates: np.ndarray | None, directory: pathlib.
     )
 
 
-def _momentum(rates: np.ndarray, below: np.ndarray) -> float:
+def _momentum(rates: FloatArray, below: FloatArray) -> float:
     """The least-squares momentum of eta_i and eta_i beta, for i from the second round on."""
     weight = float(np.dot(rates[1:], rates[1:]))
     return float(np.dot(rates[1:], below)) / weight if weight > 0.0 else 0.0
@@ -237,18 +238,18 @@ def _candidates(momentum: float) -> list[float]:
     return [candidate + 0.0 for candidate in candidates if 0.0 <= candidate < 1.0]
 
 
-def _named(num_rounds: int, momentum: float, rates: np.ndarray) -> Workload:
+def _named(num_rounds: int, momentum: float, rates: FloatArray) -> Workload:
     learning_rates = None if np.all(rates == 1.0) else tuple(float(rate) for rate in rates)
     if momentum == 0.0 and learning_rates is None:
         return Workload("prefix_sum", num_rounds)
     return Workload("momentum_sgd", num_rounds, momentum, learning_rates)
 
 
-def _matrix(num_rounds: int, momentum: float, rates: np.ndarray) -> np.ndarray:
+def _matrix(num_rounds: int, momentum: float, rates: FloatArray) -> FloatArray:
     return _named(num_rounds, momentum, rates).matrix()
 
 
-def _deviation(product: np.ndarray, expected: np.ndarray) -> tuple[int, int] | None:
+def _deviation(product: FloatArray, expected: FloatArray) -> tuple[int, int] | None:
     """Where a product is farthest from a workload, relative to it; None if it is one."""
     # Sums of a product are rounded relative to their largest entries.
     allowed = _WORKLOAD_TOLERANCE * expected + _ROUNDING * np.max(expected)
@@ -257,7 +258,7 @@ def _deviation(product: np.ndarray, expected: np.ndarray) -> tuple[int, int] | N
     return None if ratios[row, column] <= 1.0 else (int(row), int(column))
 
 
-def read_tensor(path: str | os.PathLike[str]) -> np.ndarray:
+def read_tensor(path: str | os.PathLike[str]) -> FloatArray:
     """Reads a file that holds one float64 tensor.
 
     Args:
@@ -280,7 +281,7 @@ def read_tensor(path: str | os.PathLike[str]) -> np.ndarray:
     return parse_tensor(contents, str(file))
 
 
-def parse_tensor(contents: bytes, name: str) -> np.ndarray:
+def parse_tensor(contents: bytes, name: str) -> FloatArray:
     """Returns the float64 tensor of a serialized TensorProto.
 
     Values are taken from ``tensor_content``, in little-endian order, or from ``double_val``,
@@ -309,7 +310,7 @@ class _FormatError(Exception):
     """Why bytes are no tensor that is read here."""
 
 
-def _tensor(contents: memoryview) -> np.ndarray:
+def _tensor(contents: memoryview) -> FloatArray:
     data_type, shape = 0, None
     content, listed = memoryview(b""), np.empty(0)
     for number, value in _fields(contents):

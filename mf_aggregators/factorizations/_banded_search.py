@@ -60,6 +60,7 @@ import numpy as np
 from scipy.linalg.lapack import dpbtrf, dtrtri
 
 from mf_aggregators import workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations.convergence import Converged, minimise
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -114,11 +115,11 @@ class BandedWorkload:
     """
 
     blocks: WorkloadBlocks
-    inverse_bands: np.ndarray
+    inverse_bands: FloatArray
     condition: float
 
     @classmethod
-    def of(cls, workload: Workload | np.ndarray, num_bands: int) -> "BandedWorkload":
+    def of(cls, workload: Workload | FloatArray, num_bands: int) -> "BandedWorkload":
         """Returns a workload.
 
         Args:
@@ -177,7 +178,7 @@ class BandedSearch:
         # The gap at the last look at the certificate, and when that was and the next one is.
         self._gap, self._looked_at, self._next_certificate = np.inf, 0, _FIRST_CERTIFICATE
 
-    def run(self, start: np.ndarray) -> None:
+    def run(self, start: FloatArray) -> None:
         """Searches until no progress is made.
 
         Args:
@@ -194,7 +195,7 @@ class BandedSearch:
                 return
             bands = self._descend(bands, remaining)
 
-    def consider(self, bands: np.ndarray) -> None:
+    def consider(self, bands: FloatArray) -> None:
         """Keeps a matrix as it is, scaled to sensitivity one, if its error is the best.
 
         Args:
@@ -204,7 +205,7 @@ class BandedSearch:
         error = BandedCovariances(bands, self._workload.blocks).squared_error
         self._keep(bands, squared, error)
 
-    def _keep(self, bands: np.ndarray, squared_sensitivity: float, error: float) -> None:
+    def _keep(self, bands: FloatArray, squared_sensitivity: float, error: float) -> None:
         if error * squared_sensitivity < self._best_error:
             self._best_error = error * squared_sensitivity
             self.best_bands = bands / np.sqrt(squared_sensitivity)
@@ -219,7 +220,7 @@ class BandedSearch:
             return float(np.inf)
         return max(self._best_error / self._bound - 1.0, 0.0)
 
-    def _descend(self, bands: np.ndarray, max_evaluations: int) -> np.ndarray:
+    def _descend(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
         """Minimises from some bands on, and returns where that ended.
 
         Entries matter more the more their round does for the error, by the diagonal of the dual:
@@ -251,7 +252,7 @@ class BandedSearch:
         step = step if step <= largest else _CAUTIOUS_STEP * largest
         scales = scales * step
 
-        def log_error(variables: np.ndarray) -> tuple[float, np.ndarray]:
+        def log_error(variables: FloatArray) -> tuple[float, FloatArray]:
             entries = np.zeros(bands.shape)
             entries[in_band] = variables
             entries *= scales
@@ -270,7 +271,7 @@ class BandedSearch:
         entries[in_band] = found
         return np.asarray(entries * scales)
 
-    def _log_error(self, bands: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    def _log_error(self, bands: FloatArray) -> tuple[float, FloatArray, FloatArray]:
         """The logarithm of the error, its (n, b) slope, and (n,) weights of the columns."""
         with np.errstate(all="ignore"):
             squared_norms = column_sums(np.square(bands))
@@ -336,7 +337,7 @@ class _Point:
     rounding: float
 
     @classmethod
-    def of(cls, bands: np.ndarray, workload: BandedWorkload) -> "_Point":
+    def of(cls, bands: FloatArray, workload: BandedWorkload) -> "_Point":
         """Computes it for the (n, b) bands of C."""
         covariances = BandedCovariances(bands, workload.blocks)
         strategy = BandedMatrix.lower_triangular(bands)
@@ -363,12 +364,12 @@ class _Point:
         )
 
     @functools.cached_property
-    def entry_errors(self) -> np.ndarray:
+    def entry_errors(self) -> FloatArray:
         """(n,) r: an entry of V0 is off by r_i r_j at most."""
         return np.sqrt(self.rounding * self.dual.diagonal)
 
     @functools.cached_property
-    def row_errors(self) -> np.ndarray:
+    def row_errors(self) -> FloatArray:
         """(n,): the sums of r_i r_j over the entries of each row within the band."""
         errors = self.entry_errors
         sums = np.concatenate([[0.0], np.cumsum(errors)])
@@ -386,7 +387,7 @@ class _Point:
         return _operator_norm(self.root)
 
 
-def lower_bound(bands: np.ndarray, workload: BandedWorkload, constraint: ColumnConstraint) -> float:
+def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnConstraint) -> float:
     """Returns what no feasible matrix's squared error is below.
 
     Args:
@@ -477,19 +478,19 @@ def _epsilon(point: _Point, removed: BandedMatrix, product: BandedMatrix) -> flo
     return None
 
 
-def _removed(dual: BandedMatrix, allowed: np.ndarray) -> BandedMatrix:
+def _removed(dual: BandedMatrix, allowed: FloatArray) -> BandedMatrix:
     """E: all of V0 within the band, but for a diagonal that is allowed."""
     rows = dual.rows.copy()
     rows[:, dual.lower] -= allowed
     return BandedMatrix(dual.lower, dual.upper, rows)
 
 
-def _off_diagonal_sums(matrix: BandedMatrix) -> np.ndarray:
+def _off_diagonal_sums(matrix: BandedMatrix) -> FloatArray:
     """(n,): the sums of magnitudes off the diagonal of each row."""
     return np.asarray(np.sum(np.abs(matrix.rows), axis=1) - np.abs(matrix.diagonal))
 
 
-def _outer(values: np.ndarray, lower: int, upper: int) -> np.ndarray:
+def _outer(values: FloatArray, lower: int, upper: int) -> FloatArray:
     """The rows of a banded matrix of v_i v_j."""
     padded = np.concatenate([np.zeros(lower), values, np.zeros(upper)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, lower + upper + 1)
@@ -501,13 +502,13 @@ def _operator_norm(matrix: BandedMatrix) -> float:
     return float(np.sqrt(matrix.largest_row_sum() * matrix.transposed().largest_row_sum()))
 
 
-def _neighbours(num_rounds: int, reach: int) -> tuple[np.ndarray, np.ndarray]:
+def _neighbours(num_rounds: int, reach: int) -> tuple[FloatArray, FloatArray]:
     """The first round within reach of each, and the one after the last."""
     rounds = np.arange(num_rounds)
     return np.maximum(rounds - reach, 0), np.minimum(rounds + reach + 1, num_rounds)
 
 
-def _spread(chosen: np.ndarray, reach: int) -> np.ndarray:
+def _spread(chosen: FloatArray, reach: int) -> FloatArray:
     """Which rounds have a chosen one within reach."""
     counts = np.concatenate([[0], np.cumsum(chosen)])
     first, last = _neighbours(len(chosen), reach)

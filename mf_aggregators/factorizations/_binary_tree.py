@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.sensitivity import Sensitivity
 
 # Elementary steps that the search for the exact sensitivity may take: a few seconds.
@@ -39,15 +40,15 @@ class Tree:
       levels: For each depth, the nodes there that have children.
     """
 
-    starts: np.ndarray
-    stops: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
-    parents: np.ndarray
-    depths: np.ndarray
-    precisions: np.ndarray
-    leaves: np.ndarray
-    levels: tuple[np.ndarray, ...]
+    starts: FloatArray
+    stops: FloatArray
+    left: FloatArray
+    right: FloatArray
+    parents: FloatArray
+    depths: FloatArray
+    precisions: FloatArray
+    leaves: FloatArray
+    levels: tuple[FloatArray, ...]
 
     @property
     def num_rounds(self) -> int:
@@ -59,7 +60,7 @@ class Tree:
         """The edges from the root to the deepest leaf."""
         return len(self.levels)
 
-    def paths(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def paths(self) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Yields, from the deepest level up, the rounds below each level and their nodes there."""
         nodes = self.leaves.copy()
         for depth in range(self.height, -1, -1):
@@ -129,7 +130,7 @@ def _left_size(sizes: Any) -> Any:
     return np.left_shift(np.int64(1), np.asarray(exponents, np.int64) - 1)
 
 
-def equally_spaced_sums(tree: Tree, rounds: int, separation: int, most: int) -> np.ndarray:
+def equally_spaced_sums(tree: Tree, rounds: int, separation: int, most: int) -> FloatArray:
     """Returns sums of squared counts of the maximal patterns of exact spacing, by first round.
 
     Appending a participation i to a pattern adds 2 c - 1 for each node over i, with c
@@ -224,8 +225,8 @@ class _PatternSearch:
         self._most = most
         self.lower_bound = lower_bound
         self.upper_bound = self._by_counts(shape)
-        self._bounds: dict[_Shape, np.ndarray] = {}
-        self._waits: dict[tuple[_Shape, bool], np.ndarray] = {}
+        self._bounds: dict[_Shape, FloatArray] = {}
+        self._waits: dict[tuple[_Shape, bool], FloatArray] = {}
         self._shortfall = 0
         self._steps = 0
 
@@ -267,7 +268,7 @@ class _PatternSearch:
                     remaining[part] = remaining.get(part, 0) + times
         return total
 
-    def _bound(self, shape: _Shape) -> np.ndarray:
+    def _bound(self, shape: _Shape) -> FloatArray:
         """Step 2: the bound on g for 0, 1, ... participations in a subtree."""
         if shape not in self._bounds:
             counts = np.arange(self._largest_count(shape) + 1)
@@ -301,7 +302,7 @@ class _PatternSearch:
                 left, right = _parts(shape)
                 remaining += [(left, is_first), (right, False)]
 
-    def _splits(self, shape: _Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _splits(self, shape: _Shape) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Returns the splits of a node's participations that fall short by little enough.
 
         Args:
@@ -321,7 +322,7 @@ class _PatternSearch:
         first, second = np.nonzero((spare >= 0) & (joined < len(bounds)))
         return first, second, spare[first, second]
 
-    def _least_waits(self, shape: _Shape, is_first: bool) -> np.ndarray:
+    def _least_waits(self, shape: _Shape, is_first: bool) -> FloatArray:
         """Step 3: the least wait after a subtree, for a wait at its start.
 
         Args:
@@ -350,7 +351,7 @@ class _PatternSearch:
             self._waits[key] = waits
         return self._waits[key]
 
-    def _pass_both_children(self, shape: _Shape, is_first: bool, waits: np.ndarray) -> None:
+    def _pass_both_children(self, shape: _Shape, is_first: bool, waits: FloatArray) -> None:
         """Lowers a node's waits to the least over its splits: by way of the left child's."""
         left, right = _parts(shape)
         left_waits = self._least_waits(left, is_first)
@@ -365,7 +366,7 @@ class _PatternSearch:
                 np.minimum(reached, ends, out=reached)
 
 
-def _own_term(shape: _Shape, counts: np.ndarray) -> np.ndarray:
+def _own_term(shape: _Shape, counts: FloatArray) -> FloatArray:
     """What a node with so many participations adds to the sum of squared counts."""
     return np.square(counts) * int(is_complete(shape[0]))
 

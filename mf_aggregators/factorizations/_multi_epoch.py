@@ -25,6 +25,7 @@ import scipy.linalg
 import scipy.optimize
 
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._multi_epoch_dual import (
     Evaluation,
     MultiEpochDual,
@@ -77,14 +78,14 @@ class _Variables:
       pair_scale: Those of the entries.
     """
 
-    weights_mask: np.ndarray
-    pair_exists: np.ndarray
-    scale: np.ndarray
-    pair_scale: np.ndarray
+    weights_mask: FloatArray
+    pair_exists: FloatArray
+    scale: FloatArray
+    pair_scale: FloatArray
 
     @classmethod
     def around(
-        cls, weights_mask: np.ndarray, pair_exists: np.ndarray, log_weights: np.ndarray
+        cls, weights_mask: FloatArray, pair_exists: FloatArray, log_weights: FloatArray
     ) -> "_Variables":
         """Returns the variables for a search that starts from logarithms of weights."""
         scale = np.exp(0.5 * (log_weights - np.max(log_weights)))
@@ -94,19 +95,19 @@ class _Variables:
         pair_scale = np.broadcast_to(largest, pair_exists.shape)[pair_exists]
         return cls(weights_mask, pair_exists, scale, pair_scale)
 
-    def packed(self, log_weights: np.ndarray, entries: np.ndarray) -> np.ndarray:
+    def packed(self, log_weights: FloatArray, entries: FloatArray) -> FloatArray:
         """Returns the variables of logarithms of weights, in a row, and (b, pairs) entries."""
         scaled_entries = entries[self.pair_exists] * self.pair_scale
         return np.concatenate([log_weights * self.scale, scaled_entries])
 
-    def unpacked(self, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def unpacked(self, free: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Returns the weights and the (b, pairs) entries, zero where there are none."""
         weights, entries = np.zeros(self.weights_mask.shape), np.zeros(self.pair_exists.shape)
         weights[self.weights_mask] = np.exp(free[: len(self.scale)] / self.scale)
         entries[self.pair_exists] = free[len(self.scale) :] / self.pair_scale
         return weights, entries
 
-    def gradient(self, by_log_weights: np.ndarray, by_entries: np.ndarray) -> np.ndarray:
+    def gradient(self, by_log_weights: FloatArray, by_entries: FloatArray) -> FloatArray:
         """Returns the gradient by the variables from that by what they stand for."""
         by_scaled_entries = by_entries[self.pair_exists] / self.pair_scale
         return np.concatenate([by_log_weights[self.weights_mask] / self.scale, by_scaled_entries])
@@ -126,8 +127,8 @@ class MultiEpochSearch:
 
     def __init__(
         self,
-        workload: np.ndarray,
-        inverse_bands: np.ndarray | None,
+        workload: FloatArray,
+        inverse_bands: FloatArray | None,
         participation: Participation,
         *,
         equal_column_norms: bool,
@@ -196,7 +197,7 @@ class MultiEpochSearch:
         if self._max_evaluations > 0 and self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
             self._run_from_bands(weights_mask)
 
-    def _run_from_bands(self, weights_mask: np.ndarray) -> None:
+    def _run_from_bands(self, weights_mask: FloatArray) -> None:
         """Searches from a banded matrix, unless rounding leaves no V there that is definite."""
         max_evaluations = self._max_evaluations
         if self._inverse_bands is not None:
@@ -227,7 +228,7 @@ class MultiEpochSearch:
             # So nearly singular that the start itself cannot be evaluated.
             return
 
-    def _run_from_diagonal(self, weights_mask: np.ndarray) -> None:
+    def _run_from_diagonal(self, weights_mask: FloatArray) -> None:
         diagonal = np.zeros(self._dual.pair_exists.shape)
         first = self._evaluate(weights_mask.astype(np.float64), diagonal)
         # One step of the fixed-point iteration, which at V diagonal is that of phi.
@@ -241,12 +242,12 @@ class MultiEpochSearch:
                 self._run_from(weights_mask, *self._from_orthogonal(weights_mask))
 
     def _run_from(
-        self, weights_mask: np.ndarray, start: np.ndarray, entries_at_start: np.ndarray
+        self, weights_mask: FloatArray, start: FloatArray, entries_at_start: FloatArray
     ) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
         variables = _Variables.around(weights_mask, self._dual.pair_exists, start)
 
-        def negative_log_bound(free: np.ndarray) -> tuple[float, np.ndarray]:
+        def negative_log_bound(free: FloatArray) -> tuple[float, FloatArray]:
             value, by_log_weights, by_entries = self._negative_log_bound(*variables.unpacked(free))
             return value, variables.gradient(by_log_weights, by_entries)
 
@@ -269,8 +270,8 @@ class MultiEpochSearch:
         )
 
     def _negative_log_bound(
-        self, weights: np.ndarray, entries: np.ndarray
-    ) -> tuple[float, np.ndarray, np.ndarray]:
+        self, weights: FloatArray, entries: FloatArray
+    ) -> tuple[float, FloatArray, FloatArray]:
         """Minus the logarithm of the bound tr((A V A^T)^1/2)^2 / sum_p v_p, and its derivatives.
 
         Args:
@@ -299,7 +300,7 @@ class MultiEpochSearch:
             -by_entries / root_sum,
         )
 
-    def _from_orthogonal(self, weights_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _from_orthogonal(self, weights_mask: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Solves the problem with X[i, j] = 0 within patterns, and starts from there.
 
         Its matrices are feasible here, and its dual has no bounds to run into. Returns the
@@ -356,7 +357,7 @@ class MultiEpochSearch:
         assert self._best is not None
         return self._squared_error / self._best.estimated_bound - 1.0
 
-    def _evaluate(self, weights: np.ndarray, ratios: np.ndarray) -> Evaluation:
+    def _evaluate(self, weights: FloatArray, ratios: FloatArray) -> Evaluation:
         """Evaluates the dual, keeps the best V, and from time to time certifies its matrix.
 
         Raises:
@@ -395,7 +396,7 @@ class MultiEpochSearch:
             strategy /= np.linalg.norm(strategy, axis=0)
         self._keep(strategy)
 
-    def _keep(self, strategy: np.ndarray) -> None:
+    def _keep(self, strategy: FloatArray) -> None:
         """Keeps C, scaled to sensitivity one, if its error is the best."""
         decoder = scipy.linalg.solve_triangular(
             strategy, self._workload.T, lower=True, trans="T", check_finite=False
@@ -407,7 +408,7 @@ class MultiEpochSearch:
             self.strategy_matrix = strategy / bound
 
 
-def _is_positive_definite(blocks: np.ndarray) -> bool:
+def _is_positive_definite(blocks: FloatArray) -> bool:
     try:
         np.linalg.cholesky(blocks)
     except np.linalg.LinAlgError:
@@ -415,7 +416,7 @@ def _is_positive_definite(blocks: np.ndarray) -> bool:
     return True
 
 
-def _factor_towards_diagonal(gram: np.ndarray) -> np.ndarray:
+def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
     """C of X, or, if far from the optimum X is not positive definite, of X nearer to diag X."""
     diagonal = np.diagonal(gram).copy()
     while True:
@@ -438,13 +439,13 @@ class BandedStart:
         rounding.
     """
 
-    strategy_matrix: np.ndarray
-    diagonal: np.ndarray
-    correlation_factors: np.ndarray | None
+    strategy_matrix: FloatArray
+    diagonal: FloatArray
+    correlation_factors: FloatArray | None
 
 
 def banded_start(
-    workload: np.ndarray,
+    workload: FloatArray,
     participation: Participation,
     layout: PatternLayout,
     *,

@@ -43,6 +43,7 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.linear_algebra import matrix_roots
 
@@ -72,8 +73,8 @@ class PatternRoot:
     """
 
     trace: float
-    blocks: np.ndarray
-    half: np.ndarray | None
+    blocks: FloatArray
+    half: FloatArray | None
 
 
 class PatternSpectra(abc.ABC):
@@ -86,7 +87,7 @@ class PatternSpectra(abc.ABC):
     has_cheap_roots: bool
 
     @abc.abstractmethod
-    def root(self, factors: np.ndarray) -> PatternRoot:
+    def root(self, factors: FloatArray) -> PatternRoot:
         """Returns what the dual needs of the root.
 
         Args:
@@ -94,7 +95,7 @@ class PatternSpectra(abc.ABC):
         """
 
     @abc.abstractmethod
-    def whole(self, root: PatternRoot, factors: np.ndarray) -> np.ndarray:
+    def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns (n, n) R, rounds by class.
 
         Args:
@@ -108,7 +109,7 @@ class DensePatternSpectra(PatternSpectra):
 
     has_cheap_roots = False
 
-    def __init__(self, workload: np.ndarray, layout: PatternLayout) -> None:
+    def __init__(self, workload: FloatArray, layout: PatternLayout) -> None:
         """Computes A^T A.
 
         Args:
@@ -118,7 +119,7 @@ class DensePatternSpectra(PatternSpectra):
         self._layout = layout
         self._gram = (workload.T @ workload)[np.ix_(layout.order, layout.order)]
 
-    def root(self, factors: np.ndarray) -> PatternRoot:
+    def root(self, factors: FloatArray) -> PatternRoot:
         """Returns the root, by one eigendecomposition."""
         left = self._layout.blocks_times(factors.transpose(0, 2, 1), self._gram)
         eigenvalues, eigenvectors = scipy.linalg.eigh(
@@ -134,7 +135,7 @@ class DensePatternSpectra(PatternSpectra):
         blocks = np.matmul(vectors, vectors.transpose(0, 2, 1))
         return PatternRoot(float(np.sum(roots)), blocks, eigenvectors)
 
-    def whole(self, root: PatternRoot, factors: np.ndarray) -> np.ndarray:
+    def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns R = Y Y^T."""
         assert root.half is not None
         return root.half @ root.half.T
@@ -146,7 +147,7 @@ class BandedPatternSpectra(PatternSpectra):
     has_cheap_roots = True
 
     def __init__(
-        self, workload: np.ndarray, inverse_bands: np.ndarray, layout: PatternLayout
+        self, workload: FloatArray, inverse_bands: FloatArray, layout: PatternLayout
     ) -> None:
         """Arranges D D^T.
 
@@ -177,7 +178,7 @@ class BandedPatternSpectra(PatternSpectra):
     def _dense(self) -> DensePatternSpectra:
         return DensePatternSpectra(self._workload, self._layout)
 
-    def root(self, factors: np.ndarray) -> PatternRoot:
+    def root(self, factors: FloatArray) -> PatternRoot:
         """Returns the root without its half, unless H is too ill-conditioned for that."""
         diagonal, above, least = self._blocks(factors)
         # Written so that NaN is ill-conditioned.
@@ -190,7 +191,7 @@ class BandedPatternSpectra(PatternSpectra):
         diagonals = np.diagonal(blocks, axis1=1, axis2=2)
         return PatternRoot(float(np.sum(diagonals[self._layout.exists])), blocks, None)
 
-    def whole(self, root: PatternRoot, factors: np.ndarray) -> np.ndarray:
+    def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns R."""
         if root.half is not None:
             return self._dense.whole(root, factors)
@@ -201,7 +202,7 @@ class BandedPatternSpectra(PatternSpectra):
         rows = (of_class[:, np.newaxis] + np.arange(positions))[self._layout.exists]
         return folded[np.ix_(rows, rows)]
 
-    def _blocks(self, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    def _blocks(self, factors: FloatArray) -> tuple[FloatArray, FloatArray, float]:
         """H: (B, s, s) diagonal blocks, (B - 1, s, s) to their right, and its least eigenvalue.
 
         The latter is bounded from below by the inverse of the trace of L^T A^T A L.
@@ -237,7 +238,7 @@ class BandedPatternSpectra(PatternSpectra):
 
 
 def spectra_of(
-    workload: np.ndarray, inverse_bands: np.ndarray | None, layout: PatternLayout
+    workload: FloatArray, inverse_bands: FloatArray | None, layout: PatternLayout
 ) -> PatternSpectra:
     """Returns the spectra that are fastest.
 
@@ -251,7 +252,7 @@ def spectra_of(
     return DensePatternSpectra(workload, layout)
 
 
-def _joints(inverse_bands: np.ndarray, layout: PatternLayout) -> np.ndarray:
+def _joints(inverse_bands: FloatArray, layout: PatternLayout) -> FloatArray:
     """(w, b, K, K): D D^T between class c and the class t later, by t and c.
 
     Rows of no round are those of the identity.
@@ -291,11 +292,11 @@ class Evaluation:
 
     root_sum: float
     estimated_bound: float
-    gram_blocks: np.ndarray
-    factors: np.ndarray
+    gram_blocks: FloatArray
+    factors: FloatArray
     root: PatternRoot
-    weights: np.ndarray
-    ratios: np.ndarray
+    weights: FloatArray
+    ratios: FloatArray
 
 
 class MultiEpochDual:
@@ -313,8 +314,8 @@ class MultiEpochDual:
 
     def __init__(
         self,
-        workload: np.ndarray,
-        inverse_bands: np.ndarray | None,
+        workload: FloatArray,
+        inverse_bands: FloatArray | None,
         layout: PatternLayout,
         *,
         equal_column_norms: bool,
@@ -345,12 +346,12 @@ class MultiEpochDual:
         self._spectra = spectra_of(workload, inverse_bands, layout)
         self.has_cheap_roots = self._spectra.has_cheap_roots
 
-    def total(self, weights: np.ndarray) -> float:
+    def total(self, weights: FloatArray) -> float:
         """What tr(V X) is at most: with equal norms, X[i, i] = 1 / k."""
         share = 1.0 / self._layout.most if self._equal_column_norms else 1.0
         return share * float(np.sum(weights))
 
-    def multiplier_blocks(self, weights: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    def multiplier_blocks(self, weights: FloatArray, ratios: FloatArray) -> FloatArray:
         """(b, K, K) blocks of V; ones on the diagonal of rounds that do not exist."""
         blocks = self.scales(weights)
         rows, columns = self.pairs
@@ -363,31 +364,31 @@ class MultiEpochDual:
         blocks[:, columns, rows] = off
         return blocks
 
-    def scales(self, weights: np.ndarray) -> np.ndarray:
+    def scales(self, weights: FloatArray) -> FloatArray:
         """(b, K, K): what V[i, j] is a ratio of, and V[i, i] itself on the diagonal."""
         if self.by_correlations:
             roots = np.sqrt(self._diagonal(weights))
             return roots[:, :, np.newaxis] * roots[:, np.newaxis]
         return self._layout.cover_pairs(weights)
 
-    def _diagonal(self, weights: np.ndarray) -> np.ndarray:
+    def _diagonal(self, weights: FloatArray) -> FloatArray:
         """(b, K) diagonal of V."""
         return weights if self._equal_column_norms else self._layout.cover(weights)
 
-    def correlations(self, rows: np.ndarray) -> np.ndarray:
+    def correlations(self, rows: FloatArray) -> FloatArray:
         """(b, pairs) entries of R = L L^T."""
         correlations = np.matmul(rows, rows.transpose(0, 2, 1))
         return correlations[:, self.pairs[0], self.pairs[1]]
 
-    def factors(self, base: np.ndarray, entries: np.ndarray) -> np.ndarray:
+    def factors(self, base: FloatArray, entries: FloatArray) -> FloatArray:
         """(b, K, K) L_0 (I + E), before its rows are scaled, from (b, pairs) entries of E."""
         factors = np.tile(np.eye(self._layout.positions), (len(entries), 1, 1))
         factors[:, self.pairs[0], self.pairs[1]] = entries
         return np.matmul(base, factors)
 
     def by_entries(
-        self, base: np.ndarray, by_ratios: np.ndarray, rows: np.ndarray, norms: np.ndarray
-    ) -> np.ndarray:
+        self, base: FloatArray, by_ratios: FloatArray, rows: FloatArray, norms: FloatArray
+    ) -> FloatArray:
         """The derivative by E's entries, from that by R's, L's rows and their norms before."""
         symmetric = np.zeros_like(rows)
         symmetric[:, self.pairs[0], self.pairs[1]] = by_ratios
@@ -397,7 +398,7 @@ class MultiEpochDual:
         slope = np.matmul(base.transpose(0, 2, 1), slope / norms)
         return np.where(self.pair_exists, slope[:, self.pairs[0], self.pairs[1]], 0.0)
 
-    def at(self, weights: np.ndarray, ratios: np.ndarray) -> Evaluation:
+    def at(self, weights: FloatArray, ratios: FloatArray) -> Evaluation:
         """The bound and its gradient by V, which are the blocks of X with X V X = A^T A."""
         factors = np.linalg.cholesky(self.multiplier_blocks(weights, ratios))
         # With V = L L^T, the trace of R = (L^T A^T A L)^1/2 is that of (A V A^T)^1/2.
@@ -418,8 +419,8 @@ class MultiEpochDual:
         )
 
     def by_weights(
-        self, evaluation: Evaluation, ratios: np.ndarray, weights: np.ndarray
-    ) -> np.ndarray:
+        self, evaluation: Evaluation, ratios: FloatArray, weights: FloatArray
+    ) -> FloatArray:
         """The derivative of 2 root_sum by the weights: X summed with the slopes of V."""
         rows, columns = self.pairs
         slopes = np.zeros_like(evaluation.gram_blocks)
@@ -436,13 +437,13 @@ class MultiEpochDual:
         by_diagonal = np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
         return by_diagonal if self._equal_column_norms else self._layout.sums(by_diagonal)
 
-    def by_ratios(self, evaluation: Evaluation, weights: np.ndarray) -> np.ndarray:
+    def by_ratios(self, evaluation: Evaluation, weights: FloatArray) -> FloatArray:
         """The derivative of 2 root_sum by the ratios V[i, j] / s[i, j], (b, pairs)."""
         rows, columns = self.pairs
         entries = evaluation.gram_blocks[:, rows, columns]
         return 2.0 * entries * self.scales(weights)[:, rows, columns]
 
-    def gram_matrix(self, evaluation: Evaluation) -> np.ndarray:
+    def gram_matrix(self, evaluation: Evaluation) -> FloatArray:
         """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
         layout = self._layout
         # A round's scale is that of the tightest of its patterns, which makes X feasible.

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 import scipy.optimize
 
+from mf_aggregators.arrays import FloatArray
+
 
 @dataclasses.dataclass(frozen=True)
 class PatternLayout:
@@ -34,37 +36,37 @@ class PatternLayout:
         return -(-self.num_rounds // self.separation)
 
     @property
-    def rounds(self) -> np.ndarray:
+    def rounds(self) -> FloatArray:
         """(b, K) int rounds; those of n and more do not exist."""
         classes = np.arange(self.separation)[:, np.newaxis]
         return classes + self.separation * np.arange(self.positions)
 
     @property
-    def exists(self) -> np.ndarray:
+    def exists(self) -> FloatArray:
         """(b, K) bool: which positions are rounds."""
         return self.rounds < self.num_rounds
 
     @property
-    def order(self) -> np.ndarray:
+    def order(self) -> FloatArray:
         """(n,) int: the rounds by class."""
         return self.rounds[self.exists]
 
     @property
-    def windows(self) -> np.ndarray:
+    def windows(self) -> FloatArray:
         """(b, W) bool: which patterns are maximal patterns of a class."""
         starts = np.arange(self.positions - self.most + 1)
         sizes = np.sum(self.exists, axis=1, keepdims=True)
         return (starts + self.most <= sizes) | ((starts == 0) & (sizes < self.most))
 
     @property
-    def held(self) -> np.ndarray:
+    def held(self) -> FloatArray:
         """(b, K, W) bool: which positions each maximal pattern holds."""
         positions = np.arange(self.positions)[:, np.newaxis]
         starts = np.arange(self.positions - self.most + 1)
         holds = (positions >= starts) & (positions < starts + self.most)
         return holds & self.windows[:, np.newaxis] & self.exists[:, :, np.newaxis]
 
-    def by_position(self, values: np.ndarray) -> np.ndarray:
+    def by_position(self, values: FloatArray) -> FloatArray:
         """Returns (b, K) values of (n,) rounds, zero where there is no round."""
         table = np.zeros((self.separation, self.positions))
         rounds = self.rounds
@@ -72,44 +74,44 @@ class PatternLayout:
         table[exists] = values[rounds[exists]]
         return table
 
-    def by_round(self, table: np.ndarray) -> np.ndarray:
+    def by_round(self, table: FloatArray) -> FloatArray:
         """Returns (n,) values of (b, K) positions."""
         values = np.empty(self.num_rounds)
         exists = self.exists
         values[self.rounds[exists]] = table[exists]
         return values
 
-    def rows_by_class(self, matrix: np.ndarray) -> np.ndarray:
+    def rows_by_class(self, matrix: FloatArray) -> FloatArray:
         """Returns (b, K, m) rows of an (n, m) matrix by class, zero where there is no round."""
         padded = np.zeros((self.separation, self.positions, matrix.shape[1]))
         padded[self.exists] = matrix
         return padded
 
-    def blocks_times(self, blocks: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    def blocks_times(self, blocks: FloatArray, matrix: FloatArray) -> FloatArray:
         """Returns (n, m): (b, K, K) diagonal blocks times an (n, m) matrix, rows by class."""
         product = np.matmul(blocks, self.rows_by_class(matrix))
         return np.asarray(product[self.exists])
 
-    def times_blocks(self, matrix: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    def times_blocks(self, matrix: FloatArray, blocks: FloatArray) -> FloatArray:
         """Returns (m, n): an (m, n) matrix, columns by class, times (b, K, K) diagonal blocks."""
         padded = np.zeros((len(matrix), self.separation, self.positions))
         padded[:, self.exists] = matrix
         product = np.einsum("nbk,bkl->nbl", padded, blocks)
         return np.asarray(product[:, self.exists])
 
-    def sums(self, table: np.ndarray) -> np.ndarray:
+    def sums(self, table: FloatArray) -> FloatArray:
         """Returns (b, W) sums over each pattern of (b, K) values, zero where there is none."""
         sums = np.concatenate([np.zeros((len(table), 1)), np.cumsum(table, axis=1)], axis=1)
         starts = np.arange(self.positions - self.most + 1)
         return np.where(self.windows, sums[:, starts + self.most] - sums[:, starts], 0.0)
 
-    def cover(self, values: np.ndarray) -> np.ndarray:
+    def cover(self, values: FloatArray) -> FloatArray:
         """Returns (b, K) sums over the patterns that hold a position of (b, W) values."""
         first, last = self._holding(np.arange(self.positions), np.arange(self.positions))
         sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
         return sums[:, last] - sums[:, first]
 
-    def cover_pairs(self, values: np.ndarray) -> np.ndarray:
+    def cover_pairs(self, values: FloatArray) -> FloatArray:
         """Returns (b, K, K) sums over the patterns that hold both positions of (b, W) values."""
         positions = np.arange(self.positions)
         first, last = self._holding(
@@ -119,7 +121,7 @@ class PatternLayout:
         sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
         return sums[:, last] - sums[:, first]
 
-    def pair_sums(self, blocks: np.ndarray) -> np.ndarray:
+    def pair_sums(self, blocks: FloatArray) -> FloatArray:
         """Returns (b, W) sums over both positions in each pattern of (b, K, K) blocks."""
         starts = np.arange(self.positions - self.most + 1)
         stops = starts + self.most
@@ -132,7 +134,7 @@ class PatternLayout:
             + table[:, starts, starts]
         )
 
-    def tightest(self, sums: np.ndarray) -> np.ndarray:
+    def tightest(self, sums: FloatArray) -> FloatArray:
         """Returns (b, K): the largest of (b, W) values over the patterns that hold a position.
 
         One where there is no round.
@@ -140,7 +142,7 @@ class PatternLayout:
         largest = np.max(np.where(self.held, sums[:, np.newaxis], 0.0), axis=2)
         return np.where(self.exists, largest, 1.0)
 
-    def _holding(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _holding(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The range of patterns, first to before last, that hold positions low to high."""
         count = self.positions - self.most + 1
         first = np.maximum(0, high - self.most + 1)
@@ -158,7 +160,7 @@ class ColumnConstraint(Protocol):
     def sharpness(self) -> tuple[float, ...]:
         """The exponents p of p-norms in place of maxima, to try in turn."""
 
-    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+    def scales(self, squared_norms: FloatArray, sharpness: float) -> FloatArray:
         """Returns (n,): what each column of C is divided by, squared.
 
         Args:
@@ -167,8 +169,8 @@ class ColumnConstraint(Protocol):
         """
 
     def by_squared_norms(
-        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
-    ) -> np.ndarray:
+        self, along: FloatArray, squared_norms: FloatArray, sharpness: float
+    ) -> FloatArray:
         """Returns (n,): the part of the slope that changes the scales, a multiple of each column.
 
         Args:
@@ -177,14 +179,14 @@ class ColumnConstraint(Protocol):
           sharpness: The exponent p.
         """
 
-    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+    def squared_sensitivity(self, squared_norms: FloatArray) -> float:
         """Returns the largest squared norm that a participation pattern can reach.
 
         Args:
           squared_norms: (n,) of the columns.
         """
 
-    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+    def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
         """Returns (n,), a diagonal of V that the constraint allows, and the sum of its weights.
 
         Args:
@@ -199,21 +201,21 @@ class EqualNorms:
     num_bands: int
     sharpness: tuple[float, ...] = (1.0,)
 
-    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+    def scales(self, squared_norms: FloatArray, sharpness: float) -> FloatArray:
         """Returns what each column of C is divided by, squared."""
         return squared_norms
 
     def by_squared_norms(
-        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
-    ) -> np.ndarray:
+        self, along: FloatArray, squared_norms: FloatArray, sharpness: float
+    ) -> FloatArray:
         """Returns the part of the slope that changes the scales: a multiple of each column."""
         return along / squared_norms
 
-    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+    def squared_sensitivity(self, squared_norms: FloatArray) -> float:
         """Returns the largest squared norm."""
         return float(np.max(squared_norms))
 
-    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+    def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
         """Returns a diagonal of V that the constraint allows, and the sum of its weights."""
         return diagonal, float(np.sum(diagonal))
 
@@ -237,7 +239,7 @@ class PatternNorms:
             (1.0,) if self.layout.positions == self.layout.most else (16.0, 128.0, 1024.0, 8192.0)
         )
 
-    def scales(self, squared_norms: np.ndarray, sharpness: float) -> np.ndarray:
+    def scales(self, squared_norms: FloatArray, sharpness: float) -> FloatArray:
         """Returns what each column of C is divided by, squared."""
         layout = self.layout
         sums = layout.sums(layout.by_position(squared_norms))
@@ -248,8 +250,8 @@ class PatternNorms:
         return layout.by_round(tightest * norms)
 
     def by_squared_norms(
-        self, along: np.ndarray, squared_norms: np.ndarray, sharpness: float
-    ) -> np.ndarray:
+        self, along: FloatArray, squared_norms: FloatArray, sharpness: float
+    ) -> FloatArray:
         """Returns the part of the slope that changes the scales: a multiple of each column."""
         layout = self.layout
         sums = layout.sums(layout.by_position(squared_norms))
@@ -260,11 +262,11 @@ class PatternNorms:
         by_pattern = np.sum((layout.by_position(along) / scales)[:, :, np.newaxis] * powers, axis=1)
         return layout.by_round(layout.cover(by_pattern))
 
-    def squared_sensitivity(self, squared_norms: np.ndarray) -> float:
+    def squared_sensitivity(self, squared_norms: FloatArray) -> float:
         """Returns the largest sum over a pattern: columns of one are orthogonal."""
         return float(np.max(self.layout.sums(self.layout.by_position(squared_norms))))
 
-    def dual_diagonal(self, diagonal: np.ndarray) -> tuple[np.ndarray, float]:
+    def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
         """Returns a diagonal of V that the constraint allows, and the sum of its weights.
 
         V[i, i] must be the sum of weights of the patterns that hold round i; the closest

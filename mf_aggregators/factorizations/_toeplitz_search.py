@@ -27,6 +27,7 @@ import scipy.signal
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
@@ -151,14 +152,14 @@ def parameters_of(momentum: float) -> dict[str, Any]:
     return {"momentum": momentum} if momentum else {}
 
 
-def with_momentum(sums: np.ndarray, momentum: float) -> np.ndarray:
+def with_momentum(sums: FloatArray, momentum: float) -> FloatArray:
     """Returns the coefficients of s(x) / (1 - beta x): (n,) for (n,) running sums s."""
     if momentum == 0.0:
         return sums
     return np.asarray(scipy.signal.lfilter([1.0], [1.0, -momentum], sums))
 
 
-def with_momentum_adjoint(values: np.ndarray, momentum: float) -> np.ndarray:
+def with_momentum_adjoint(values: FloatArray, momentum: float) -> FloatArray:
     """Returns the adjoint of :func:`with_momentum` applied to (n,) values."""
     return with_momentum(values[::-1], momentum)[::-1]
 
@@ -186,7 +187,7 @@ class PatternOfRounds:
             return cls(num_rounds, num_rounds, 1)
         return cls(num_rounds, participation.separation_in(num_rounds), most)
 
-    def squared_sensitivity(self, column: np.ndarray) -> tuple[float, np.ndarray]:
+    def squared_sensitivity(self, column: FloatArray) -> tuple[float, FloatArray]:
         """Returns the squared norm of the pattern's columns summed, and its gradient.
 
         Args:
@@ -200,7 +201,7 @@ class PatternOfRounds:
         gradient = sensitivities.pattern_sum_adjoint(total, self.separation, self.most)
         return float(total @ total), 2.0 * gradient
 
-    def sum_of_squared_norms(self, column: np.ndarray) -> tuple[float, np.ndarray]:
+    def sum_of_squared_norms(self, column: FloatArray) -> tuple[float, FloatArray]:
         """Returns the sum of the squared norms of the pattern's columns, and its gradient.
 
         Their squared sum is the same where the columns are orthogonal, whatever the signs.
@@ -218,7 +219,7 @@ class PatternOfRounds:
         return float(weights @ np.square(column)), 2.0 * weights * column
 
 
-def error_weights(num_rounds: int, error: ErrorMeasure) -> np.ndarray:
+def error_weights(num_rounds: int, error: ErrorMeasure) -> FloatArray:
     """Returns (n,) weights w with the squared error sens^2 sum_t w_t b_t^2."""
     if error == "max":
         return np.ones(num_rounds)
@@ -226,8 +227,8 @@ def error_weights(num_rounds: int, error: ErrorMeasure) -> np.ndarray:
 
 
 def squared_rows_by_strategy(
-    coefficients: np.ndarray, weights: np.ndarray, momentum: float = 0.0
-) -> tuple[float, np.ndarray]:
+    coefficients: FloatArray, weights: FloatArray, momentum: float = 0.0
+) -> tuple[float, FloatArray]:
     """Returns sum_t w_t b_t^2 and its gradient by the coefficients of C.
 
     Args:
@@ -259,13 +260,13 @@ def check_bands(num_bands: int | None, num_rounds: int, default: int) -> int:
 
 
 def optimised(
-    start: np.ndarray,
+    start: FloatArray,
     pattern: PatternOfRounds,
     error: ErrorMeasure,
     momentum: float,
     max_evaluations: int,
     show_progress: bool,
-) -> np.ndarray:
+) -> FloatArray:
     """Returns the coefficients of least error.
 
     Args:
@@ -290,12 +291,12 @@ def optimised(
 
 
 def continued(
-    released: np.ndarray,
+    released: FloatArray,
     pattern: PatternOfRounds,
     error: ErrorMeasure,
     momentum: float,
     is_optimised: bool,
-) -> np.ndarray:
+) -> FloatArray:
     """Returns coefficients of all rounds of a pattern that begin with those that were released.
 
     They go on as those of the square root do. Where no client comes twice they are optimised from
@@ -318,7 +319,7 @@ def continued(
         return series
     log_error = _log_error_of(pattern, error, momentum, num_rounds)
 
-    def of_tail(tail: np.ndarray) -> tuple[float, np.ndarray]:
+    def of_tail(tail: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = log_error(np.concatenate([released, tail]))
         return value, gradient[head:]
 
@@ -339,7 +340,7 @@ def _log_error_of(
     weights = error_weights(pattern.num_rounds, error)
     orthogonal = num_bands <= pattern.separation
 
-    def log_error(series: np.ndarray) -> tuple[float, np.ndarray]:
+    def log_error(series: FloatArray) -> tuple[float, FloatArray]:
         if orthogonal:
             squared_sensitivity, by_sensitivity = pattern.sum_of_squared_norms(series)
         else:
@@ -354,8 +355,8 @@ def _log_error_of(
 
 
 def _minimise_free(
-    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "ProgressBar"
-) -> np.ndarray:
+    objective: Objective, start: FloatArray, max_evaluations: int, progress: "ProgressBar"
+) -> FloatArray:
     """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
     start = start / start[0]
     # A step too far makes errors so large that a line search would interpolate from them
@@ -363,7 +364,7 @@ def _minimise_free(
     with np.errstate(over="ignore", invalid="ignore"):
         bad = objective(start)[0] + 1.0
 
-    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+    def function(free: FloatArray) -> tuple[float, FloatArray]:
         progress.update()
         with np.errstate(over="ignore", invalid="ignore"):
             value, gradient = objective(np.concatenate([[1.0], free]))
@@ -376,14 +377,14 @@ def _minimise_free(
 
 
 def _minimise_non_increasing(
-    objective: Objective, start: np.ndarray, max_evaluations: int, progress: "ProgressBar"
-) -> np.ndarray:
+    objective: Objective, start: FloatArray, max_evaluations: int, progress: "ProgressBar"
+) -> FloatArray:
     """L-BFGS-B over the decrements of c, which must not be negative."""
 
-    def series(decrements: np.ndarray) -> np.ndarray:
+    def series(decrements: FloatArray) -> FloatArray:
         return np.cumsum(decrements[::-1])[::-1]
 
-    def function(decrements: np.ndarray) -> tuple[float, np.ndarray]:
+    def function(decrements: FloatArray) -> tuple[float, FloatArray]:
         progress.update()
         value, gradient = objective(series(decrements))
         return value, np.cumsum(gradient)
@@ -395,10 +396,10 @@ def _minimise_non_increasing(
 
 def _minimise(
     function: Objective,
-    start: np.ndarray,
+    start: FloatArray,
     max_evaluations: int,
     bounds: tuple[float, float | None] | None,
-) -> np.ndarray:
+) -> FloatArray:
     result = minimise(
         function,
         start,

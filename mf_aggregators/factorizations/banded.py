@@ -25,6 +25,7 @@ import numpy as np
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._banded_search import BandedSearch, BandedWorkload
 from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
@@ -89,7 +90,7 @@ class BandedFactorization(Factorization):
     mechanism = "banded"
     goes_on = "with further rows of the bands, optimised while those of the first rounds stay"
 
-    bands: np.ndarray
+    bands: FloatArray
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,11 +117,11 @@ class BandedFactorization(Factorization):
         """Returns the number of bands of C."""
         return self.num_bands
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
         return recursions.matrix_from_bands(self.bands)
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns the leading part of C, in no more memory than that."""
         return recursions.matrix_from_bands(self.bands[:num_rounds, :num_rounds])
 
@@ -143,7 +144,7 @@ class BandedFactorization(Factorization):
             or participation.separation_in(self.num_rounds) >= self.num_bands
         )
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns ||row i of B||^2, in O(n b) memory where A has a banded inverse."""
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload):
@@ -163,7 +164,7 @@ class BandedFactorization(Factorization):
         blocks = WorkloadBlocks.of_inverse(inverse, self.num_bands)
         return BandedCovariances(self.bands, blocks).squared_rows()
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         product = np.zeros(x.shape)
         for lag in range(self.num_bands):
             weights = self.bands[lag:, lag].reshape(-1, *[1] * (x.ndim - 1))
@@ -344,7 +345,7 @@ def banded(
     )
 
 
-def sensitivity_of_bands(bands: np.ndarray, participation: Participation) -> Sensitivity:
+def sensitivity_of_bands(bands: FloatArray, participation: Participation) -> Sensitivity:
     """Computes the sensitivity of a banded strategy matrix under a participation schema.
 
     Args:
@@ -366,7 +367,7 @@ def sensitivity_of_bands(bands: np.ndarray, participation: Participation) -> Sen
     return _of_unit_scale(bands[:, :used] / largest, participation).times(largest)
 
 
-def _of_unit_scale(bands: np.ndarray, participation: Participation) -> Sensitivity:
+def _of_unit_scale(bands: FloatArray, participation: Participation) -> Sensitivity:
     num_rounds, num_bands = bands.shape
     strategy = BandedMatrix.lower_triangular(bands)
     squared_norms = np.sum(np.square(strategy.transposed().rows), axis=1)
@@ -398,7 +399,7 @@ def _of_unit_scale(bands: np.ndarray, participation: Participation) -> Sensitivi
     return sensitivities.from_row_bounds(row_bounds, squared_norms, separation, most)
 
 
-def _enumerated(above: np.ndarray, separation: int, most: int) -> Sensitivity:
+def _enumerated(above: FloatArray, separation: int, most: int) -> Sensitivity:
     """BandMF Eq. 5: sums over all patterns at once, diagonal by diagonal of X."""
     num_rounds, num_bands = above.shape
     sums = sensitivities.pattern_sum_adjoint(above[:, 0], separation, most)
@@ -416,7 +417,7 @@ def _enumerated(above: np.ndarray, separation: int, most: int) -> Sensitivity:
     )
 
 
-def _is_reached(above: np.ndarray, separation: int) -> bool:
+def _is_reached(above: FloatArray, separation: int) -> bool:
     """Whether the sum over a pattern is reached, X being given by its rows of the pattern."""
     lags = above[:, ::separation]
     if np.all(lags >= -_ROUNDING_OF_GRAM * np.max(lags[:, 0])):
@@ -432,8 +433,8 @@ def _is_reached(above: np.ndarray, separation: int) -> bool:
 
 
 def _largest_sums_of_both_sides(
-    above: np.ndarray, below: np.ndarray, separation: int, most: int
-) -> np.ndarray:
+    above: FloatArray, below: FloatArray, separation: int, most: int
+) -> FloatArray:
     """For each row of |X|, its largest sum over the other rounds of a pattern that holds it.
 
     Args:
@@ -452,7 +453,7 @@ def _largest_sums_of_both_sides(
     return np.max([after[m] + before[min(most - 1 - m, levels)] for m in range(levels + 1)], axis=0)
 
 
-def _largest_sums(side: np.ndarray, separation: int, levels: int | None) -> list[np.ndarray]:
+def _largest_sums(side: FloatArray, separation: int, levels: int | None) -> list[FloatArray]:
     """The largest sums over at most 0, 1, ..., ``levels`` entries of each row, b or more apart.
 
     The first is at least b from the diagonal as well. Without levels, one sum without a limit.
@@ -475,8 +476,8 @@ def _largest_sums(side: np.ndarray, separation: int, levels: int | None) -> list
 
 
 def _extended_bands(
-    bands: np.ndarray, workload: Workload, participation: Participation
-) -> np.ndarray:
+    bands: FloatArray, workload: Workload, participation: Participation
+) -> FloatArray:
     """Returns the bands of a matrix for more rounds whose first rows are given.
 
     Args:
@@ -491,12 +492,12 @@ def _extended_bands(
     rows = _FreeRows(bands, workload.num_rounds)
     start = rows.start()
 
-    def squared_error(free: np.ndarray, share: float) -> float:
+    def squared_error(free: FloatArray, share: float) -> float:
         made = rows.of(free, share)
         error = BandedCovariances(made, prepared.blocks).squared_error
         return error * sensitivity_of_bands(made, participation).value ** 2
 
-    def log_error(free: np.ndarray, share: float) -> tuple[float, np.ndarray]:
+    def log_error(free: FloatArray, share: float) -> tuple[float, FloatArray]:
         with np.errstate(all="ignore"):
             covariances = BandedCovariances(rows.of(free, share), prepared.blocks)
             error = covariances.squared_error
@@ -525,7 +526,7 @@ def _extended_bands(
 class _FreeRows:
     """The matrix as a function of its free entries."""
 
-    def __init__(self, bands: np.ndarray, num_rounds: int) -> None:
+    def __init__(self, bands: FloatArray, num_rounds: int) -> None:
         self._released = bands
         released, num_bands = bands.shape
         self.shape = (num_rounds, num_bands)
@@ -540,11 +541,11 @@ class _FreeRows:
         self._radii = np.zeros(num_rounds)
         self._radii[:released] = np.sqrt(squared_norms)
 
-    def start(self) -> np.ndarray:
+    def start(self) -> FloatArray:
         """The free entries of the Toeplitz square root of the prefix sum."""
         return square_root_bands(*self.shape)[self._is_free]
 
-    def of(self, free: np.ndarray, share: float) -> np.ndarray:
+    def of(self, free: FloatArray, share: float) -> FloatArray:
         """Returns the (m, b) bands of the matrix.
 
         Args:
@@ -556,7 +557,7 @@ class _FreeRows:
         bands[: len(self._released)] = self._released
         return bands
 
-    def by_free(self, free: np.ndarray, share: float, slope: np.ndarray) -> np.ndarray:
+    def by_free(self, free: FloatArray, share: float, slope: FloatArray) -> FloatArray:
         """Returns the slope by the free entries, from the (m, b) slope by the matrix."""
         entries, scales, squares = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
@@ -566,7 +567,7 @@ class _FreeRows:
         inner = slope - entries * spread_columns(along / divisors, self.shape[1])
         return (inner * spread_columns(scales, self.shape[1]))[self._is_free]
 
-    def _scaled(self, free: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _scaled(self, free: FloatArray, share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The entries, what multiplies the columns, and the squared norms of the entries."""
         entries = np.zeros(self.shape)
         entries[self._is_free] = free

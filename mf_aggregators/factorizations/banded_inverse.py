@@ -15,6 +15,7 @@ import scipy.special
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
@@ -58,7 +59,7 @@ class BandedInverseFactorization(ToeplitzStructure):
     _described_as = "the banded inverse"
     ends_because = "the bands of C^-1 are optimised together for all rounds"
 
-    coefficients: np.ndarray
+    coefficients: FloatArray
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,11 +71,11 @@ class BandedInverseFactorization(ToeplitzStructure):
         """The number of bands of C^-1."""
         return len(self.coefficients)
 
-    def strategy_coefficients(self) -> np.ndarray:
+    def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of C, (n,) float64."""
         return power_series.reciprocal(self.coefficients, self.num_rounds)
 
-    def noising_coefficients(self) -> np.ndarray:
+    def noising_coefficients(self) -> FloatArray:
         """Returns the first column of C^-1, (n,) float64."""
         return power_series.padded(self.coefficients, self.num_rounds)
 
@@ -138,7 +139,7 @@ def banded_inverse(
         )
     weights = error_weights(num_rounds, error)
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)
-    candidates: list[tuple[np.ndarray, Any]] = [(series, None)]
+    candidates: list[tuple[FloatArray, Any]] = [(series, None)]
     if coefficients == "optimised" and num_bands > 1:
         pattern = PatternOfRounds.of(participation, num_rounds)
         # Where clients return, the better of two: with ordered ratios the sensitivity is
@@ -171,7 +172,7 @@ def banded_inverse(
 
 
 def _squared_error(
-    coefficients: np.ndarray, participation: Participation, weights: np.ndarray, momentum: float
+    coefficients: FloatArray, participation: Participation, weights: FloatArray, momentum: float
 ) -> float:
     """sens(C)^2 sum_t w_t b_t^2 of the coefficients of C^-1, whatever they are."""
     num_rounds = len(weights)
@@ -202,23 +203,23 @@ class _ErrorByRatios:
     """
 
     pattern: PatternOfRounds
-    weights: np.ndarray
+    weights: FloatArray
     momentum: float
     ordered: bool
 
-    def free_variables(self, sums: np.ndarray) -> np.ndarray:
+    def free_variables(self, sums: FloatArray) -> FloatArray:
         """Returns the (p - 1,) free variables of (p,) running sums."""
         logs = np.log(sums[1:] / sums[:-1])
         if self.ordered:
             return np.log(np.diff(logs, append=0.0))
         return logs - np.log(-np.expm1(logs))
 
-    def running_sums(self, free: np.ndarray) -> np.ndarray:
+    def running_sums(self, free: FloatArray) -> FloatArray:
         """Returns the (p,) running sums of (p - 1,) free variables."""
         logs = -_sums_from_each(np.exp(free)) if self.ordered else scipy.special.log_expit(free)
         return np.exp(np.concatenate([[0.0], np.cumsum(logs)]))
 
-    def logarithm(self, free: np.ndarray) -> tuple[float, np.ndarray]:
+    def logarithm(self, free: FloatArray) -> tuple[float, FloatArray]:
         """Returns log(sens(C)^2 sum_t w_t b_t^2) and its gradient by the free variables."""
         sums = self.running_sums(free)
         squared_sensitivity, by_noising = self._squared_sensitivity(np.diff(sums, prepend=0.0))
@@ -234,7 +235,7 @@ class _ErrorByRatios:
             return value, -np.cumsum(by_logs) * np.exp(free)
         return value, by_logs * (1.0 - scipy.special.expit(free))
 
-    def _squared_sensitivity(self, noising: np.ndarray) -> tuple[float, np.ndarray]:
+    def _squared_sensitivity(self, noising: FloatArray) -> tuple[float, FloatArray]:
         """The pattern's squared sensitivity, and its gradient by the (p,) coefficients of C^-1."""
         column = power_series.reciprocal(noising, self.pattern.num_rounds)
         value, by_column = self.pattern.squared_sensitivity(column)
@@ -242,7 +243,7 @@ class _ErrorByRatios:
         response = power_series.product(column, column, self.pattern.num_rounds)
         return value, -power_series.correlation(by_column, response, len(noising))
 
-    def _squared_rows(self, sums: np.ndarray) -> tuple[float, np.ndarray]:
+    def _squared_rows(self, sums: FloatArray) -> tuple[float, FloatArray]:
         """The sum of w_t b_t^2, and its gradient by the running sums of all n rounds."""
         all_sums = np.pad(sums, (0, self.pattern.num_rounds - len(sums)), mode="edge")
         decoder = with_momentum(all_sums, self.momentum)
@@ -250,20 +251,20 @@ class _ErrorByRatios:
         return float(self.weights @ np.square(decoder)), slopes
 
 
-def _sums_from_each(values: np.ndarray) -> np.ndarray:
+def _sums_from_each(values: FloatArray) -> FloatArray:
     """The sums of each entry and all after it."""
     return np.cumsum(values[::-1])[::-1]
 
 
 def _optimised(
-    start: np.ndarray, error: _ErrorByRatios, max_evaluations: int, show_progress: bool
-) -> tuple[np.ndarray, Any]:
+    start: FloatArray, error: _ErrorByRatios, max_evaluations: int, show_progress: bool
+) -> tuple[FloatArray, Any]:
     """L-BFGS over the free variables of the ratios, from the coefficients of some C^-1."""
     with ProgressBar(
         desc=f"banded inverse, {len(start)} bands", unit=" evaluations", disable=not show_progress
     ) as progress:
 
-        def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+        def function(free: FloatArray) -> tuple[float, FloatArray]:
             progress.update()
             return error.logarithm(free)
 

@@ -32,6 +32,7 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
@@ -85,8 +86,8 @@ class BltFactorization(ToeplitzStructure):
     _described_as = "the BLT matrix"
     goes_on = "with the same decays"
 
-    buffer_decays: np.ndarray
-    inverse_decays: np.ndarray
+    buffer_decays: FloatArray
+    inverse_decays: FloatArray
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,20 +151,20 @@ class BltFactorization(ToeplitzStructure):
         return len(self.buffer_decays)
 
     @property
-    def output_scales(self) -> np.ndarray:
+    def output_scales(self) -> FloatArray:
         """The (m,) positive weights of C's decays."""
         return _partial_fractions(self.buffer_decays, self.inverse_decays)
 
     @property
-    def inverse_output_scales(self) -> np.ndarray:
+    def inverse_output_scales(self) -> FloatArray:
         """The (m,) negative weights of C^-1's decays."""
         return _partial_fractions(self.inverse_decays, self.buffer_decays)
 
-    def strategy_coefficients(self) -> np.ndarray:
+    def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of C, (n,) float64."""
         return _coefficients(self.buffer_decays, self.output_scales, self.num_rounds)
 
-    def noising_coefficients(self) -> np.ndarray:
+    def noising_coefficients(self) -> FloatArray:
         """Returns the first column of C^-1, (n,) float64."""
         return _coefficients(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
@@ -179,7 +180,7 @@ class BltFactorization(ToeplitzStructure):
             feedbacks=np.ones((1, count)),
         )
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         """Streams C x with the buffers of C."""
         product = np.empty_like(x)
         buffers = np.zeros((self.num_buffers, *x.shape[1:]))
@@ -302,7 +303,7 @@ class _Search:
         # Closer to one, a decay is a constant for all that its rounds can tell.
         self._least_distance = 1e-3 / float(pattern.num_rounds) ** 2
 
-    def run(self, num_buffers: int) -> np.ndarray:
+    def run(self, num_buffers: int) -> FloatArray:
         """Returns the best increasing distances found, (2 m,)."""
         slow = 1.0 / (self._pattern.num_rounds + 1.0)
         starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
@@ -321,13 +322,13 @@ class _Search:
         warn_unless_stationary(result)
         return found
 
-    def _best(self, candidates: list[tuple[np.ndarray, Any]]) -> tuple[np.ndarray, Any]:
+    def _best(self, candidates: list[tuple[FloatArray, Any]]) -> tuple[FloatArray, Any]:
         return min(candidates, key=lambda candidate: self._log_error(candidate[0])[0])
 
-    def _refined(self, distances: np.ndarray) -> tuple[np.ndarray, Any]:
+    def _refined(self, distances: FloatArray) -> tuple[FloatArray, Any]:
         """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""
 
-        def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+        def function(free: FloatArray) -> tuple[float, FloatArray]:
             steps = np.exp(free)
             candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
             value, gradient = self._log_error(np.maximum(candidate, self._least_distance))
@@ -349,7 +350,7 @@ class _Search:
         found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
         return np.maximum(found, self._least_distance), result
 
-    def _log_error(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
+    def _log_error(self, distances: FloatArray) -> tuple[float, FloatArray]:
         """The logarithm of the squared error and its gradient by the distances."""
         self._progress.update()
         decays = 1.0 - distances
@@ -361,7 +362,7 @@ class _Search:
             return log_squared_error(distances, self._pattern, self._error)
         return self._log_error_by_rounds(distances)
 
-    def _log_error_by_rounds(self, distances: np.ndarray) -> tuple[float, np.ndarray]:
+    def _log_error_by_rounds(self, distances: FloatArray) -> tuple[float, FloatArray]:
         """The same from all coefficients: for momentum, and clients who return every round."""
         num_rounds = self._pattern.num_rounds
         weights = error_weights(num_rounds, self._error)
@@ -384,7 +385,7 @@ class _Search:
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 
 
-def _with_one_more_pair(distances: np.ndarray) -> Iterator[np.ndarray]:
+def _with_one_more_pair(distances: FloatArray) -> Iterator[FloatArray]:
     """The distances with two more between any two neighbours, or before the first."""
     logs = np.concatenate([[np.log(distances[0]) - 3.0], np.log(distances), [0.0]])
     for i in range(len(logs) - 1):
@@ -393,18 +394,18 @@ def _with_one_more_pair(distances: np.ndarray) -> Iterator[np.ndarray]:
         yield np.exp(np.concatenate([logs[1 : i + 1], pair, logs[i + 1 : -1]]))
 
 
-def _with_idle_pair(distances: np.ndarray) -> np.ndarray:
+def _with_idle_pair(distances: FloatArray) -> FloatArray:
     """The distances with a pair of equal ones, which has no effect."""
     between = (1.0 + distances[-1]) / 2.0
     return np.concatenate([distances, [between, between]])
 
 
-def _interlace(decays: np.ndarray, inverse_decays: np.ndarray) -> bool:
+def _interlace(decays: FloatArray, inverse_decays: FloatArray) -> bool:
     """Whether d_1 >= e_1 > d_2 >= e_2 > ..."""
     return bool(np.all(decays >= inverse_decays) and np.all(inverse_decays[:-1] > decays[1:]))
 
 
-def _partial_fractions(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+def _partial_fractions(poles: FloatArray, zeros: FloatArray) -> FloatArray:
     """Weights w with prod (1 - zeros x) / (1 - poles x) = 1 + sum w x / (1 - poles x).
 
     For interlacing numbers every factor is of one sign and differences of neighbours are
@@ -417,7 +418,7 @@ def _partial_fractions(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     return np.asarray(np.prod(ratios, axis=1))
 
 
-def _coefficients(decays: np.ndarray, weights: np.ndarray, num_rounds: int) -> np.ndarray:
+def _coefficients(decays: FloatArray, weights: FloatArray, num_rounds: int) -> FloatArray:
     """1, and sum_m weights[m] decays[m]^(t - 1) for t = 1, ..., n - 1."""
     series = np.empty(num_rounds)
     series[0] = 1.0
@@ -432,8 +433,8 @@ def _coefficients(decays: np.ndarray, weights: np.ndarray, num_rounds: int) -> n
 
 
 def log_squared_error(
-    distances: np.ndarray, pattern: PatternOfRounds, error: ErrorMeasure
-) -> tuple[float, np.ndarray]:
+    distances: FloatArray, pattern: PatternOfRounds, error: ErrorMeasure
+) -> tuple[float, FloatArray]:
     """Returns the logarithm of sens(C)^2 times the squared error, and its gradient.
 
     Args:
@@ -455,7 +456,7 @@ def log_squared_error(
     return float(logs[0]), gradient / _STEP
 
 
-def _weights(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+def _weights(poles: FloatArray, zeros: FloatArray) -> FloatArray:
     """(p, m) weights of the decays 1 - poles, from (p, m) distances."""
     ratios = zeros[:, np.newaxis, :] - poles[:, :, np.newaxis]
     between = poles[:, np.newaxis, :] - poles[:, :, np.newaxis]
@@ -465,8 +466,8 @@ def _weights(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def _squared_sensitivity(
-    distances: np.ndarray, weights: np.ndarray, pattern: PatternOfRounds
-) -> np.ndarray:
+    distances: FloatArray, weights: FloatArray, pattern: PatternOfRounds
+) -> FloatArray:
     """(p,) squared norms of the pattern's columns, summed, for (p, m) decays of C."""
     separation, most = pattern.separation, pattern.most
     starts = np.arange(0, pattern.num_rounds, separation)
@@ -475,7 +476,7 @@ def _squared_sensitivity(
     logs = _log1p(-distances)[:, :, np.newaxis]
     weighted = weights[:, :, np.newaxis]
 
-    def powers(first: np.ndarray, last: np.ndarray, shift: int) -> np.ndarray:
+    def powers(first: FloatArray, last: FloatArray, shift: int) -> FloatArray:
         """The sums of d^(i b + shift) over i from first to last, (p, m, stretches)."""
         series = _geometric(separation * logs, last - first + 1)
         return np.exp((first * separation + shift) * logs) * series
@@ -497,8 +498,8 @@ def _squared_sensitivity(
 
 
 def _squared_rows(
-    ours: np.ndarray, inverse: np.ndarray, num_rounds: int, error: ErrorMeasure
-) -> np.ndarray:
+    ours: FloatArray, inverse: FloatArray, num_rounds: int, error: ErrorMeasure
+) -> FloatArray:
     """(p,) weighted sums of b_t^2 over rounds."""
     constant = np.prod(ours / inverse, axis=1)[:, np.newaxis]
     amplitudes = np.concatenate([constant, -_weights(inverse, ours) / inverse], axis=1)
@@ -511,13 +512,13 @@ def _squared_rows(
     return np.einsum("pi,pij,pj->p", amplitudes, series, amplitudes)
 
 
-def _geometric(logs: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _geometric(logs: FloatArray, counts: FloatArray) -> FloatArray:
     """The sums of exp(t log) over t from 0 to counts - 1; logs are zero or negative."""
     safe = np.where(logs == 0.0, -1.0, logs)
     return np.where(logs == 0.0, counts, _expm1(counts * safe) / _expm1(safe))
 
 
-def _weighted_geometric(logs: np.ndarray, num_rounds: int) -> np.ndarray:
+def _weighted_geometric(logs: FloatArray, num_rounds: int) -> FloatArray:
     """The sums of (1 - t / n) exp(t log) over t from 0 to n - 1."""
     n = float(num_rounds)
     small = np.abs(logs.real) * n < _SMALL_EXPONENT
@@ -532,9 +533,9 @@ def _weighted_geometric(logs: np.ndarray, num_rounds: int) -> np.ndarray:
 
 # NumPy's complex log1p and expm1 lose the digits that these keep; imaginary parts are
 # infinitesimal here.
-def _log1p(z: np.ndarray) -> np.ndarray:
+def _log1p(z: FloatArray) -> FloatArray:
     return np.log1p(z.real) + 1j * z.imag / (1.0 + z.real)
 
 
-def _expm1(z: np.ndarray) -> np.ndarray:
+def _expm1(z: FloatArray) -> FloatArray:
     return np.expm1(z.real) + 1j * np.exp(z.real) * z.imag

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
 from mf_aggregators.workloads import Workload
@@ -41,7 +42,7 @@ class ClipDrift:
         return self.equivalent_norm / self.independent_norm - 1.0
 
 
-def squared_rows(factorization: Factorization, norms: Any, workload: Any = None) -> np.ndarray:
+def squared_rows(factorization: Factorization, norms: Any, workload: Any = None) -> FloatArray:
     """Returns the squared norm of each row of A diag(norms) C^-1.
 
     Args:
@@ -74,7 +75,7 @@ def squared_rows(factorization: Factorization, norms: Any, workload: Any = None)
     return squares
 
 
-def _matrix(workload: Any, rounds: int) -> np.ndarray | None:
+def _matrix(workload: Any, rounds: int) -> FloatArray | None:
     """The (m, m) matrix of a workload for m rounds; None for the prefix sum."""
     workload = workloads.resolve(rounds if workload is None else workload)
     if isinstance(workload, Workload):
@@ -106,7 +107,7 @@ def measure(factorization: Factorization, norms: Any, workload: Any = None) -> C
     )
 
 
-def _equivalent(factorization: Factorization, norms: np.ndarray, workload: Any) -> float:
+def _equivalent(factorization: Factorization, norms: FloatArray, workload: Any) -> float:
     moved = float(np.sum(squared_rows(factorization, norms, workload)))
     return math.sqrt(
         moved / float(np.sum(squared_rows(factorization, np.ones_like(norms), workload)))

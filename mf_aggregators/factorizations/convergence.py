@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.optimize
 
+from mf_aggregators.arrays import FloatArray
+
 # From (m,) variables to a value and its (m,) gradient.
 Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -27,14 +29,14 @@ class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an 
 
 def minimise(
     function: Objective,
-    start: np.ndarray,
+    start: FloatArray,
     *,
     max_evaluations: int,
     corrections: int,
     least_change: float,
     least_slope: float = 0.0,
     bounds: Any = None,
-    callback: Callable[[np.ndarray], None] | None = None,
+    callback: Callable[[FloatArray], None] | None = None,
 ) -> Any:
     """Minimises a function with its gradient by SciPy's L-BFGS-B.
 
@@ -72,10 +74,10 @@ def minimise(
 class _Point:
     """A point of a search: (m,) variables, the value, that which is shown, and the gradient."""
 
-    free: np.ndarray
+    free: FloatArray
     value: float
     shown: float
-    gradient: np.ndarray
+    gradient: FloatArray
 
 
 class ObjectiveBySlopes:
@@ -98,7 +100,7 @@ class ObjectiveBySlopes:
         self._iterate: _Point | None = None
         self._last: _Point | None = None
 
-    def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
+    def __call__(self, free: FloatArray) -> tuple[float, FloatArray]:
         """Returns the value less that of the first evaluation, and the (m,) gradient.
 
         Args:
@@ -117,7 +119,7 @@ class ObjectiveBySlopes:
             self._iterate = self._last
         return shown, gradient
 
-    def accept(self, _: np.ndarray) -> None:
+    def accept(self, _: FloatArray) -> None:
         """Notes that the last point is an iterate: the start of the next line search."""
         self._iterate = self._last
 
@@ -131,9 +133,9 @@ def with_walls(objective: Objective) -> Objective:
     Args:
       objective: It must not raise at the first point.
     """
-    accepted: list[tuple[np.ndarray, float, np.ndarray]] = []
+    accepted: list[tuple[FloatArray, float, FloatArray]] = []
 
-    def function(free: np.ndarray) -> tuple[float, np.ndarray]:
+    def function(free: FloatArray) -> tuple[float, FloatArray]:
         try:
             value, gradient = objective(free)
         except np.linalg.LinAlgError:

@@ -11,6 +11,7 @@ import scipy.linalg
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import (
@@ -43,7 +44,7 @@ class Errors:
     """
 
     sensitivity: Sensitivity
-    per_round_variance: np.ndarray
+    per_round_variance: FloatArray
 
     @property
     def total_error(self) -> float:
@@ -242,7 +243,7 @@ class Factorization(abc.ABC):
         )
 
     @abc.abstractmethod
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense float64 array, for inspection: (n, n), or (2 n - 1, n) for trees."""
 
     def strategy_bands(self) -> int | None:
@@ -256,7 +257,7 @@ class Factorization(abc.ABC):
     def noise_recursion(self) -> NoiseRecursion:
         """Returns how the noise rows [C^-1 Z] follow from one another."""
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, FloatArray]:
         """Returns the float64 arrays that a checkpoint stores: what the structure needs, no more.
 
         They are the fields that are arrays. The class takes them back, under the same names, in
@@ -267,7 +268,7 @@ class Factorization(abc.ABC):
 
     @classmethod
     def from_arrays(
-        cls: type[_Made], num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+        cls: type[_Made], num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
     ) -> _Made:
         """Rebuilds a factorization of ``num_rounds`` rounds from what :meth:`arrays` returned.
 
@@ -302,11 +303,11 @@ class Factorization(abc.ABC):
             )
         return made
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
         return self.noise_recursion().noising_matrix()
 
-    def encode(self, x: Any) -> np.ndarray:
+    def encode(self, x: Any) -> FloatArray:
         """Returns C x, the encoded stream.
 
         Args:
@@ -323,10 +324,10 @@ class Factorization(abc.ABC):
             raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
         return self._encode(x)
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         return np.tensordot(self.strategy_matrix(), x, axes=1)
 
-    def noise_rows(self, z: Any) -> np.ndarray:
+    def noise_rows(self, z: Any) -> FloatArray:
         """Returns all n noise rows, by the recursion that the aggregator runs.
 
         Args:
@@ -343,7 +344,7 @@ class Factorization(abc.ABC):
             raise ValueError(f"z must have {self.num_rounds} rows, found shape {z.shape}.")
         return self.noise_recursion().apply(z)
 
-    def decoder_matrix(self, workload: Any) -> np.ndarray:
+    def decoder_matrix(self, workload: Any) -> FloatArray:
         """Returns B with A = BC.
 
         Args:
@@ -359,7 +360,7 @@ class Factorization(abc.ABC):
         """
         return self._decoder_matrix(self._checked(workload))
 
-    def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
+    def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
         # C^T B^T = A^T: a triangular solve is more accurate than a product with C^-1.
         transposed = scipy.linalg.solve_triangular(
             self.strategy_matrix(), workload.T, lower=True, trans="T", check_finite=False
@@ -410,7 +411,7 @@ class Factorization(abc.ABC):
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         return sensitivities.compute(self.strategy_matrix_of_first(rounds), participation)
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns the part of C that the first rounds of a run follow from.
 
         Args:
@@ -442,7 +443,7 @@ class Factorization(abc.ABC):
         sensitivity = self.sensitivity(participation)
         return Errors(sensitivity, sensitivity.value**2 * squared_rows)
 
-    def per_round_variance(self, workload: Any, participation: Participation) -> np.ndarray:
+    def per_round_variance(self, workload: Any, participation: Participation) -> FloatArray:
         """Returns sens(C)^2 ||row i of B||^2 for each round i, (n,) float64: see :meth:`errors`.
 
         Args:
@@ -454,7 +455,7 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).per_round_variance
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns ||row i of B||^2 for each round i: shape (n,), float64.
 
         Args:
@@ -505,7 +506,7 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).max_error
 
-    def _checked(self, workload: Any) -> np.ndarray:
+    def _checked(self, workload: Any) -> FloatArray:
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
@@ -525,7 +526,7 @@ class Factorization(abc.ABC):
         return f"<{self.mechanism} factorization for {self.num_rounds} rounds>"
 
 
-def squared_rows_of_prefix_sums(strategy_matrix: np.ndarray) -> np.ndarray:
+def squared_rows_of_prefix_sums(strategy_matrix: FloatArray) -> FloatArray:
     """Returns ||row i of B||^2 of the prefix sum: running sums of the rows of C^-1.
 
     The inverse of a triangle takes a third of the operations of a solve for B.

@@ -7,6 +7,7 @@ import numpy as np
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.participation import Participation
@@ -39,11 +40,11 @@ class IdentityFactorization(Factorization):
         """Returns the number of bands of C."""
         return 1
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns the (n, n) identity."""
         return np.eye(self.num_rounds)
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns an identity of fewer rounds."""
         return np.eye(num_rounds)
 
@@ -51,13 +52,13 @@ class IdentityFactorization(Factorization):
         """Returns the recursion without memory."""
         return IndependentNoise(self.num_rounds)
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         return x.copy()
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         return sensitivities.from_toeplitz_coefficients([1.0], rounds, participation)
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns the squared row norms of the workload: see the base class."""
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload):

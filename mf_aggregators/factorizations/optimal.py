@@ -33,6 +33,7 @@ import scipy.linalg
 from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators import memory, validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries, bounded_entries
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
@@ -79,14 +80,14 @@ class DenseFactorization(Factorization):
     mechanism = "optimal"
     ends_because = "its rows are optimised together, and those of the first rounds would be others"
 
-    matrix: np.ndarray
+    matrix: FloatArray
 
     def __post_init__(self) -> None:
         super().__post_init__()
         matrix = validation.lower_triangular(self.matrix, "the strategy matrix").copy()
         self._set(matrix=matrix, num_rounds=len(matrix))
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C, read-only."""
         return self.matrix
 
@@ -97,7 +98,7 @@ class DenseFactorization(Factorization):
         )
         return DenseNoise(np.tril(inverse))
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns ||row i of B||^2: for the prefix sum from the inverse alone."""
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
@@ -105,7 +106,7 @@ class DenseFactorization(Factorization):
             return squared_rows_of_prefix_sums(self.matrix)
         return super().squared_decoder_rows(workload)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, FloatArray]:
         """Returns the lower triangle of C, row by row."""
         # Row by row: indices of the triangle would take as much memory as three matrices.
         rows = [row[: i + 1] for i, row in enumerate(self.matrix)]
@@ -113,7 +114,7 @@ class DenseFactorization(Factorization):
 
     @classmethod
     def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, np.ndarray], **attributes: Any
+        cls, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
     ) -> "DenseFactorization":
         """Rebuilds the factorization; see the base class."""
         triangle = arrays["lower_triangle"]
@@ -260,11 +261,11 @@ class WorkloadSpectra(abc.ABC):
     num_rounds: int
 
     @abc.abstractmethod
-    def gram_diagonal(self) -> np.ndarray:
+    def gram_diagonal(self) -> FloatArray:
         """Returns the (n,) diagonal of A^T A."""
 
     @abc.abstractmethod
-    def decomposition(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def decomposition(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Returns eigenvalues and eigenvectors of V^1/2 A^T A V^1/2.
 
         Args:
@@ -276,15 +277,15 @@ class WorkloadSpectra(abc.ABC):
         """
 
     @abc.abstractmethod
-    def safe_eigenvalues(self, eigenvalues: np.ndarray) -> np.ndarray:
+    def safe_eigenvalues(self, eigenvalues: FloatArray) -> FloatArray:
         """Returns (n,) eigenvalues less what rounding may have added to any of them."""
 
     @abc.abstractmethod
-    def nuclear_norm_from_below(self, v: np.ndarray) -> float:
+    def nuclear_norm_from_below(self, v: FloatArray) -> float:
         """Returns the sum of the singular values of A V^1/2, less what rounding may have added."""
 
     @abc.abstractmethod
-    def squared_error(self, strategy: np.ndarray) -> float:
+    def squared_error(self, strategy: FloatArray) -> float:
         """Returns ||A C^-1||_F^2 of an (n, n) lower-triangular C."""
 
     def coarser(self) -> "WorkloadSpectra | None":
@@ -295,7 +296,7 @@ class WorkloadSpectra(abc.ABC):
 class DenseSpectra(WorkloadSpectra):
     """Those of any workload."""
 
-    def __init__(self, workload: np.ndarray) -> None:
+    def __init__(self, workload: FloatArray) -> None:
         """Computes A^T A.
 
         Args:
@@ -306,27 +307,27 @@ class DenseSpectra(WorkloadSpectra):
         self._workload = workload / np.max(np.abs(workload))
         self._gram = self._workload.T @ self._workload
 
-    def gram_diagonal(self) -> np.ndarray:
+    def gram_diagonal(self) -> FloatArray:
         """Returns the diagonal of A^T A."""
         return np.diagonal(self._gram)
 
-    def decomposition(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def decomposition(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Returns eigenvalues and eigenvectors."""
         root_v = np.sqrt(v)
         eigenvalues, eigenvectors = np.linalg.eigh(self._gram * root_v * root_v[:, np.newaxis])
         floor = np.finfo(np.float64).eps * eigenvalues[-1]
         return np.maximum(eigenvalues, floor), eigenvectors
 
-    def safe_eigenvalues(self, eigenvalues: np.ndarray) -> np.ndarray:
+    def safe_eigenvalues(self, eigenvalues: FloatArray) -> FloatArray:
         """Less rounding: once for the product A^T A, once for its eigenvalues."""
         rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * np.max(eigenvalues)
         return np.maximum(eigenvalues - rounding, 0.0)
 
-    def nuclear_norm_from_below(self, v: np.ndarray) -> float:
+    def nuclear_norm_from_below(self, v: FloatArray) -> float:
         """Returns the sum of the singular values of A V^1/2."""
         return matrix_roots.nuclear_norm_from_below(self._workload * np.sqrt(v))
 
-    def squared_error(self, strategy: np.ndarray) -> float:
+    def squared_error(self, strategy: FloatArray) -> float:
         """Returns ||A C^-1||_F^2, by a triangular solve."""
         decoder = scipy.linalg.solve_triangular(
             strategy, self._workload.T, lower=True, trans="T", check_finite=False
@@ -337,7 +338,7 @@ class DenseSpectra(WorkloadSpectra):
 class TridiagonalSpectra(WorkloadSpectra):
     """Those of a workload whose inverse has one or two bands."""
 
-    def __init__(self, inverse_bands: np.ndarray) -> None:
+    def __init__(self, inverse_bands: FloatArray) -> None:
         """Keeps D.
 
         Args:
@@ -349,7 +350,7 @@ class TridiagonalSpectra(WorkloadSpectra):
         has_second = inverse_bands.shape[1] > 1
         self._below = inverse_bands[1:, 1] if has_second else np.zeros(self.num_rounds - 1)
 
-    def gram_diagonal(self) -> np.ndarray:
+    def gram_diagonal(self) -> FloatArray:
         """Returns the diagonal of A^T A, by the columns of A from the last one on."""
         # Column j of A: 1 / D[j, j] in row j, and after that a multiple of column j + 1.
         squares = np.empty(self.num_rounds)
@@ -361,7 +362,7 @@ class TridiagonalSpectra(WorkloadSpectra):
             squares[j] = later
         return squares
 
-    def decomposition(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def decomposition(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Returns eigenvalues and eigenvectors."""
         scales = 1.0 / np.sqrt(v)
         diagonal = np.square(self._diagonal * scales)
@@ -373,13 +374,13 @@ class TridiagonalSpectra(WorkloadSpectra):
         floor = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
         return 1.0 / np.maximum(inverses, floor), eigenvectors
 
-    def safe_eigenvalues(self, eigenvalues: np.ndarray) -> np.ndarray:
+    def safe_eigenvalues(self, eigenvalues: FloatArray) -> FloatArray:
         """Less rounding: their inverses are off by n units of the largest of them, at most."""
         inverses = 1.0 / eigenvalues
         rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * np.max(inverses)
         return np.asarray(1.0 / (inverses + rounding))
 
-    def nuclear_norm_from_below(self, v: np.ndarray) -> float:
+    def nuclear_norm_from_below(self, v: FloatArray) -> float:
         """Returns the sum of the singular values of A V^1/2."""
         scales = 1.0 / np.sqrt(v)
         off_diagonal = np.empty(2 * self.num_rounds - 1)
@@ -394,7 +395,7 @@ class TridiagonalSpectra(WorkloadSpectra):
         rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * values[-1]
         return float(np.sum(1.0 / (np.maximum(values, 0.0) + rounding)))
 
-    def squared_error(self, strategy: np.ndarray) -> float:
+    def squared_error(self, strategy: FloatArray) -> float:
         """Returns ||A C^-1||_F^2: rows of C^-1, summed as D B = C^-1 says."""
         inverse, _ = dtrtri(strategy.T, lower=0)
         # LAPACK's order of columns makes rows of C^-1 of its columns.
@@ -420,7 +421,7 @@ class TridiagonalSpectra(WorkloadSpectra):
         return TridiagonalSpectra(bands)
 
 
-def spectra_of(workload: Workload | np.ndarray) -> WorkloadSpectra:
+def spectra_of(workload: Workload | FloatArray) -> WorkloadSpectra:
     """Returns the spectra of a workload.
 
     Args:
@@ -436,9 +437,9 @@ def spectra_of(workload: Workload | np.ndarray) -> WorkloadSpectra:
 class _Evaluation:
     """phi at one v, and what follows from the same eigendecomposition."""
 
-    v: np.ndarray
-    phi: np.ndarray
-    eigenvalues: np.ndarray
+    v: FloatArray
+    phi: FloatArray
+    eigenvalues: FloatArray
 
     @property
     def estimated_bound(self) -> float:
@@ -497,7 +498,7 @@ class _Search:
         least, largest = start - _LARGEST_CHANGE_OF_LOG, start + _LARGEST_CHANGE_OF_LOG
         known = [first]
 
-        def negative_log_bound(y: np.ndarray) -> tuple[float, np.ndarray]:
+        def negative_log_bound(y: FloatArray) -> tuple[float, FloatArray]:
             # The optimiser begins at the start, which has been evaluated.
             log_v = np.clip(y / scale, least, largest)
             evaluation = known.pop() if known else self._evaluate(np.exp(log_v))
@@ -513,7 +514,7 @@ class _Search:
             least_change=1e-16,
         )
 
-    def _first_v(self) -> np.ndarray:
+    def _first_v(self) -> FloatArray:
         """Where the search starts: the roots of the diagonal of A^T A, or a coarser optimum."""
         coarser = self._spectra.coarser()
         if coarser is None:
@@ -546,7 +547,7 @@ class _Search:
     def _estimated_gap(self) -> float:
         return self._squared_error / self._estimated_bound - 1.0
 
-    def _evaluate(self, v: np.ndarray) -> _Evaluation:
+    def _evaluate(self, v: FloatArray) -> _Evaluation:
         eigenvalues, eigenvectors = self._spectra.decomposition(v)
         phi = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, np.sqrt(eigenvalues))
         evaluation = _Evaluation(v, phi, eigenvalues)
@@ -572,7 +573,7 @@ class _Search:
         return evaluation
 
     def _certify(
-        self, evaluation: _Evaluation, eigenvalues: np.ndarray, eigenvectors: np.ndarray
+        self, evaluation: _Evaluation, eigenvalues: FloatArray, eigenvectors: FloatArray
     ) -> None:
         """Keeps C of X(v) (Eq. 6), its columns scaled to norm one, if its error is the best.
 

@@ -16,6 +16,7 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 from mf_aggregators import memory, validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.noise import recursions
@@ -53,9 +54,9 @@ class StructuredFactorization(Factorization):
     mechanism = "structured"
     ends_because = "it approximates a matrix of so many rounds as a whole"
 
-    diagonals: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
+    diagonals: FloatArray
+    left: FloatArray
+    right: FloatArray
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +99,7 @@ class StructuredFactorization(Factorization):
         """The number of accumulators r."""
         return int(self.left.shape[1])
 
-    def _prefix_decoder(self) -> np.ndarray:
+    def _prefix_decoder(self) -> FloatArray:
         """Returns B, the decoder of the prefix sum, as a dense (n, n) array."""
         decoder = np.tril(self.left @ self.right.T, -self.num_diagonals)
         rounds = np.arange(self.num_rounds)
@@ -106,7 +107,7 @@ class StructuredFactorization(Factorization):
             decoder[rounds[t:], rounds[: self.num_rounds - t]] = self.diagonals[t:, t]
         return decoder
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C = B^-1 S as a dense (n, n) array."""
         transposed, _ = scipy.linalg.lapack.dtrtri(self._prefix_decoder().T, overwrite_c=True)
         # Sums of the columns from j on are the product with S, without its n^3 operations.
@@ -134,20 +135,20 @@ class StructuredFactorization(Factorization):
         left[1:] -= self.left[:-1]
         return WindowNoise(self.num_rounds, window, left, self.right)
 
-    def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
+    def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
         # A C^-1 = (A S^-1) B, and A S^-1 is the differences of adjacent columns of A.
         differences = workload.copy()
         differences[:, :-1] -= workload[:, 1:]
         return np.tril(differences @ self._prefix_decoder())
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         sums = np.cumsum(x, axis=0).reshape(self.num_rounds, -1)
         product = scipy.linalg.solve_triangular(
             self._prefix_decoder(), sums, lower=True, check_finite=False
         )
         return np.asarray(product.reshape(x.shape))
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns ||row i of B||^2: see the base class; O(n (h + r^2)) for the prefix sum."""
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
@@ -238,7 +239,7 @@ def structured(
     )
 
 
-def _exact_factors(rest: np.ndarray, lag: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def _exact_factors(rest: FloatArray, lag: int, rank: int) -> tuple[FloatArray, FloatArray]:
     """Factors of a matrix whose columns from n - lag on are zero, for that many ranks."""
     columns = rest.shape[0] - lag
     left, right = np.zeros((rest.shape[0], rank)), np.zeros((rest.shape[0], rank))
@@ -248,8 +249,8 @@ def _exact_factors(rest: np.ndarray, lag: int, rank: int) -> tuple[np.ndarray, n
 
 
 def _alternating_least_squares(
-    diagonals: np.ndarray, rest: np.ndarray, rank: int, max_iterations: int, show_progress: bool
-) -> tuple[np.ndarray, np.ndarray]:
+    diagonals: FloatArray, rest: FloatArray, rank: int, max_iterations: int, show_progress: bool
+) -> tuple[FloatArray, FloatArray]:
     """Returns L and R of the iteration with the least total error."""
     lag = diagonals.shape[1]
     # A fixed vector to start from makes the result the same in every run.
@@ -288,7 +289,7 @@ def _alternating_least_squares(
     return best_factors
 
 
-def _ridge_rows(targets: np.ndarray, factors: np.ndarray, lag: int) -> np.ndarray:
+def _ridge_rows(targets: FloatArray, factors: FloatArray, lag: int) -> FloatArray:
     """Solves a ridge regression for each row i, over the factors of rows 0 to i - lag.
 
     Args:
@@ -306,7 +307,7 @@ def _ridge_rows(targets: np.ndarray, factors: np.ndarray, lag: int) -> np.ndarra
     return solution
 
 
-def _running_grams(factors: np.ndarray, lag: int) -> Iterator[tuple[slice, np.ndarray]]:
+def _running_grams(factors: FloatArray, lag: int) -> Iterator[tuple[slice, FloatArray]]:
     """Yields blocks of rows i >= lag with the (r, r) sums of f_j f_j^T over j <= i - lag."""
     num_rounds, rank = factors.shape
     gram = np.zeros((rank, rank))
@@ -319,7 +320,7 @@ def _running_grams(factors: np.ndarray, lag: int) -> Iterator[tuple[slice, np.nd
         gram = grams[-1]
 
 
-def _squared_rows(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _squared_rows(diagonals: FloatArray, left: FloatArray, right: FloatArray) -> FloatArray:
     """Squared row norms of B: ||R_{<= i - h} L[i]||^2 by sums of outer products of rows of R."""
     squared = np.einsum("ij,ij->i", diagonals, diagonals)
     for rows, grams in _running_grams(right, diagonals.shape[1]):
@@ -327,7 +328,7 @@ def _squared_rows(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) ->
     return squared
 
 
-def _total_error(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
+def _total_error(diagonals: FloatArray, left: FloatArray, right: FloatArray) -> float:
     """||B||_F times the largest column norm of C, by forward substitution in B C = S.
 
     Rows come in blocks, whose part of B is dense. Earlier rows of C come in by the sum of
@@ -363,7 +364,7 @@ def _total_error(diagonals: np.ndarray, left: np.ndarray, right: np.ndarray) -> 
     return float(np.sqrt(squared_error))
 
 
-def solve_each(matrices: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def solve_each(matrices: FloatArray, columns: FloatArray) -> FloatArray:
     """Solves one symmetric positive definite system for each of a stack of matrices.
 
     LAPACK takes one matrix at a time, and most of the time of a small one is that of the call.

@@ -11,6 +11,7 @@ import scipy.signal
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import _toeplitz_search
 from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
@@ -60,38 +61,38 @@ class ToeplitzStructure(Factorization):
         self._set(num_rounds=check_rounds(self.num_rounds, self._described_as))
 
     @abc.abstractmethod
-    def strategy_coefficients(self) -> np.ndarray | None:
+    def strategy_coefficients(self) -> FloatArray | None:
         """Returns the first column of C, (n,) float64; None if scaled columns are not Toeplitz."""
 
     @abc.abstractmethod
-    def noising_coefficients(self) -> np.ndarray | None:
+    def noising_coefficients(self) -> FloatArray | None:
         """Returns the first column of C^-1, (n,) float64; None if C^-1 is not Toeplitz."""
 
-    def _strategy_column(self) -> np.ndarray:
+    def _strategy_column(self) -> FloatArray:
         """The first column of C, of those who have one."""
         column = self.strategy_coefficients()
         assert column is not None
         return column
 
-    def _noising_column(self) -> np.ndarray:
+    def _noising_column(self) -> FloatArray:
         """The first column of C^-1, of those who have one."""
         column = self.noising_coefficients()
         assert column is not None
         return column
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
         return _dense(self._strategy_column())
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns the leading part of C, in no more memory than that."""
         return _dense(self._strategy_column()[:num_rounds])
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns C^-1 as a dense (n, n) array."""
         return _dense(self._noising_column())
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         if not x.size:
             return x.copy()
         column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))
@@ -106,7 +107,7 @@ class ToeplitzStructure(Factorization):
         dense = sensitivities.compute(_dense(coefficients), participation)
         return dense if dense <= bound else bound
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns the squared row norms of B; in O(n) memory for a Toeplitz ``Workload``."""
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload):
@@ -140,7 +141,7 @@ class ToeplitzFactorization(ToeplitzStructure):
         "form of the square root"
     )
 
-    coefficients: np.ndarray
+    coefficients: FloatArray
     equal_column_norms: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -158,19 +159,19 @@ class ToeplitzFactorization(ToeplitzStructure):
         """The number of bands b."""
         return len(self.coefficients)
 
-    def strategy_coefficients(self) -> np.ndarray | None:
+    def strategy_coefficients(self) -> FloatArray | None:
         """Returns the first column of C, (n,) float64; None with equal column norms."""
         return None if self.equal_column_norms else self._strategy_column()
 
-    def noising_coefficients(self) -> np.ndarray | None:
+    def noising_coefficients(self) -> FloatArray | None:
         """Returns the first column of C^-1, (n,) float64; None with equal column norms."""
         return None if self.equal_column_norms else self._noising_column()
 
-    def _strategy_column(self) -> np.ndarray:
+    def _strategy_column(self) -> FloatArray:
         """The first column of T, also where C is T with its columns scaled."""
         return power_series.padded(self.coefficients, self.num_rounds)
 
-    def _noising_column(self) -> np.ndarray:
+    def _noising_column(self) -> FloatArray:
         """The first column of T^-1."""
         column = np.empty(0)
         for rounds in (*self.plans, self.num_rounds):
@@ -183,19 +184,19 @@ class ToeplitzFactorization(ToeplitzStructure):
         """Returns the number of bands of C."""
         return self.num_bands
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
         return super().strategy_matrix() / self._column_norms()
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns the leading part of C, in no more memory than that."""
         return super().strategy_matrix_of_first(num_rounds) / self._column_norms()[:num_rounds]
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns C^-1 as a dense (n, n) array."""
         return super().noising_matrix() * self._column_norms()[:, np.newaxis]
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         norms = self._column_norms().reshape((-1,) + (1,) * (x.ndim - 1))
         return super()._encode(x / norms)
 
@@ -239,7 +240,7 @@ class ToeplitzFactorization(ToeplitzStructure):
             self.num_rounds, self.coefficients, self._noising_column, scales, self.plans[:1]
         )
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns the squared row norms of B: see the base class."""
         if not self.equal_column_norms:
             return super().squared_decoder_rows(workload)
@@ -250,12 +251,12 @@ class ToeplitzFactorization(ToeplitzStructure):
         decoder = self.decoder_matrix(workload)
         return np.einsum("ij,ij->i", decoder, decoder)
 
-    def _column_norms(self) -> np.ndarray:
+    def _column_norms(self) -> FloatArray:
         if not self.equal_column_norms:
             return np.ones(self.num_rounds)
         return np.sqrt(power_series.truncated_column_norms(self.coefficients, self.num_rounds))
 
-    def _squared_rows_of_prefix_sums(self) -> np.ndarray:
+    def _squared_rows_of_prefix_sums(self) -> FloatArray:
         """Row i of B is row i - 1 plus column norm i times row i of T^-1: O(n) memory."""
         norms, inverse = self._column_norms(), self._noising_column()
         # All columns but the last b - 1 have the same norm, so that B is Toeplitz at first.
@@ -404,15 +405,15 @@ def toeplitz(
     )
 
 
-def _dense(column: np.ndarray) -> np.ndarray:
+def _dense(column: FloatArray) -> FloatArray:
     return np.asarray(scipy.linalg.toeplitz(column, np.zeros_like(column)))
 
 
 def recursion_of(
     num_rounds: int,
-    coefficients: np.ndarray,
-    inverse: Callable[[], np.ndarray],
-    row_scales: np.ndarray | None = None,
+    coefficients: FloatArray,
+    inverse: Callable[[], FloatArray],
+    row_scales: FloatArray | None = None,
     first_plan: tuple[int, ...] = (),
 ) -> ToeplitzNoise | WindowNoise:
     """Returns forward substitution for few bands, and the product with T^-1 for many.
@@ -440,7 +441,7 @@ def _is_redrawn(num_bands: int, num_rounds: int) -> bool:
     return min(num_bands, num_rounds) > max(1.0, _MOST_BANDS_KEPT_SHARE * num_rounds)
 
 
-def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
+def checked_coefficients(coefficients: Any, num_rounds: int) -> FloatArray:
     """Returns read-only float64 coefficients of a Toeplitz matrix.
 
     Args:
@@ -467,7 +468,7 @@ def checked_coefficients(coefficients: Any, num_rounds: int) -> np.ndarray:
     return series
 
 
-def check_range(*columns: np.ndarray) -> None:
+def check_range(*columns: FloatArray) -> None:
     """Raises ValueError unless all entries are finite and their squares can be summed."""
     for column in columns:
         largest = float(np.max(np.abs(column)))

@@ -21,6 +21,7 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import memory, validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._binary_tree import (
     Tree,
     binary_tree,
@@ -87,21 +88,21 @@ class TreeAggregationFactorization(Factorization):
     def _tree(self) -> Tree:
         return binary_tree(self.num_rounds)
 
-    def strategy_matrix(self) -> np.ndarray:
+    def strategy_matrix(self) -> FloatArray:
         """Returns C_T: (2 n - 1, n) float64 zeros and ones, in the tree's order of nodes."""
         return self._columns(np.arange(self.num_rounds), slice(None))
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> np.ndarray:
+    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns the first columns of C_T, without the nodes that have none of their rounds."""
         return self._columns(np.arange(num_rounds), self._tree.starts < num_rounds)
 
-    def _columns(self, rounds: np.ndarray, nodes: slice | np.ndarray) -> np.ndarray:
+    def _columns(self, rounds: FloatArray, nodes: slice | FloatArray) -> FloatArray:
         starts, stops = self._tree.starts[nodes], self._tree.stops[nodes]
         covered = rounds >= starts[:, np.newaxis]
         covered &= rounds < stops[:, np.newaxis]
         return covered * self._tree.precisions[nodes, np.newaxis]
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns the left inverse N of C_T: (n, 2 n - 1) float64.
 
         For ``full`` the pseudo-inverse of C_T, for ``online`` S^-1 B with B the streaming
@@ -120,11 +121,11 @@ class TreeAggregationFactorization(Factorization):
         first = self.plans[0] if self.plans else self.num_rounds
         return online_recursion(self.num_rounds, num_slots(first))
 
-    def _decoder_matrix(self, workload: np.ndarray) -> np.ndarray:
+    def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
         # (n, 2 n - 1): B C_T = A N C_T = A.
         return workload @ self.noising_matrix()
 
-    def _encode(self, x: np.ndarray) -> np.ndarray:
+    def _encode(self, x: FloatArray) -> FloatArray:
         tree = self._tree
         sums = np.zeros((len(tree.starts), *x.shape[1:]))
         sums[tree.leaves] = x
@@ -133,7 +134,7 @@ class TreeAggregationFactorization(Factorization):
         sums[tree.precisions == 0.0] = 0.0
         return sums
 
-    def squared_decoder_rows(self, workload: Any) -> np.ndarray:
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns ||row i of B||^2: see the base class; O(n log n) for the prefix sum."""
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload) and workload.name == "prefix_sum":
@@ -229,7 +230,7 @@ def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregatio
     return TreeAggregationFactorization(num_rounds, decoder)
 
 
-def _variances_from_below(tree: Tree) -> np.ndarray:
+def _variances_from_below(tree: Tree) -> FloatArray:
     """Returns for each node the variance of the best estimate of its sum from its subtree alone.
 
     A leaf has only its own observation, of variance 1. The sum of a node is observed twice,
@@ -243,7 +244,7 @@ def _variances_from_below(tree: Tree) -> np.ndarray:
     return variances
 
 
-def online_noising_matrix(tree: Tree) -> np.ndarray:
+def online_noising_matrix(tree: Tree) -> FloatArray:
     """Returns the left inverse of C_T that is the estimator from below.
 
     Row i is the change of the prefix estimate, a sum of estimates E of completed nodes.
@@ -259,7 +260,7 @@ def online_noising_matrix(tree: Tree) -> np.ndarray:
     weights = _variances_from_below(tree)
     noising = np.zeros((tree.num_rounds, len(tree.starts)))
     # E of the largest completed nodes, from left to right.
-    estimates: list[np.ndarray] = []
+    estimates: list[FloatArray] = []
     for i in range(tree.num_rounds):
         leaf, *completed = tree.completed_by(i)
         estimate = np.zeros(len(tree.starts))
@@ -274,7 +275,7 @@ def online_noising_matrix(tree: Tree) -> np.ndarray:
     return noising
 
 
-def _complete_variances(num_heights: int) -> np.ndarray:
+def _complete_variances(num_heights: int) -> FloatArray:
     """Returns :func:`_variances_from_below` of complete nodes over 1, 2, 4, ... leaves."""
     variances = np.ones(num_heights)
     for height in range(1, num_heights):
@@ -410,7 +411,7 @@ def full_recursion(tree: Tree) -> StateSpaceNoise:
     )
 
 
-def online_prefix_variances(num_rounds: int) -> np.ndarray:
+def online_prefix_variances(num_rounds: int) -> FloatArray:
     """Returns the variances of prefix sums by the estimator from below.
 
     The estimate after round i is the sum over the binary expansion of i + 1.
@@ -428,7 +429,7 @@ def online_prefix_variances(num_rounds: int) -> np.ndarray:
     return result
 
 
-def full_prefix_variances(tree: Tree) -> np.ndarray:
+def full_prefix_variances(tree: Tree) -> FloatArray:
     """Returns the variances of the prefix sums of rows with precision matrix C_T^T C_T.
 
     Within a node over leaf i let F be the sum of the rows from the node's first leaf to

@@ -40,6 +40,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from scipy.linalg.lapack import dtrtri
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series
 
 # Rows of a tile of a product: at least so many, and a band is so many tiles wide.
@@ -61,10 +62,10 @@ class BandedMatrix:
 
     lower: int
     upper: int
-    rows: np.ndarray
+    rows: FloatArray
 
     @classmethod
-    def lower_triangular(cls, bands: np.ndarray) -> "BandedMatrix":
+    def lower_triangular(cls, bands: FloatArray) -> "BandedMatrix":
         """Returns the matrix of bands as they are stored elsewhere.
 
         Args:
@@ -73,7 +74,7 @@ class BandedMatrix:
         return cls(bands.shape[1] - 1, 0, np.ascontiguousarray(bands[:, ::-1]))
 
     @classmethod
-    def symmetric(cls, bands: np.ndarray) -> "BandedMatrix":
+    def symmetric(cls, bands: FloatArray) -> "BandedMatrix":
         """Returns the symmetric matrix of which bands on and below the diagonal are given.
 
         Args:
@@ -86,7 +87,7 @@ class BandedMatrix:
         )
 
     @property
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """(n,): the main diagonal, a view."""
         return self.rows[:, self.lower]
 
@@ -134,7 +135,7 @@ class BandedMatrix:
         first = self.lower - lower
         return BandedMatrix(lower, upper, self.rows[:, first : first + lower + upper + 1].copy())
 
-    def dense_rows(self, start: int, stop: int) -> np.ndarray:
+    def dense_rows(self, start: int, stop: int) -> FloatArray:
         """Returns rows ``start`` to ``stop - 1`` with columns start - lower to stop - 1 + upper.
 
         Args:
@@ -158,13 +159,13 @@ class BandedMatrix:
         return float(np.max(np.sum(np.abs(self.rows), axis=1)))
 
 
-def _diagonals(dense: np.ndarray, count: int, width: int) -> np.ndarray:
+def _diagonals(dense: FloatArray, count: int, width: int) -> FloatArray:
     """A view of ``width`` entries of each row, from a column that moves on with the rows."""
     of_row, of_column = dense.strides
     return as_strided(dense, shape=(count, width), strides=(of_row + of_column, of_column))
 
 
-def square_root_bands(num_rounds: int, num_bands: int) -> np.ndarray:
+def square_root_bands(num_rounds: int, num_bands: int) -> FloatArray:
     """Returns the bands of the Toeplitz square root of the prefix sum.
 
     Args:
@@ -175,7 +176,7 @@ def square_root_bands(num_rounds: int, num_bands: int) -> np.ndarray:
     return np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
 
 
-def column_sums(bands: np.ndarray) -> np.ndarray:
+def column_sums(bands: FloatArray) -> FloatArray:
     """Returns the (n,) sums over the rows of a matrix, for each column.
 
     Args:
@@ -188,7 +189,7 @@ def column_sums(bands: np.ndarray) -> np.ndarray:
     return sums
 
 
-def spread_columns(values: np.ndarray, num_bands: int) -> np.ndarray:
+def spread_columns(values: FloatArray, num_bands: int) -> FloatArray:
     """Returns the bands of the matrix whose column j holds ``values[j]`` within the band.
 
     Args:
@@ -201,7 +202,7 @@ def spread_columns(values: np.ndarray, num_bands: int) -> np.ndarray:
     return bands
 
 
-def divide_columns(bands: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+def divide_columns(bands: FloatArray, divisors: FloatArray) -> FloatArray:
     """Returns the bands of a matrix with its columns divided.
 
     Args:
@@ -220,21 +221,21 @@ class _Block:
       carried: (s, r) R.
     """
 
-    own: np.ndarray
-    carried: np.ndarray
+    own: FloatArray
+    carried: FloatArray
 
     @functools.cached_property
-    def own_square(self) -> np.ndarray:
+    def own_square(self) -> FloatArray:
         """P^T P."""
         return self.own.T @ self.own
 
     @functools.cached_property
-    def mixed(self) -> np.ndarray:
+    def mixed(self) -> FloatArray:
         """P^T R."""
         return self.own.T @ self.carried
 
     @functools.cached_property
-    def carried_square(self) -> np.ndarray:
+    def carried_square(self) -> FloatArray:
         """R^T R."""
         return self.carried.T @ self.carried
 
@@ -256,7 +257,7 @@ class WorkloadBlocks:
     blocks: tuple[_Block, ...]
 
     @classmethod
-    def of_inverse(cls, inverse_bands: np.ndarray, num_bands: int) -> "WorkloadBlocks":
+    def of_inverse(cls, inverse_bands: FloatArray, num_bands: int) -> "WorkloadBlocks":
         """Returns the blocks of a workload whose inverse is banded.
 
         Args:
@@ -283,7 +284,7 @@ class WorkloadBlocks:
         return cls(num_rounds, size, carried, tuple(blocks))
 
     @classmethod
-    def of_matrix(cls, workload: np.ndarray) -> "WorkloadBlocks":
+    def of_matrix(cls, workload: FloatArray) -> "WorkloadBlocks":
         """Returns any workload as one block.
 
         Args:
@@ -302,7 +303,7 @@ class WorkloadBlocks:
         """
         return cls.of_inverse(np.ones((num_rounds, 1)), num_bands)
 
-    def largest_condition(self, inverse_bands: np.ndarray) -> float:
+    def largest_condition(self, inverse_bands: FloatArray) -> float:
         """Returns at least the largest condition number of a diagonal block of A, for maxima.
 
         Args:
@@ -323,7 +324,7 @@ class BandedCovariances:
       squared_error: ||A C^-1||_F^2; infinite or NaN where it is beyond floats.
     """
 
-    def __init__(self, bands: np.ndarray, workload: WorkloadBlocks) -> None:
+    def __init__(self, bands: FloatArray, workload: WorkloadBlocks) -> None:
         """Computes the covariances.
 
         Args:
@@ -382,7 +383,7 @@ class BandedCovariances:
         sums = np.max(np.sum(np.abs(self._inverses), axis=2), axis=1)
         return float(np.max(sums * self._block_norms))
 
-    def squared_rows(self) -> np.ndarray:
+    def squared_rows(self) -> FloatArray:
         """Returns the (n,) variances of a: the squared norms of the rows of A C^-1."""
         rows = np.empty((len(self._noise), self._workload.size))
         for k, block in enumerate(self._workload.blocks):
@@ -394,7 +395,7 @@ class BandedCovariances:
                 rows[k] += np.einsum("ij,ij->i", square, block.carried)
         return rows.ravel()[: self._shape[0]]
 
-    def slope(self) -> np.ndarray:
+    def slope(self) -> FloatArray:
         """Returns the (n, b) bands of the squared error's derivative by C."""
         size = self._workload.size
         slopes = np.empty((len(self._noise), size, 2 * size))
@@ -405,7 +406,7 @@ class BandedCovariances:
             slopes[k, :, :size] = by_carried @ self._before[k].T - weighted @ self._moved[k]
         return _bands_of(slopes, *self._shape)
 
-    def dual_band(self) -> np.ndarray:
+    def dual_band(self) -> FloatArray:
         """Returns the (n, b) bands of X^-1 A^T A X^-1, X = C^T C."""
         size = self._workload.size
         duals = np.empty((len(self._noise), size, 2 * size))
@@ -427,7 +428,7 @@ class BandedCovariances:
             earlier = earlier + of_block.T @ of_block
         return _bands_of(duals, *self._shape)
 
-    def _costs(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    def _costs(self) -> Iterator[tuple[int, FloatArray, FloatArray, FloatArray]]:
         """W_k from the last block to the first: (k, W_yy, W_ye, W_ee)."""
         carried = self._workload.num_carried
         last = self._workload.blocks[-1]
@@ -454,7 +455,7 @@ def _block_size(num_rounds: int, least: int) -> int:
     return -(-num_rounds // count)
 
 
-def _blocks_of(bands: np.ndarray, size: int) -> np.ndarray:
+def _blocks_of(bands: FloatArray, size: int) -> FloatArray:
     """(blocks, s, 2 s): the rows of each block, with the columns of the block before and its own.
 
     Rows past the last round are those of the identity.
@@ -469,7 +470,7 @@ def _blocks_of(bands: np.ndarray, size: int) -> np.ndarray:
     return blocks
 
 
-def _bands_of(blocks: np.ndarray, num_rounds: int, width: int) -> np.ndarray:
+def _bands_of(blocks: FloatArray, num_rounds: int, width: int) -> FloatArray:
     """The (n, width) bands of what :func:`_blocks_of` returns; zero where there is no entry."""
     bands = _block_diagonals(blocks, width)[:, :, ::-1].reshape(-1, width)[:num_rounds].copy()
     first = min(width, num_rounds)
@@ -477,7 +478,7 @@ def _bands_of(blocks: np.ndarray, num_rounds: int, width: int) -> np.ndarray:
     return bands
 
 
-def _block_diagonals(blocks: np.ndarray, width: int) -> np.ndarray:
+def _block_diagonals(blocks: FloatArray, width: int) -> FloatArray:
     """A view of the last ``width`` entries up to the diagonal of each row."""
     count, size, _ = blocks.shape
     of_block, of_row, of_column = blocks.strides
@@ -488,7 +489,7 @@ def _block_diagonals(blocks: np.ndarray, width: int) -> np.ndarray:
     )
 
 
-def _inverse(lower: np.ndarray) -> np.ndarray:
+def _inverse(lower: FloatArray) -> FloatArray:
     """The inverse of a lower-triangular matrix."""
     # LAPACK reads the transposed of what is stored by rows.
     inverse, _ = dtrtri(lower.T, lower=0)

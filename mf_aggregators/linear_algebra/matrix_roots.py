@@ -15,6 +15,8 @@ import numpy as np
 import scipy.linalg
 import scipy.special
 
+from mf_aggregators.arrays import FloatArray
+
 # Numbers of shifts are tried in steps; errors are measured at so many points.
 _MORE_SHIFTS = 4
 _MOST_SHIFTS = 100
@@ -25,7 +27,7 @@ _RELATIVE_ERROR = 1e-13
 _IMAGES = np.arange(-16, 17)
 
 
-def lower_triangular_factor(gram_matrix: np.ndarray) -> np.ndarray:
+def lower_triangular_factor(gram_matrix: FloatArray) -> FloatArray:
     """Returns the lower-triangular C with C^T C = X and a positive diagonal.
 
     A Cholesky factor L of X satisfies L L^T = X, which is the wrong side. With J the
@@ -46,7 +48,7 @@ def lower_triangular_factor(gram_matrix: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(factor.T[::-1, ::-1])
 
 
-def nuclear_norm_from_below(matrix: np.ndarray) -> float:
+def nuclear_norm_from_below(matrix: FloatArray) -> float:
     """Returns the sum of a matrix's singular values, less what rounding may have added.
 
     A computed singular value is within about n eps of the largest one from the true one.
@@ -73,8 +75,8 @@ class InverseSquareRoot:
       weights: (m,) above zero.
     """
 
-    shifts: np.ndarray
-    weights: np.ndarray
+    shifts: FloatArray
+    weights: FloatArray
 
     @classmethod
     def between(cls, least: float, largest: float) -> "InverseSquareRoot":
@@ -118,7 +120,7 @@ class InverseSquareRoot:
         factor = 2.0 * quarter * np.sqrt(least) / (np.pi * count)
         return cls(least * (1.0 / cn**2 - 1.0), factor * dn / cn**2)
 
-    def at(self, x: np.ndarray) -> np.ndarray:
+    def at(self, x: FloatArray) -> FloatArray:
         """Returns the (...) values of the sum at (...) numbers."""
         return np.asarray(np.sum(self.weights / (x[..., np.newaxis] + self.shifts), axis=-1))
 
@@ -133,12 +135,12 @@ class _Elimination:
       above: (B - 1, s, s) blocks of H to the right of those on the diagonal.
     """
 
-    weights: np.ndarray
-    inverses: np.ndarray
-    above: np.ndarray
+    weights: FloatArray
+    inverses: FloatArray
+    above: FloatArray
 
     @classmethod
-    def of(cls, diagonal: np.ndarray, above: np.ndarray, least: float) -> "_Elimination":
+    def of(cls, diagonal: FloatArray, above: FloatArray, least: float) -> "_Elimination":
         root = InverseSquareRoot.between(least, max(largest_row_sum(diagonal, above), least))
         shifts = root.shifts[:, np.newaxis, np.newaxis] * np.eye(diagonal.shape[1])
         inverses = np.empty((len(diagonal), *shifts.shape))
@@ -148,12 +150,12 @@ class _Elimination:
             inverses[k] = np.linalg.inv(diagonal[k] + shifts - carried)
         return cls(root.weights, inverses, above)
 
-    def summed(self, by_shift: np.ndarray) -> np.ndarray:
+    def summed(self, by_shift: FloatArray) -> FloatArray:
         """(...) weighted sum over the shifts of (m, ...) parts of inverses."""
         return np.tensordot(self.weights, by_shift, 1)
 
 
-def inverse_root_blocks(diagonal: np.ndarray, above: np.ndarray, least: float) -> np.ndarray:
+def inverse_root_blocks(diagonal: FloatArray, above: FloatArray, least: float) -> FloatArray:
     """Returns the diagonal blocks of H^-1/2.
 
     Args:
@@ -178,7 +180,7 @@ def inverse_root_blocks(diagonal: np.ndarray, above: np.ndarray, least: float) -
     return blocks
 
 
-def inverse_root(diagonal: np.ndarray, above: np.ndarray, least: float) -> np.ndarray:
+def inverse_root(diagonal: FloatArray, above: FloatArray, least: float) -> FloatArray:
     """Returns all of H^-1/2, in O(s (B s)^2) operations for each shift.
 
     Args:
@@ -209,7 +211,7 @@ def inverse_root(diagonal: np.ndarray, above: np.ndarray, least: float) -> np.nd
     return root
 
 
-def largest_row_sum(diagonal: np.ndarray, above: np.ndarray) -> float:
+def largest_row_sum(diagonal: FloatArray, above: FloatArray) -> float:
     """Returns the largest sum of magnitudes of a row of H, which no eigenvalue exceeds.
 
     Args:

@@ -9,11 +9,13 @@ import numpy as np
 import scipy.fft
 import scipy.signal
 
+from mf_aggregators.arrays import FloatArray
+
 # Above this length, fast Fourier transforms beat the recursion for reciprocals.
 _LONGEST_RECURSION = 4096
 
 
-def square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> np.ndarray:
+def square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> FloatArray:
     """Returns the coefficients of ((1 - x) (1 - beta x))^(-1/2): 1, 1/2, 3/8, ... for beta 0.
 
     The Toeplitz matrix C with these is the square root of the prefix sum, C C = A
@@ -32,7 +34,7 @@ def square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> np
     return _with_momentum(series, momentum)
 
 
-def inverse_square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> np.ndarray:
+def inverse_square_root_coefficients(num_coefficients: int, momentum: float = 0.0) -> FloatArray:
     """Returns the coefficients of ((1 - x) (1 - beta x))^(1/2): 1, -1/2, -1/8, ... for beta 0.
 
     Args:
@@ -47,14 +49,14 @@ def inverse_square_root_coefficients(num_coefficients: int, momentum: float = 0.
     return _with_momentum(series, momentum)
 
 
-def _with_momentum(series: np.ndarray, momentum: float) -> np.ndarray:
+def _with_momentum(series: FloatArray, momentum: float) -> FloatArray:
     """The series times itself at beta x."""
     if momentum == 0.0:
         return series
     return product(series, series * momentum ** np.arange(len(series)), len(series))
 
 
-def product(left: np.ndarray, right: np.ndarray, length: int) -> np.ndarray:
+def product(left: FloatArray, right: FloatArray, length: int) -> FloatArray:
     """Returns the first ``length`` coefficients of a product, zero where there are fewer."""
     left, right = left[:length], right[:length]
     if min(len(left), len(right)) <= 32:
@@ -66,13 +68,13 @@ def product(left: np.ndarray, right: np.ndarray, length: int) -> np.ndarray:
     return padded(full, length)
 
 
-def correlation(values: np.ndarray, series: np.ndarray, length: int) -> np.ndarray:
+def correlation(values: FloatArray, series: FloatArray, length: int) -> FloatArray:
     """Returns sum_t values[t] series[t - j] for j below ``length``: the adjoint of a product."""
     count = len(values)
     return product(values[::-1], series, count)[::-1][:length]
 
 
-def reciprocal(series: np.ndarray, length: int) -> np.ndarray:
+def reciprocal(series: FloatArray, length: int) -> FloatArray:
     """Returns the first ``length`` coefficients of 1 / c(x).
 
     Args:
@@ -96,14 +98,14 @@ def reciprocal(series: np.ndarray, length: int) -> np.ndarray:
     return inverse
 
 
-def padded(series: np.ndarray, length: int) -> np.ndarray:
+def padded(series: FloatArray, length: int) -> FloatArray:
     """Returns the series cut or filled with zeros to ``length`` coefficients."""
     if len(series) >= length:
         return series[:length].copy()
     return np.concatenate([series, np.zeros(length - len(series))])
 
 
-def truncated_column_norms(series: np.ndarray, num_rounds: int) -> np.ndarray:
+def truncated_column_norms(series: FloatArray, num_rounds: int) -> FloatArray:
     """Returns the squared column norms of the (n, n) matrix: column j ends at row n - 1.
 
     Args:

@@ -84,6 +84,7 @@ from fractions import Fraction
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 
 COLUMN_BITS = 16
 FRACTION_BITS = 32 - COLUMN_BITS
@@ -127,10 +128,10 @@ class AliasTable:
 
     column_bits: int
     fraction_bits: int
-    packed: np.ndarray
-    further: np.ndarray
+    packed: FloatArray
+    further: FloatArray
 
-    def draw(self, words: np.ndarray, tie_words: Callable[[int], np.ndarray]) -> np.ndarray:
+    def draw(self, words: FloatArray, tie_words: Callable[[int], FloatArray]) -> FloatArray:
         """Returns integers as a function of words.
 
         Args:
@@ -154,7 +155,7 @@ class AliasTable:
         return chosen.astype(np.int64) - 2 ** (self.column_bits - 1)
 
 
-def _is_less(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _is_less(left: FloatArray, right: FloatArray) -> FloatArray:
     """Whether rows of words are less than others, as numbers whose first word counts most."""
     differs = left != right
     places = np.argmax(differs, axis=1)[:, np.newaxis]
@@ -246,7 +247,7 @@ def table() -> AliasTable:
     return alias_table(SIGMA_OF_TABLE, COLUMN_BITS, FRACTION_BITS, TIE_WORDS)
 
 
-def from_words(words: np.ndarray, tie_words: Callable[[int], np.ndarray]) -> np.ndarray:
+def from_words(words: FloatArray, tie_words: Callable[[int], FloatArray]) -> FloatArray:
     """Returns Z as a function of random words.
 
     Args:

@@ -78,6 +78,7 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.noise.recursions import Blocks, NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import STEP
@@ -121,7 +122,7 @@ class IntegerRows:
     recursion: NoiseRecursion
     shift: int
     largest_row: float
-    largest_vectors: np.ndarray
+    largest_vectors: FloatArray
     first: "IntegerRows | None" = None
 
     @classmethod
@@ -189,7 +190,7 @@ class IntegerRows:
         return 1.0 if self.normalised.draws_earlier_rows_of_z else 2.0**self.shift
 
     @property
-    def steps(self) -> np.ndarray:
+    def steps(self) -> FloatArray:
         """(n,) float64: the step of each round's row, at unit variance of Z; some may be < 0."""
         return self.recursion.diagonal * (2.0**self.shift * STEP)
 
@@ -200,7 +201,7 @@ class IntegerRows:
             return state
         return dataclasses.replace(state, history=state.history.astype(np.int32))
 
-    def next_row(self, state: NoiseState, z: np.ndarray) -> tuple[np.ndarray, NoiseState]:
+    def next_row(self, state: NoiseState, z: FloatArray) -> tuple[FloatArray, NoiseState]:
         """Returns the row of the state's round and the state after it; no argument changes.
 
         Args:
@@ -216,7 +217,7 @@ class IntegerRows:
         own = dataclasses.replace(state, history=state.history.copy())
         return self.next_row_in_place(own, z)
 
-    def next_row_in_place(self, state: NoiseState, z: np.ndarray) -> tuple[np.ndarray, NoiseState]:
+    def next_row_in_place(self, state: NoiseState, z: FloatArray) -> tuple[FloatArray, NoiseState]:
         """Returns what :meth:`next_row` does; the history passes to the next state.
 
         Args:
@@ -385,8 +386,8 @@ class _Weights:
         self._vectors = rows.largest_vectors
 
     def errors(
-        self, matrix: np.ndarray, start: int, errors: np.ndarray
-    ) -> tuple[float, np.ndarray]:
+        self, matrix: FloatArray, start: int, errors: FloatArray
+    ) -> tuple[float, FloatArray]:
         """Returns the largest error of a block's rows, and those of the vectors at its end.
 
         Args:
@@ -414,7 +415,7 @@ class _Weights:
         return float(largest), following
 
 
-def _weights_by_rows(normalised: NoiseRecursion) -> Iterator[tuple[int, np.ndarray]]:
+def _weights_by_rows(normalised: NoiseRecursion) -> Iterator[tuple[int, FloatArray]]:
     """The first round and the weights of blocks of one row each.
 
     Where all rounds have the same weights and nothing adds up, the last has all that others have.
@@ -424,9 +425,9 @@ def _weights_by_rows(normalised: NoiseRecursion) -> Iterator[tuple[int, np.ndarr
         yield i, normalised.block_transition(i, i + 1)
 
 
-def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, np.ndarray]]:
+def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, FloatArray]]:
     """The first round and the weights of each block."""
-    weights: dict[int, np.ndarray] = {}
+    weights: dict[int, FloatArray] = {}
     for block, first in enumerate(blocks.distinct_weights()):
         if first not in weights:
             weights[first] = blocks.weights(int(first))

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
 
@@ -96,8 +97,8 @@ DEFAULT_SOURCE = NoiseSource.CHACHA20
 
 
 def random_blocks(
-    source: NoiseSource, seed: np.ndarray, row: int, first_block: int, count: int
-) -> np.ndarray:
+    source: NoiseSource, seed: FloatArray, row: int, first_block: int, count: int
+) -> FloatArray:
     """Returns consecutive blocks of a row.
 
     Args:
@@ -128,7 +129,7 @@ def random_blocks(
     return drawn
 
 
-def checked_seed(seed: Any) -> np.ndarray:
+def checked_seed(seed: Any) -> FloatArray:
     """Returns a seed, or raises ValueError unless it is a (2,) int64 array."""
     array = np.asarray(seed)
     if array.shape != (2,) or array.dtype != np.int64:
@@ -139,7 +140,7 @@ def checked_seed(seed: Any) -> np.ndarray:
     return array
 
 
-def _fill_from_chacha(seed: np.ndarray, row: int, first_block: int, drawn: np.ndarray) -> None:
+def _fill_from_chacha(seed: FloatArray, row: int, first_block: int, drawn: FloatArray) -> None:
     key = seed.astype("<i8").view("<u4")
     counters = np.arange(first_block, first_block + len(drawn), dtype=np.uint64)
     state = np.empty((WORDS_PER_BLOCK, len(drawn)), np.uint32)
@@ -151,7 +152,7 @@ def _fill_from_chacha(seed: np.ndarray, row: int, first_block: int, drawn: np.nd
     drawn[:] = _chacha20(state).T
 
 
-def _chacha20(state: np.ndarray) -> np.ndarray:
+def _chacha20(state: FloatArray) -> FloatArray:
     """The ChaCha20 block function (RFC 8439, Sec. 2.3) of (16, count) uint32 states."""
     a, b, c, d = state.copy().reshape(4, 4, -1)
     for _ in range(CHACHA_DOUBLE_ROUNDS):
@@ -174,7 +175,7 @@ def _chacha20(state: np.ndarray) -> np.ndarray:
     return np.concatenate([a, b, c, d]) + state
 
 
-def _fill_from_philox(seed: np.ndarray, row: int, first_block: int, drawn: np.ndarray) -> None:
+def _fill_from_philox(seed: FloatArray, row: int, first_block: int, drawn: FloatArray) -> None:
     key = int(seed[0]) & _LOW_64_BITS
     upper = (int(seed[1]) + row) & _LOW_64_BITS
     lower = np.arange(PHILOX_COUNTERS_PER_BLOCK * len(drawn), dtype=np.uint64)
@@ -184,7 +185,7 @@ def _fill_from_philox(seed: np.ndarray, row: int, first_block: int, drawn: np.nd
         words[:, place] = outputs
 
 
-def _philox(key: int, lower: np.ndarray, upper: int) -> tuple[np.ndarray, ...]:
+def _philox(key: int, lower: FloatArray, upper: int) -> tuple[FloatArray, ...]:
     """Philox 4x32-10 of the counters ``lower + 2^64 upper``: four 32-bit integers of each.
 
     Integers of 32 bits sit in arrays of 64, in which a product of two of them is exact. What
@@ -269,7 +270,7 @@ class RowLayout:
         """The row's segments; those without entries are left out."""
         return segments(self.shapes, self.dtypes)
 
-    def tensors(self, flats: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def tensors(self, flats: Sequence[FloatArray]) -> list[FloatArray]:
         """Returns all tensors of a row, those of segments without entries included.
 
         Args:
@@ -281,7 +282,7 @@ class RowLayout:
         Raises:
           ValueError: If a vector has not its segment's size.
         """
-        found: dict[int, np.ndarray] = {}
+        found: dict[int, FloatArray] = {}
         for segment, flat in zip(self.segments, flats, strict=True):
             found.update(split(segment, flat, self.shapes))
         return [
@@ -317,8 +318,8 @@ def total_size(segments: Sequence[Segment]) -> int:
 
 
 def split(
-    segment: Segment, flat: np.ndarray, shapes: Sequence[tuple[int, ...]]
-) -> dict[int, np.ndarray]:
+    segment: Segment, flat: FloatArray, shapes: Sequence[tuple[int, ...]]
+) -> dict[int, FloatArray]:
     """Returns the tensors of a segment.
 
     Args:
@@ -346,8 +347,8 @@ def split(
 
 
 def integers(
-    source: NoiseSource, seed: np.ndarray, row: int, first_coordinate: int, count: int
-) -> np.ndarray:
+    source: NoiseSource, seed: FloatArray, row: int, first_coordinate: int, count: int
+) -> FloatArray:
     """Returns ``count`` coordinates of a row of Z, in steps.
 
     Which words decide a tie depends on the ties before it in its chunk. So a range that begins
@@ -383,20 +384,20 @@ def integers(
     return np.concatenate(entries)[first_coordinate % CHUNK :]
 
 
-def segment_of_row(source: NoiseSource, seed: np.ndarray, row: int, segment: Segment) -> np.ndarray:
+def segment_of_row(source: NoiseSource, seed: FloatArray, row: int, segment: Segment) -> FloatArray:
     """Returns the (size,) entries of a segment of a row of Z, see :func:`integers`."""
     return integers(source, seed, row, segment.first_coordinate, segment.size)
 
 
 def _of_chunk(
-    source: NoiseSource, seed: np.ndarray, row: int, chunk: int, count: int
-) -> np.ndarray:
+    source: NoiseSource, seed: FloatArray, row: int, chunk: int, count: int
+) -> FloatArray:
     """(count,) int64: the discrete Gaussian of the first coordinates of a chunk."""
     entries = np.empty(count, np.int64)
     num_ties = 0
     first_tie_block = FIRST_TIE_BLOCK + chunk * TIE_BLOCKS_PER_CHUNK
 
-    def tie_words(ties: int) -> np.ndarray:
+    def tie_words(ties: int) -> FloatArray:
         nonlocal num_ties
         first, end = num_ties * TIE_WORDS, (num_ties + ties) * TIE_WORDS
         block, skipped = divmod(first, WORDS_PER_BLOCK)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
@@ -48,7 +49,7 @@ class NoiseStreamState:
     """
 
     round_index: int
-    seed: np.ndarray = dataclasses.field(repr=False)
+    seed: FloatArray = dataclasses.field(repr=False)
     source: NoiseSource
     structure: Any
     layout: rows_of_z.RowLayout
@@ -59,7 +60,7 @@ class NoiseStreamState:
 def initial_state(
     recursion: NoiseRecursion,
     template: Any,
-    seed: np.ndarray,
+    seed: FloatArray,
     source: NoiseSource = DEFAULT_SOURCE,
 ) -> NoiseStreamState:
     """Returns the state before the first round.
@@ -122,7 +123,7 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
 def rows(
     recursion: NoiseRecursion,
     template: Any,
-    seed: np.ndarray,
+    seed: FloatArray,
     source: NoiseSource = DEFAULT_SOURCE,
 ) -> Iterator[Any]:
     """Returns all noise rows in order: those of :func:`next_row`, without a copy of the history.
@@ -147,7 +148,7 @@ def rows(
 
     integer_rows = IntegerRows.of(recursion)
 
-    def flat_rows(segment: rows_of_z.Segment) -> Iterator[np.ndarray]:
+    def flat_rows(segment: rows_of_z.Segment) -> Iterator[FloatArray]:
         # Nobody else ever sees this state, so its history can be updated in place.
         history = integer_rows.initial_state(segment.size)
         for i, step in enumerate(integer_rows.steps):
@@ -185,7 +186,7 @@ def _described(template: Any) -> tuple[Any, rows_of_z.RowLayout]:
     return structure, rows_of_z.RowLayout(tuple(shapes), tuple(dtypes))
 
 
-def _nested(structure: Any, layout: rows_of_z.RowLayout, flats: Sequence[np.ndarray]) -> Any:
+def _nested(structure: Any, layout: rows_of_z.RowLayout, flats: Sequence[FloatArray]) -> Any:
     """A row in the template's structure, from the flat vector of each segment."""
     arrays = layout.tensors(flats)
     return _mapped(lambda position: arrays[position], structure)

@@ -31,6 +31,7 @@ from mf_aggregators import random_streams
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.composition import composition_rounding, safe_delta
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.schemes import (
@@ -113,7 +114,7 @@ class CyclicGroups(SamplingScheme):
         self,
         sigma: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
@@ -152,7 +153,7 @@ class CyclicGroups(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
@@ -271,7 +272,7 @@ class CyclicGroups(SamplingScheme):
         return GroupSampler(self, seed)
 
     @abc.abstractmethod
-    def draw_from(self, group: np.ndarray, seed: int, round_index: int) -> np.ndarray:
+    def draw_from(self, group: FloatArray, seed: int, round_index: int) -> FloatArray:
         """Returns the clients of a group that a round draws, in any order.
 
         Args:
@@ -280,7 +281,7 @@ class CyclicGroups(SamplingScheme):
           round_index: The round, from 0.
         """
 
-    def _deviation_of_rounds(self, cohorts: Sequence[np.ndarray]) -> str | None:
+    def _deviation_of_rounds(self, cohorts: Sequence[FloatArray]) -> str | None:
         groups, last = np.full(self.population, -1), np.full(self.population, -1)
         for index, cohort in enumerate(cohorts):
             group = index % self.num_bands
@@ -299,13 +300,13 @@ class CyclicGroups(SamplingScheme):
                 return f"more clients took part in the rounds of group {group + 1} than it can have"
         return self._improbable(groups, cohorts) if cohorts else None
 
-    def _deviation_of_round(self, index: int, last: np.ndarray) -> str | None:
+    def _deviation_of_round(self, index: int, last: FloatArray) -> str | None:
         """Why a round cannot follow the last rounds of its clients, -1 for none."""
         del index, last
         return None
 
     @abc.abstractmethod
-    def _improbable(self, groups: np.ndarray, cohorts: Sequence[np.ndarray]) -> str | None:
+    def _improbable(self, groups: FloatArray, cohorts: Sequence[FloatArray]) -> str | None:
         """What has more participations than draws give.
 
         Args:
@@ -314,7 +315,7 @@ class CyclicGroups(SamplingScheme):
         """
 
     def _too_often(
-        self, groups: np.ndarray, cohorts: Sequence[np.ndarray], probability: float
+        self, groups: FloatArray, cohorts: Sequence[FloatArray], probability: float
     ) -> str | None:
         """A client with more participations than independent draws give."""
         counts = np.bincount(np.concatenate(cohorts), minlength=self.population)
@@ -454,7 +455,7 @@ class GroupSampler(Sampler):
     """
 
     scheme: CyclicGroups
-    order: np.ndarray = dataclasses.field(init=False, repr=False)
+    order: FloatArray = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -464,7 +465,7 @@ class GroupSampler(Sampler):
         order.flags.writeable = False
         object.__setattr__(self, "order", order)
 
-    def group_of_round(self, round_index: int) -> np.ndarray:
+    def group_of_round(self, round_index: int) -> FloatArray:
         """Returns the group of the population that a round draws from.
 
         Args:
@@ -482,7 +483,7 @@ class GroupSampler(Sampler):
     def _num_eligible(self, round_index: int) -> int:
         return len(self.group_of_round(round_index))
 
-    def _draw(self, round_index: int) -> np.ndarray:
+    def _draw(self, round_index: int) -> FloatArray:
         group = self.group_of_round(round_index)
         return np.sort(self.scheme.draw_from(group, self.seed, round_index))
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.kinds import Participation
 
 
@@ -52,7 +53,7 @@ class FixedEpochOrder(Participation):
             return True
         return smallest == largest == self.separation and participations <= self.epochs
 
-    def largest_sum(self, weights: np.ndarray) -> float:
+    def largest_sum(self, weights: FloatArray) -> float:
         """Returns the largest sum of weights b rounds apart."""
         num_rounds = len(weights)
         most = self.most_participations(num_rounds)

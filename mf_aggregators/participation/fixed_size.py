@@ -41,6 +41,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from mf_aggregators import random_streams
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.random_streams import Draw, Stream
 
@@ -79,12 +80,12 @@ class FixedSizeSampling(ComposedGroups):
         """Returns the places of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
-    def draw_from(self, group: np.ndarray, seed: int, round_index: int) -> np.ndarray:
+    def draw_from(self, group: FloatArray, seed: int, round_index: int) -> FloatArray:
         """Returns a random subset."""
         generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.ROUND, round_index)
         return generator.choice(group, self.clients_per_round, replace=False, shuffle=False)
 
-    def _improbable(self, groups: np.ndarray, cohorts: Sequence[np.ndarray]) -> str | None:
+    def _improbable(self, groups: FloatArray, cohorts: Sequence[FloatArray]) -> str | None:
         return self._too_often(groups, cohorts, self.sampling_probability)
 
     @staticmethod
@@ -129,7 +130,7 @@ class FixedSizeSampling(ComposedGroups):
         return f"a uniformly random subset of {self.clients_per_round} of its {self.group_size}."
 
 
-def divergence_with(sigma: float, sampling_probability: float, epsilons: np.ndarray) -> np.ndarray:
+def divergence_with(sigma: float, sampling_probability: float, epsilons: FloatArray) -> FloatArray:
     """Returns the largest divergences of outputs with a client from those without.
 
     Args:
@@ -161,8 +162,8 @@ def divergence_with(sigma: float, sampling_probability: float, epsilons: np.ndar
 
 
 def divergence_without(
-    sigma: float, sampling_probability: float, epsilons: np.ndarray
-) -> np.ndarray:
+    sigma: float, sampling_probability: float, epsilons: FloatArray
+) -> FloatArray:
     """Returns the largest divergences of outputs without a client from those with it.
 
     Arguments are those of :func:`divergence_with`.
@@ -183,7 +184,7 @@ def divergence_without(
 
 
 def _losses(
-    interval: float, epsilons: np.ndarray, forward: np.ndarray, backward: np.ndarray
+    interval: float, epsilons: FloatArray, forward: FloatArray, backward: FloatArray
 ) -> DenseLosses:
     """Losses of a pair by its divergences at epsilons >= 0 and, the other way, below."""
     highest = max(int(np.count_nonzero(forward > _NEGLIGIBLE)), 1)

@@ -15,9 +15,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import numpy as np
-
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Participation(abc.ABC):
         """
 
     @abc.abstractmethod
-    def largest_sum(self, weights: np.ndarray) -> float:
+    def largest_sum(self, weights: FloatArray) -> float:
         """Returns the largest sum of weights over the rounds of one client.
 
         Args:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.kinds import Participation
 
 
@@ -55,7 +56,7 @@ class MinSeparation(Participation):
         limit = self.max_participations
         return smallest >= self.separation and (limit is None or participations <= limit)
 
-    def largest_sum(self, weights: np.ndarray) -> float:
+    def largest_sum(self, weights: FloatArray) -> float:
         """Returns the largest sum of weights at least b rounds apart (BandMF Alg. 3)."""
         return largest_pattern_sum(weights, self.separation, self.most_participations(len(weights)))
 
@@ -82,7 +83,7 @@ class MinSeparation(Participation):
         return f"{limit} at least {self.separation} rounds apart"
 
 
-def largest_pattern_sum(values: np.ndarray, separation: int, most: int) -> float:
+def largest_pattern_sum(values: FloatArray, separation: int, most: int) -> float:
     """BandMF Alg. 3: the largest sum of non-negative numbers over a min-separation pattern.
 
     F[i], the largest sums over at most 0, 1, ..., k rounds from round i on, follow from F[i + 1]

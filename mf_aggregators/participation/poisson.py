@@ -21,6 +21,7 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_m
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
 from mf_aggregators import random_streams
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
@@ -60,7 +61,7 @@ class PoissonSampling(ComposedGroups):
             (group + 1) * self.population // self.num_bands,
         )
 
-    def draw_from(self, group: np.ndarray, seed: int, round_index: int) -> np.ndarray:
+    def draw_from(self, group: FloatArray, seed: int, round_index: int) -> FloatArray:
         """Returns whose coins come up heads."""
         generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.ROUND, round_index)
         # A random number has 53 bits: the probability is q to within 2^-53.
@@ -69,7 +70,7 @@ class PoissonSampling(ComposedGroups):
     def _batch_size(self) -> int | None:
         return None if self.sampling_probability < 1.0 else self.clients_per_round
 
-    def _improbable(self, groups: np.ndarray, cohorts: Sequence[np.ndarray]) -> str | None:
+    def _improbable(self, groups: FloatArray, cohorts: Sequence[FloatArray]) -> str | None:
         probability = self.sampling_probability
         drawn_from = np.array([self.size_of_group(i % self.num_bands) for i in range(len(cohorts))])
         sizes = np.array([len(cohort) for cohort in cohorts])
@@ -135,7 +136,7 @@ class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
             )
         self._sigma = sigma
 
-    def get_delta_for_epsilon(self, epsilon: float | list[float] | np.ndarray) -> np.ndarray:
+    def get_delta_for_epsilon(self, epsilon: float | list[float] | FloatArray) -> FloatArray:
         """Returns the deltas of epsilons (the hockey-stick divergences), of their shape.
 
         Args:
@@ -150,7 +151,7 @@ class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
         deltas[np.isneginf(cutoffs)] = 0.0
         return np.clip(deltas, 0.0, 1.0)
 
-    def _largest_outputs(self, losses: np.ndarray) -> np.ndarray:
+    def _largest_outputs(self, losses: FloatArray) -> FloatArray:
         """The largest outputs whose privacy loss is at least the given ones."""
         sign = -1.0 if self.adjacency_type == AdjacencyType.ADD else 1.0
         if self.sampling_prob == 1.0:

@@ -23,6 +23,7 @@ from scipy import special
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, trade_offs
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
@@ -138,7 +139,7 @@ class SamplingScheme(Participation):
         """Returns whether draws can give such separations."""
         return self.schema().allows_separations(participations, smallest, largest)
 
-    def largest_sum(self, weights: np.ndarray) -> float:
+    def largest_sum(self, weights: FloatArray) -> float:
         """Returns the largest sum of weights over the rounds of one client."""
         return self.schema().largest_sum(weights)
 
@@ -168,7 +169,7 @@ class SamplingScheme(Participation):
         self,
         sigma: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
@@ -195,7 +196,7 @@ class SamplingScheme(Participation):
         self,
         target: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
@@ -215,7 +216,7 @@ class SamplingScheme(Participation):
         self,
         target: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
     ) -> float:
         """Returns about what :meth:`calibrated` does, fast; no guarantee is stated of it.
@@ -287,7 +288,7 @@ class SamplingScheme(Participation):
         return ()
 
     def log_moments(
-        self, sigma: float, columns: np.ndarray | None, num_coordinates: int
+        self, sigma: float, columns: FloatArray | None, num_coordinates: int
     ) -> tuple[tuple[int, float], ...]:
         """Returns Renyi orders a and log E_Q (P/Q)^a of the dominating pair, if it is known.
 
@@ -300,7 +301,7 @@ class SamplingScheme(Participation):
         return ()
 
     def divergences(
-        self, sigma: float, columns: np.ndarray | None, seed: int, num_coordinates: int
+        self, sigma: float, columns: FloatArray | None, seed: int, num_coordinates: int
     ) -> tuple[tuple[float, float], ...]:
         """Returns epsilons and bounds on the hockey-stick divergence, if they are known.
 
@@ -381,12 +382,12 @@ class SamplingScheme(Participation):
     def true_positive_rate(
         self,
         noise_multiplier: float,
-        false_positive_rate: float | np.ndarray,
+        false_positive_rate: float | FloatArray,
         strategy_matrix: Any = None,
         *,
         guarantees: Sequence[tuple[float, float]] = (),
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    ) -> float | np.ndarray:
+    ) -> float | FloatArray:
         """Returns the highest true positive rate of an attacker who does not know the draws.
 
         ``accounting.trade_offs`` says what the attacker knows and decides, and why no test does
@@ -435,7 +436,7 @@ class SamplingScheme(Participation):
         """
         return self.event_of(validation.non_negative_number(noise_multiplier, "noise_multiplier"))
 
-    def _columns(self, strategy_matrix: Any) -> np.ndarray | None:
+    def _columns(self, strategy_matrix: Any) -> FloatArray | None:
         if strategy_matrix is None:
             return None
         return distributions.columns_of_matrix(strategy_matrix, self.num_bands)
@@ -457,7 +458,7 @@ class SamplingScheme(Participation):
           ValueError: If the seed is negative.
         """
 
-    def deviation(self, num_clients: int, cohorts: Sequence[np.ndarray]) -> str | None:
+    def deviation(self, num_clients: int, cohorts: Sequence[FloatArray]) -> str | None:
         """Returns why the cohorts of the first rounds cannot come from the scheme, or None.
 
         Checked are the population, the number of rounds, that each cohort has every client once
@@ -490,7 +491,7 @@ class SamplingScheme(Participation):
         """The clients of every batch; None where it varies."""
         return None if self.has_random_sizes else self.clients_per_round
 
-    def _deviation_of_rounds(self, cohorts: Sequence[np.ndarray]) -> str | None:
+    def _deviation_of_rounds(self, cohorts: Sequence[FloatArray]) -> str | None:
         """Why cohorts of different clients of the population cannot come from the scheme.
 
         By default, all that is asked is that the rounds of each client keep the schema.
@@ -577,7 +578,7 @@ class Sampler(abc.ABC):
         if self.seed < 0:
             raise ValueError("the seed of a sampler must not be negative.")
 
-    def draw(self, round_index: int) -> np.ndarray:
+    def draw(self, round_index: int) -> FloatArray:
         """Draws the batch of a round.
 
         Args:
@@ -606,7 +607,7 @@ class Sampler(abc.ABC):
         return self._num_eligible(round_index)
 
     def deviation(
-        self, num_clients: int, cohorts: Sequence[np.ndarray], *, may_be_absent: bool = False
+        self, num_clients: int, cohorts: Sequence[FloatArray], *, may_be_absent: bool = False
     ) -> str | None:
         """Returns how the first rounds of a run differ from what is drawn, or None.
 
@@ -633,7 +634,7 @@ class Sampler(abc.ABC):
                 return f"the clients of round {index + 1} are not those that the sampler draws"
         return None
 
-    def num_absent(self, cohorts: Sequence[np.ndarray]) -> int:
+    def num_absent(self, cohorts: Sequence[FloatArray]) -> int:
         """Returns how many participations that are drawn the first rounds of a run lack.
 
         Args:
@@ -644,7 +645,7 @@ class Sampler(abc.ABC):
         )
 
     @abc.abstractmethod
-    def _draw(self, round_index: int) -> np.ndarray:
+    def _draw(self, round_index: int) -> FloatArray:
         """The batch of a round of the scheme."""
 
     def _num_eligible(self, round_index: int) -> int:
@@ -661,7 +662,7 @@ class Sampler(abc.ABC):
 
 
 def too_large(
-    sizes: np.ndarray, drawn_from: np.ndarray, probability: float, expected: int
+    sizes: FloatArray, drawn_from: FloatArray, probability: float, expected: int
 ) -> str | None:
     """Returns which round has more clients than independent draws give, or None.
 
@@ -681,7 +682,7 @@ def too_large(
     )
 
 
-def probability_of(count: np.ndarray, trials: np.ndarray, probability: float) -> np.ndarray:
+def probability_of(count: FloatArray, trials: FloatArray, probability: float) -> FloatArray:
     """Returns the probability that so many or more of independent trials succeed.
 
     Args:

@@ -21,6 +21,7 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import (
     certificates,
@@ -131,7 +132,7 @@ class SeparatedScheme(SamplingScheme):
     def dominating_pair(
         self,
         sigma: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> DominatingPair:
         """Returns what dominates a run, with what the rounding of rows adds to C.
@@ -169,7 +170,7 @@ class SeparatedScheme(SamplingScheme):
         self,
         sigma: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
@@ -194,7 +195,7 @@ class SeparatedScheme(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
@@ -234,7 +235,7 @@ class SeparatedScheme(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
     ) -> float:
         """Returns about the noise multiplier of a target, fast and without a proof."""
@@ -246,7 +247,7 @@ class SeparatedScheme(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: np.ndarray | None,
+        columns: FloatArray | None,
         certification: Certification,
         num_coordinates: int,
         *,
@@ -274,7 +275,7 @@ class SeparatedScheme(SamplingScheme):
         )
 
     def log_moments(
-        self, sigma: float, columns: np.ndarray | None, num_coordinates: int
+        self, sigma: float, columns: FloatArray | None, num_coordinates: int
     ) -> tuple[tuple[int, float], ...]:
         """Returns Renyi orders a >= 2 and log E_Q (P/Q)^a of the dominating pair, exactly.
 
@@ -291,7 +292,7 @@ class SeparatedScheme(SamplingScheme):
         )
 
     def divergences(
-        self, sigma: float, columns: np.ndarray | None, seed: int, num_coordinates: int
+        self, sigma: float, columns: FloatArray | None, seed: int, num_coordinates: int
     ) -> tuple[tuple[float, float], ...]:
         """Returns epsilons and bounds on the hockey-stick divergence of P from Q.
 
@@ -316,7 +317,7 @@ class SeparatedScheme(SamplingScheme):
         """Returns what all rounds together are, as a mechanism."""
         return _TOGETHER
 
-    def deviation_of_bins(self, cohorts: Sequence[np.ndarray]) -> str | None:
+    def deviation_of_bins(self, cohorts: Sequence[FloatArray]) -> str | None:
         """Returns why clients cannot each have a bin of rounds, independent and as likely.
 
         Args:

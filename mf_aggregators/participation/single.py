@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.kinds import Participation
 
 
@@ -31,7 +32,7 @@ class SingleParticipation(Participation):
         """Returns whether nobody returned."""
         return participations <= 1 or smallest is None
 
-    def largest_sum(self, weights: np.ndarray) -> float:
+    def largest_sum(self, weights: FloatArray) -> float:
         """Returns the largest weight."""
         return float(np.max(weights))
 

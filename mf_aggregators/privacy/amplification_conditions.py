@@ -1,7 +1,6 @@
 """What an amplified guarantee needs of a factorization, and how it is certified."""
 
-import numpy as np
-
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
@@ -21,7 +20,7 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     return Certification(directory=store.default_directory(), show_progress=show_progress)
 
 
-def columns_of(factorization: Factorization, scheme: SamplingScheme) -> np.ndarray | None:
+def columns_of(factorization: Factorization, scheme: SamplingScheme) -> FloatArray | None:
     """Returns the columns of C that an amplified guarantee depends on.
 
     Args:

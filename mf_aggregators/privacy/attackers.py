@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.printed_guarantees import rounded_up
 
 # The false positive rates that every statement has a true positive rate for.
@@ -16,7 +17,7 @@ _FORM = ".5g"
 
 
 def fields(
-    true_positive_rate: Callable[[np.ndarray], float | np.ndarray], prefix: str = ""
+    true_positive_rate: Callable[[FloatArray], float | FloatArray], prefix: str = ""
 ) -> dict[str, float | None]:
     """Returns the highest true positive rates that are stated, as fields of a report.
 

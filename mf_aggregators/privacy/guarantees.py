@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -157,7 +157,7 @@ class Guarantee:
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)
 
-    def true_positive_rate(self, false_positive_rate: float | np.ndarray) -> float | np.ndarray:
+    def true_positive_rate(self, false_positive_rate: float | FloatArray) -> float | FloatArray:
         """Returns the highest true positive rate that an attacker can have.
 
         ``accounting.trade_offs`` says what the attacker knows and decides.
@@ -257,7 +257,7 @@ class WorstClient:
 
 
 def realised_participation(
-    rounds_of_clients: Iterable[Sequence[int] | np.ndarray], num_rounds: int
+    rounds_of_clients: Iterable[Sequence[int] | FloatArray], num_rounds: int
 ) -> RealisedParticipation:
     """Measures the participations that took place.
 
@@ -392,7 +392,7 @@ def _amplified(
     bound: sensitivity.Sensitivity,
     noise_multiplier: float,
     delta: float,
-    columns: np.ndarray | None,
+    columns: FloatArray | None,
     certification: Certification | None = None,
 ) -> Guarantee:
     certification = certification or amplification_conditions.default_certification()

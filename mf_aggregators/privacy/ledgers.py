@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy import client_names
@@ -52,11 +53,11 @@ class Ledger:
     """
 
     client_ids: tuple[str, ...]
-    rounds_of_clients: tuple[np.ndarray, ...]
+    rounds_of_clients: tuple[FloatArray, ...]
     num_rounds: int
     sampling: SamplingScheme | None = None
 
-    def cohorts(self) -> tuple[np.ndarray, ...]:
+    def cohorts(self) -> tuple[FloatArray, ...]:
         """Returns for each round the (clients,) int64 increasing indices of its clients."""
         sizes = [len(rounds) for rounds in self.rounds_of_clients]
         clients = np.repeat(np.arange(len(sizes)), sizes)
@@ -154,7 +155,7 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
     return Ledger(client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling)
 
 
-def _names(array: np.ndarray) -> np.ndarray:
+def _names(array: FloatArray) -> FloatArray:
     """Returns names as texts; a fraction or a truth value names nobody."""
     if np.issubdtype(array.dtype, np.bytes_):
         return np.char.decode(array, "utf-8")
@@ -164,7 +165,7 @@ def _names(array: np.ndarray) -> np.ndarray:
     return array.astype(np.str_)
 
 
-def _integers(array: np.ndarray) -> np.ndarray:
+def _integers(array: FloatArray) -> FloatArray:
     """Returns an array as int64; a fraction would be another round without its digits."""
     # An empty list has no type of its own.
     if array.size and not np.issubdtype(array.dtype, np.integer):
@@ -173,7 +174,7 @@ def _integers(array: np.ndarray) -> np.ndarray:
 
 
 def _fit_together(
-    names: np.ndarray, offsets: np.ndarray, rounds: np.ndarray, num_rounds: np.ndarray
+    names: FloatArray, offsets: FloatArray, rounds: FloatArray, num_rounds: FloatArray
 ) -> bool:
     """Whether each client has increasing rounds among those that were released."""
     if (names.ndim, rounds.ndim, num_rounds.ndim) != (1, 1, 0):

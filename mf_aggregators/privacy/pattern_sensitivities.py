@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import Factorization
 
 # The Gram matrix of more rounds than this takes more than half a gigabyte.
@@ -35,7 +36,7 @@ class WorstPattern:
 
 def worst_client(
     factorization: Factorization,
-    rounds_of_clients: Iterable[Sequence[int] | np.ndarray],
+    rounds_of_clients: Iterable[Sequence[int] | FloatArray],
     num_rounds: int,
 ) -> WorstPattern | None:
     """Finds the client whose pattern has the largest sensitivity.
@@ -52,7 +53,7 @@ def worst_client(
     """
     if not 1 <= num_rounds <= _MOST_ROUNDS_OF_GRAM:
         return None
-    by_count: dict[int, tuple[list[int], list[np.ndarray]]] = {}
+    by_count: dict[int, tuple[list[int], list[FloatArray]]] = {}
     for index, rounds in enumerate(rounds_of_clients):
         if len(rounds):
             indices, patterns = by_count.setdefault(len(rounds), ([], []))
@@ -75,7 +76,7 @@ def worst_client(
     return best
 
 
-def _squared(magnitudes: np.ndarray, patterns: np.ndarray) -> np.ndarray:
+def _squared(magnitudes: FloatArray, patterns: FloatArray) -> FloatArray:
     """For (N, c) patterns, the sums of |X| over all pairs of each."""
     count = patterns.shape[1]
     at_a_time = max(1, _ENTRIES_AT_A_TIME // count**2)

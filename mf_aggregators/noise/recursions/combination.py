@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 from mf_aggregators.noise.recursions.substitution import ToeplitzNoise
 
@@ -28,7 +29,7 @@ class IndependentNoise(NoiseRecursion):
         self._freeze_num_rounds(self.num_rounds)
 
     @property
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """Ones, (n,) float64."""
         return np.ones(self.num_rounds)
 
@@ -44,17 +45,17 @@ class IndependentNoise(NoiseRecursion):
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return self
 
-    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+    def earlier(self, i: int, history: FloatArray) -> FloatArray:
         """Returns zeros: earlier rounds add nothing."""
         return np.zeros(history.shape[1:])
 
     def following(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
-    ) -> np.ndarray:
+        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
+    ) -> FloatArray:
         """Returns the history, which is empty."""
         return history
 
-    def block_transition(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> FloatArray:
         """Returns zeros."""
         return np.zeros((end - start, end - start))
 
@@ -62,7 +63,7 @@ class IndependentNoise(NoiseRecursion):
         """Blocks of one size have the same weights."""
         return end - start
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns the identity, (n, n) float64."""
         return np.eye(self.num_rounds)
 
@@ -77,7 +78,7 @@ class DenseNoise(NoiseRecursion):
 
     draws_earlier_rows_of_z: ClassVar[bool] = True
 
-    inverse: np.ndarray
+    inverse: FloatArray
 
     def __post_init__(self) -> None:
         self._freeze("inverse", (len(self.inverse), len(self.inverse)))
@@ -108,7 +109,7 @@ class DenseNoise(NoiseRecursion):
         return self.num_rounds <= _MOST_DENSE_ROUNDS
 
     @property
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """The diagonal of the matrix, (n,) float64."""
         return np.diagonal(self.inverse)
 
@@ -119,26 +120,26 @@ class DenseNoise(NoiseRecursion):
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return DenseNoise(self.inverse / self.diagonal[:, np.newaxis])
 
-    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+    def earlier(self, i: int, history: FloatArray) -> FloatArray:
         """Combines all rows of Z before the round's, which are the history."""
         return np.tensordot(self.inverse[i, :i], history[:i], axes=1)
 
     def following(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
-    ) -> np.ndarray:
+        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
+    ) -> FloatArray:
         """Keeps the row of Z."""
         history[i] = row_of_z
         return history
 
-    def row_norms(self) -> np.ndarray:
+    def row_norms(self) -> FloatArray:
         """Returns the (n,) L2 norms of the rows of the matrix."""
         return np.linalg.norm(self.inverse, axis=1)
 
-    def block_transition(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> FloatArray:
         """Returns rows of the matrix, without its diagonal."""
         return np.tril(self.inverse[start:end, :end], start - 1)
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns C^-1, (n, n) float64."""
         return self.inverse
 
@@ -163,10 +164,10 @@ class WindowNoise(NoiseRecursion):
     draws_earlier_rows_of_z: ClassVar[bool] = True
 
     num_rounds: int
-    window: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
-    row_scales: np.ndarray | None = None
+    window: FloatArray
+    left: FloatArray
+    right: FloatArray
+    row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
         self._freeze_num_rounds(self.num_rounds)
@@ -206,7 +207,7 @@ class WindowNoise(NoiseRecursion):
         return _ROWS_PER_REDRAWING_BLOCK
 
     @property
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """The first of the window's numbers of each round, scaled, (n,) float64."""
         entries = np.broadcast_to(self.window[:, 0], self.num_rounds)
         if self.window_length == 1:
@@ -232,7 +233,7 @@ class WindowNoise(NoiseRecursion):
             window, left = self.window * rows, self.left * rows
         return WindowNoise(self.num_rounds, window, left, self.right)
 
-    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+    def earlier(self, i: int, history: FloatArray) -> FloatArray:
         """Combines the earlier rows of Z in the window, and the accumulators."""
         length = self.window_length
         ring, accumulators = history[:length], history[length:]
@@ -250,8 +251,8 @@ class WindowNoise(NoiseRecursion):
         return combined
 
     def following(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
-    ) -> np.ndarray:
+        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
+    ) -> FloatArray:
         """Puts the row of Z into the window, and adds what leaves it to the accumulators."""
         length, oldest = self.window_length, i - self.window_length + 1
         history[i % length] = row_of_z
@@ -259,11 +260,11 @@ class WindowNoise(NoiseRecursion):
             history[length:] += np.multiply.outer(self.right[oldest], history[oldest % length])
         return history
 
-    def largest_vector_norms(self) -> np.ndarray:
+    def largest_vector_norms(self) -> FloatArray:
         """Returns the (r,) norms of the accumulators at the end."""
         return np.linalg.norm(self.right, axis=0)
 
-    def block_transition(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> FloatArray:
         """The window's diagonals, and accumulators of what leaves the window within the block."""
         length, first_row_of_z = self.window_length, self.first_row_of_z(start)
         rows_of_z = np.arange(first_row_of_z, end)

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 
 # A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
 # hold more rows.
@@ -64,7 +65,7 @@ class NoiseState:
     """
 
     round_index: int
-    history: np.ndarray
+    history: FloatArray
 
 
 class NoiseRecursion(abc.ABC):
@@ -201,7 +202,7 @@ class NoiseRecursion(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """(n,) float64: the diagonal of C^-1, without a zero."""
 
     @property
@@ -231,7 +232,7 @@ class NoiseRecursion(abc.ABC):
         """Returns the recursion of the rows over the diagonal."""
 
     @abc.abstractmethod
-    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+    def earlier(self, i: int, history: FloatArray) -> FloatArray:
         """Returns what row i of a normalised recursion is beside Z[i], (...) float64.
 
         Args:
@@ -241,8 +242,8 @@ class NoiseRecursion(abc.ABC):
 
     @abc.abstractmethod
     def following(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
-    ) -> np.ndarray:
+        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
+    ) -> FloatArray:
         """Returns the next history of a normalised recursion; may change the one that is given.
 
         Args:
@@ -253,7 +254,7 @@ class NoiseRecursion(abc.ABC):
         """
 
     @abc.abstractmethod
-    def block_transition(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> FloatArray:
         """Returns the weights of rounds ``start`` to ``end - 1`` of a normalised recursion.
 
         Args:
@@ -273,15 +274,15 @@ class NoiseRecursion(abc.ABC):
         """Returns what is equal for blocks that are known to have equal weights."""
         return "rounds", start, end
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns C^-1 as a dense (n, n) float64 array."""
         return np.tril(self.apply(np.eye(self.num_rounds)))
 
-    def row_norms(self) -> np.ndarray:
+    def row_norms(self) -> FloatArray:
         """Returns the (n,) L2 norms of the rows of C^-1; infinite where they are beyond floats."""
         return np.asarray(np.abs(self.diagonal) * self.normalised._normalised_row_norms())
 
-    def _normalised_row_norms(self) -> np.ndarray:
+    def _normalised_row_norms(self) -> FloatArray:
         """The (n,) norms of the rows of a normalised recursion."""
         if self.is_toeplitz:
             # Every row has what those before it have, and one number more.
@@ -296,7 +297,7 @@ class NoiseRecursion(abc.ABC):
         """Returns the largest L2 norm of the rows of C^-1."""
         return float(np.max(self.row_norms()))
 
-    def largest_vector_norms(self) -> np.ndarray:
+    def largest_vector_norms(self) -> FloatArray:
         """Returns (m,) bounds on the L2 norms of a normalised recursion's state vectors."""
         return np.zeros(self.num_state_vectors)
 
@@ -328,7 +329,7 @@ class NoiseRecursion(abc.ABC):
             rows += self.rows_of_z_per_round
         return NoiseState(0, np.zeros((rows, *shape)))
 
-    def next_row(self, state: NoiseState, row_of_z: np.ndarray) -> tuple[np.ndarray, NoiseState]:
+    def next_row(self, state: NoiseState, row_of_z: FloatArray) -> tuple[FloatArray, NoiseState]:
         """Returns the noise row of the state's round and the state after it.
 
         The given state does not change and can be used again: the same row of Z gives the same
@@ -349,8 +350,8 @@ class NoiseRecursion(abc.ABC):
         return self.next_row_in_place(own, row_of_z)
 
     def stream(
-        self, rows_of_z: Iterable[np.ndarray], shape: tuple[int, ...]
-    ) -> Iterator[np.ndarray]:
+        self, rows_of_z: Iterable[FloatArray], shape: tuple[int, ...]
+    ) -> Iterator[FloatArray]:
         """Yields the noise rows of all rows of Z in order, without a copy of the history.
 
         Args:
@@ -369,7 +370,7 @@ class NoiseRecursion(abc.ABC):
             row, state = self.next_row_in_place(state, row_of_z)
             yield row
 
-    def apply(self, z: np.ndarray) -> np.ndarray:
+    def apply(self, z: FloatArray) -> FloatArray:
         """Returns C^-1 Z for a whole Z of shape (n, ...), row by row, in real arithmetic.
 
         It is computed in float64 and has the dtype of Z, or float32 for integers.
@@ -389,8 +390,8 @@ class NoiseRecursion(abc.ABC):
             )
 
     def next_row_in_place(
-        self, state: NoiseState, row_of_z: np.ndarray
-    ) -> tuple[np.ndarray, NoiseState]:
+        self, state: NoiseState, row_of_z: FloatArray
+    ) -> tuple[FloatArray, NoiseState]:
         """Returns what :meth:`next_row` does; the history passes to the next state.
 
         Args:
@@ -427,7 +428,7 @@ class Blocks:
     """
 
     recursion: NoiseRecursion
-    starts: np.ndarray
+    starts: FloatArray
 
     @classmethod
     def of(cls, recursion: NoiseRecursion, plans: Sequence[int] = ()) -> "Blocks":
@@ -481,11 +482,11 @@ class Blocks:
         """Returns the first row of Z that a block needs; the last one is that of its last row."""
         return self.recursion.first_row_of_z(int(self.starts[block]))
 
-    def weights(self, block: int) -> np.ndarray:
+    def weights(self, block: int) -> FloatArray:
         """Returns the weights of a block, see ``NoiseRecursion.block_transition``."""
         return self.recursion.normalised.block_transition(*self.rounds(block))
 
-    def distinct_weights(self) -> np.ndarray:
+    def distinct_weights(self) -> FloatArray:
         """Returns, for each block, the first block that is known to have the same weights.
 
         Matrices that are the same in all rounds, or repeat themselves, need few weights.

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 
 
@@ -24,12 +25,12 @@ class StateSpaceNoise(NoiseRecursion):
       feedbacks: (P, m) float64.
     """
 
-    phases: np.ndarray
-    gains: np.ndarray
-    outputs: np.ndarray
-    sources: np.ndarray
-    decays: np.ndarray
-    feedbacks: np.ndarray
+    phases: FloatArray
+    gains: FloatArray
+    outputs: FloatArray
+    sources: FloatArray
+    decays: FloatArray
+    feedbacks: FloatArray
 
     def __post_init__(self) -> None:
         self._freeze("phases", (None,), np.int64)
@@ -57,7 +58,7 @@ class StateSpaceNoise(NoiseRecursion):
         return int(self.outputs.shape[1])
 
     @property
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """The gain of each round, (n,) float64."""
         return self.gains[self.phases]
 
@@ -79,13 +80,13 @@ class StateSpaceNoise(NoiseRecursion):
             feedbacks=self.feedbacks * column,
         )
 
-    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+    def earlier(self, i: int, history: FloatArray) -> FloatArray:
         """Combines the state vectors."""
         return np.tensordot(self.outputs[self.phases[i]], history, axes=1)
 
     def following(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
-    ) -> np.ndarray:
+        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
+    ) -> FloatArray:
         """A step of the recurrence."""
         phase = self.phases[i]
         column = (-1,) + (1,) * row.ndim
@@ -94,14 +95,14 @@ class StateSpaceNoise(NoiseRecursion):
             following += np.multiply.outer(self.feedbacks[phase], row)
         return np.asarray(following)
 
-    def largest_vector_norms(self) -> np.ndarray:
+    def largest_vector_norms(self) -> FloatArray:
         """Returns the (m,) L2 norms of what state vectors of a normalised recursion are of Z."""
         return self._normalised_norms()[1]
 
-    def _normalised_row_norms(self) -> np.ndarray:
+    def _normalised_row_norms(self) -> FloatArray:
         return self._normalised_norms()[0]
 
-    def _normalised_norms(self) -> tuple[np.ndarray, np.ndarray]:
+    def _normalised_norms(self) -> tuple[FloatArray, FloatArray]:
         """The (n,) norms of a normalised recursion's rows, and (m,) the largest of its vectors.
 
         From the covariance of the state vectors where Z is of independent numbers of variance one,
@@ -120,7 +121,7 @@ class StateSpaceNoise(NoiseRecursion):
             np.maximum(largest, np.diagonal(covariance), out=largest)
         return np.sqrt(squares), np.sqrt(largest)
 
-    def block_transition(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> FloatArray:
         """The recurrence applied to one unit vector for each state vector and each row."""
         vectors, size = self.num_state_vectors, end - start
         rows, state = np.zeros((size, vectors + size)), np.eye(vectors, vectors + size)
@@ -134,7 +135,7 @@ class StateSpaceNoise(NoiseRecursion):
         """Blocks with the same phases have the same weights."""
         return self.phases[start:end].tobytes()
 
-    def following_by_phase(self) -> np.ndarray:
+    def following_by_phase(self) -> FloatArray:
         """Returns how the state vectors follow from one round to the next, for each phase.
 
         Returns:

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 import scipy.linalg
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import BandedCovariances, WorkloadBlocks
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 
@@ -23,7 +24,7 @@ class SubstitutionNoise(NoiseRecursion):
 
     @property
     @abc.abstractmethod
-    def table(self) -> np.ndarray:
+    def table(self) -> FloatArray:
         """(n, b) float64 of C[i, i - t] for row i and lag t; (1, b) if all rows have the same."""
 
     def _check_bands(self) -> None:
@@ -36,7 +37,7 @@ class SubstitutionNoise(NoiseRecursion):
         """The number of bands b."""
         return int(self.table.shape[1])
 
-    def weights(self, round_index: int) -> np.ndarray:
+    def weights(self, round_index: int) -> FloatArray:
         """Returns the (b,) entries C[i, i], C[i, i - 1], ... of row i."""
         table = self.table
         return np.asarray(table[round_index if len(table) > 1 else 0])
@@ -54,7 +55,7 @@ class SubstitutionNoise(NoiseRecursion):
             return super().rows_per_block
         return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
 
-    def earlier(self, i: int, history: np.ndarray) -> np.ndarray:
+    def earlier(self, i: int, history: FloatArray) -> FloatArray:
         """Substitutes the rows in the ring, whose slot j mod (b - 1) holds row j."""
         slots = self.num_earlier_rows
         if not slots:
@@ -65,14 +66,14 @@ class SubstitutionNoise(NoiseRecursion):
         return -np.tensordot(weights, history, axes=1)
 
     def following(
-        self, i: int, history: np.ndarray, row_of_z: np.ndarray, row: np.ndarray
-    ) -> np.ndarray:
+        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
+    ) -> FloatArray:
         """Keeps the row in place of the oldest one."""
         if self.num_earlier_rows:
             history[i % self.num_earlier_rows] = row
         return history
 
-    def block_transition(self, start: int, end: int) -> np.ndarray:
+    def block_transition(self, start: int, end: int) -> FloatArray:
         """The entries of C off its diagonal, for the rows before the block and its own."""
         size, num_earlier = end - start, min(self.num_earlier_rows, start)
         matrix = np.zeros((size, num_earlier + size))
@@ -91,7 +92,7 @@ class BandedNoise(SubstitutionNoise):
       bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``; entries where i < t become zero.
     """
 
-    bands: np.ndarray
+    bands: FloatArray
 
     def __post_init__(self) -> None:
         self._freeze("bands", (None, None))
@@ -104,12 +105,12 @@ class BandedNoise(SubstitutionNoise):
         return int(self.bands.shape[0])
 
     @property
-    def table(self) -> np.ndarray:
+    def table(self) -> FloatArray:
         """The bands."""
         return self.bands
 
     @property
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """One over the diagonal of C, (n,) float64."""
         return 1.0 / self.bands[:, 0]
 
@@ -117,7 +118,7 @@ class BandedNoise(SubstitutionNoise):
         """Returns the recursion of C / divisor."""
         return BandedNoise(self.bands / divisor)
 
-    def row_norms(self) -> np.ndarray:
+    def row_norms(self) -> FloatArray:
         """Returns the (n,) L2 norms of the rows of C^-1, in O(n b^2) operations."""
         identity = WorkloadBlocks.identity(self.num_rounds, self.num_bands)
         with np.errstate(all="ignore"):
@@ -129,7 +130,7 @@ class BandedNoise(SubstitutionNoise):
         columns = np.arange(self.num_rounds)[:, np.newaxis] - np.arange(self.num_bands)
         return BandedNoise(self.bands / self.bands[np.maximum(columns, 0), 0])
 
-    def noising_matrix(self) -> np.ndarray:
+    def noising_matrix(self) -> FloatArray:
         """Returns C^-1 as a dense (n, n) float64 array."""
         dense = matrix_from_bands(self.bands)
         identity = np.eye(self.num_rounds)
@@ -151,8 +152,8 @@ class ToeplitzNoise(SubstitutionNoise):
     """
 
     num_rounds: int
-    coefficients: np.ndarray
-    row_scales: np.ndarray | None = None
+    coefficients: FloatArray
+    row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
         self._freeze_num_rounds(self.num_rounds)
@@ -163,12 +164,12 @@ class ToeplitzNoise(SubstitutionNoise):
         self._clear_lags_before_first_round("coefficients")
 
     @property
-    def table(self) -> np.ndarray:
+    def table(self) -> FloatArray:
         """The coefficients, (1, b)."""
         return self.coefficients[np.newaxis]
 
     @property
-    def diagonal(self) -> np.ndarray:
+    def diagonal(self) -> FloatArray:
         """The row scales over the first coefficient, (n,) float64."""
         scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
         return scales / self.coefficients[0]
@@ -190,7 +191,7 @@ class ToeplitzNoise(SubstitutionNoise):
         return end - start, min(self.num_earlier_rows, start)
 
 
-def matrix_from_bands(bands: np.ndarray) -> np.ndarray:
+def matrix_from_bands(bands: FloatArray) -> FloatArray:
     """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
     num_rounds, num_bands = bands.shape
     dense = np.zeros((num_rounds, num_rounds))
@@ -200,7 +201,7 @@ def matrix_from_bands(bands: np.ndarray) -> np.ndarray:
     return dense
 
 
-def bands_of_matrix(matrix: np.ndarray, num_bands: int) -> np.ndarray:
+def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
     """Returns (n, b) ``bands[i, t] = matrix[i, i - t]``, zero where i < t."""
     num_rounds = matrix.shape[0]
     bands = np.zeros((num_rounds, num_bands))

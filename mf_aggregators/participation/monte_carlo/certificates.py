@@ -53,6 +53,7 @@ import scipy.special
 import scipy.stats
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
 from mf_aggregators.participation.monte_carlo.importance_sampling import (
@@ -258,7 +259,7 @@ def divergences(
     """
     sampler = ImportanceSampler(pair, 1)
 
-    def sums(losses: np.ndarray) -> list[float]:
+    def sums(losses: FloatArray) -> list[float]:
         return [float(np.sum(terms(losses, 0.0, 1, epsilon))) for epsilon in epsilons]
 
     key = _key(pair, None, f"divergences of P from Q, seed {seed}")
@@ -289,7 +290,7 @@ def _from_without_is_small(pair: DominatingPair, certificate: Certificate, bar: 
     if not 0.0 < certificate.bet < 1.0 / (largest - certificate.largest_divergence):
         return False
 
-    def wealth(losses: np.ndarray) -> float:
+    def wealth(losses: FloatArray) -> float:
         values = terms(losses, sampler.log_mgf, certificate.order, certificate.epsilon)
         return log_wealth(values, certificate.largest_divergence, certificate.bet)
 
@@ -307,7 +308,7 @@ def _without_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) 
     if not low < high:
         return False
 
-    def counts(losses: np.ndarray) -> np.ndarray:
+    def counts(losses: FloatArray) -> FloatArray:
         # Losses near a threshold are counted against the candidate, and so is NaN.
         return np.array([np.sum(~(losses > low + _ROUNDING)), np.sum(losses <= high - _ROUNDING)])
 
@@ -339,7 +340,7 @@ def largest_term(log_mgf: float, order: int, epsilon: float) -> float:
     return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
 
 
-def terms(losses: np.ndarray, log_mgf: float, order: int, epsilon: float) -> np.ndarray:
+def terms(losses: FloatArray, log_mgf: float, order: int, epsilon: float) -> FloatArray:
     """Returns T of losses, rounded up.
 
     Args:
@@ -371,7 +372,7 @@ def in_batches(
     sampler: ImportanceSampler | SamplerOfQ,
     key: int,
     count: int,
-    summary: Callable[[np.ndarray], Any],
+    summary: Callable[[FloatArray], Any],
     bar: Any = None,
 ) -> list[Any]:
     """Draws losses and returns what a function makes of each batch, in their order.
@@ -395,7 +396,7 @@ def in_batches(
     return found
 
 
-def best_bet(terms: np.ndarray, mean: float, largest: float) -> tuple[float, float]:
+def best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:
     """Returns the bet of the test martingale that grows fastest for samples like the given ones.
 
     Args:
@@ -419,7 +420,7 @@ def best_bet(terms: np.ndarray, mean: float, largest: float) -> tuple[float, flo
     return float(found.x) * most, max(-float(found.fun), 0.0)
 
 
-def log_wealth(terms: np.ndarray, mean: float, bet: float) -> float:
+def log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
     """Returns the logarithm of the wealth of the test martingale.
 
     Args:

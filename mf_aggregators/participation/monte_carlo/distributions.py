@@ -52,6 +52,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 
 # Linear arithmetic is used as long as nothing is smaller or larger than this.
 _SMALLEST, _LARGEST = 1e-250, 1e250
@@ -89,7 +90,7 @@ class MinSeparationRounds:
         """The probability 1 / (1/p + b - 1) to join in a round, in the stationary state."""
         return 1.0 / (1.0 / self.probability + self.separation - 1)
 
-    def first_free_probabilities(self) -> np.ndarray:
+    def first_free_probabilities(self) -> FloatArray:
         """Returns the (b,) probabilities that a client may join first in rounds 0 to b - 1."""
         first = np.zeros(self.separation)
         first[0] = 1.0
@@ -97,7 +98,7 @@ class MinSeparationRounds:
             first[1:] = self.probability
         return np.asarray(first / (1.0 + np.sum(first[1:])))
 
-    def log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray:
+    def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
         """Returns log P/Q.
 
         Args:
@@ -109,7 +110,7 @@ class MinSeparationRounds:
         fast = self._fast_log_ratios(log_exponentials)
         return self._safe_log_ratios(log_exponentials) if fast is None else fast
 
-    def _fast_log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray | None:
+    def _fast_log_ratios(self, log_exponentials: FloatArray) -> FloatArray | None:
         """In linear arithmetic; None if numbers would be too large or too small for it."""
         n, m = log_exponentials.shape
         if np.max(log_exponentials) > 500.0 or n * math.log1p(-min(self.probability, 0.99)) < -550:
@@ -128,7 +129,7 @@ class MinSeparationRounds:
             return None
         return np.asarray(np.log(first))
 
-    def _safe_log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray:
+    def _safe_log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
         n, m = log_exponentials.shape
         with np.errstate(divide="ignore"):
             stay, join = np.log1p(-self.probability), np.log(self.probability)
@@ -158,7 +159,7 @@ class BallsInBinsRounds:
     def __post_init__(self) -> None:
         validation.positive_integer(self.separation, "separation")
 
-    def log_ratios(self, log_exponentials: np.ndarray) -> np.ndarray:
+    def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
         """As :meth:`MinSeparationRounds.log_ratios`."""
         n, m = log_exponentials.shape
         sums = np.zeros((self.separation, m))
@@ -184,7 +185,7 @@ class DominatingPair:
       ValueError: If the separation is below the number of bands.
     """
 
-    columns: np.ndarray
+    columns: FloatArray
     sigma: float
     rounds: RoundsDistribution
 
@@ -200,7 +201,7 @@ class DominatingPair:
         """Products with C and its transpose."""
         return BandedProducts(self.columns)
 
-    def log_ratios(self, outputs: np.ndarray) -> np.ndarray:
+    def log_ratios(self, outputs: FloatArray) -> FloatArray:
         """Returns the (m,) log P/Q of (n, m) outputs."""
         # In place: what becomes log e_i is C^T y.
         exponents = self.products.transposed_times(outputs)
@@ -217,13 +218,13 @@ class DominatingPair:
         }
 
 
-def _log_sum(logs: np.ndarray) -> np.ndarray:
+def _log_sum(logs: FloatArray) -> FloatArray:
     """The logarithm of the sum of exponentials over the first axis."""
     largest = np.max(logs, axis=0)
     return np.asarray(largest + np.log(np.sum(np.exp(logs - largest), axis=0)))
 
 
-def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> np.ndarray:
+def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
     """Returns the compact columns of a strategy matrix.
 
     Args:
@@ -252,8 +253,8 @@ def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> np.ndarray:
 
 
 def columns_of_encoder(
-    encode: Callable[[np.ndarray], np.ndarray], num_rounds: int, num_bands: int
-) -> np.ndarray:
+    encode: Callable[[FloatArray], FloatArray], num_rounds: int, num_bands: int
+) -> FloatArray:
     """Returns the compact columns of a strategy matrix that is known by its products.
 
     Args:
@@ -292,7 +293,7 @@ def columns_of_encoder(
     return columns
 
 
-def normalised(columns: np.ndarray) -> np.ndarray:
+def normalised(columns: FloatArray) -> FloatArray:
     """Returns the columns of |C| over the largest norm of a column.
 
     Args:
@@ -310,7 +311,7 @@ def normalised(columns: np.ndarray) -> np.ndarray:
     return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
 
 
-def gram_bands(columns: np.ndarray) -> np.ndarray:
+def gram_bands(columns: FloatArray) -> FloatArray:
     """Returns inner products of columns: ``bands[i, t]`` is that of columns i and i - t.
 
     Args:
@@ -334,9 +335,9 @@ class BandedProducts:
       columns: (n, b), of C.
     """
 
-    def __init__(self, columns: np.ndarray) -> None:
+    def __init__(self, columns: FloatArray) -> None:
         self._num_rounds, self._num_bands = columns.shape
-        self._blocks: list[tuple[slice, slice, np.ndarray]] = []
+        self._blocks: list[tuple[slice, slice, FloatArray]] = []
         size = max(32, self._num_bands)
         for start in range(0, self._num_rounds, size):
             stop = min(start + size, self._num_rounds)
@@ -347,7 +348,7 @@ class BandedProducts:
                 block[i - start : i - start + height, i - start] = columns[i, :height]
             self._blocks.append((slice(start, stop), slice(start, last), block))
 
-    def times(self, x: np.ndarray) -> np.ndarray:
+    def times(self, x: FloatArray) -> FloatArray:
         """Returns C x.
 
         Args:
@@ -358,7 +359,7 @@ class BandedProducts:
             product[outer] += block @ x[inner]
         return product
 
-    def transposed_times(self, y: np.ndarray) -> np.ndarray:
+    def transposed_times(self, y: FloatArray) -> FloatArray:
         """Returns C^T y.
 
         Args:

@@ -35,6 +35,7 @@ import math
 
 import numpy as np
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.distributions import (
     BallsInBinsRounds,
@@ -56,7 +57,7 @@ class SamplerOfQ:
     def __init__(self, pair: DominatingPair) -> None:
         self._pair = pair
 
-    def log_ratios(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
         """As :meth:`ImportanceSampler.log_ratios`."""
         outputs = rng.standard_normal((self._pair.columns.shape[0], count))
         outputs *= self._pair.sigma
@@ -77,7 +78,7 @@ class ImportanceSampler:
         self._replicas = _replicas_of(pair.rounds, pair, order)
         self.log_mgf = self._replicas.log_mgf
 
-    def log_ratios(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Draws outputs and returns their log P/Q.
 
         Args:
@@ -130,7 +131,7 @@ class _Bins:
         self._cumulative = np.cumsum(np.exp(exponents - largest).ravel())
         self.log_mgf = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
 
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Returns how many replicas take part in each round, (n, count)."""
         tuples = _categorical(rng, self._cumulative, count)
         total = np.zeros((count, self._participations.shape[1]))
@@ -160,7 +161,7 @@ class _Chains:
         # Chains are moved on by candidates of the largest probability that somebody joins.
         self._largest_hazard = float(np.max(self._hazards)) if self._rounds else 0.0
 
-    def _backward(self) -> tuple[np.ndarray, np.ndarray]:
+    def _backward(self) -> tuple[FloatArray, FloatArray]:
         """The (n + b, states) values V_t, and the probability that somebody joins in round t."""
         states = self._states
         values = np.ones((self._rounds + self._separation + 1, states.count))
@@ -171,7 +172,7 @@ class _Chains:
             hazards[t] = np.sum(terms[1:], axis=0) / values[t]
         return values, hazards
 
-    def _terms(self, t: int | np.ndarray, state: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def _terms(self, t: int | FloatArray, state: FloatArray, values: FloatArray) -> FloatArray:
         """The (order + 1, ...) terms of V_t, by how many free replicas join."""
         states = self._states
         free = states.free[state]
@@ -204,7 +205,7 @@ class _Chains:
         with np.errstate(divide="ignore"):
             self.log_mgf = float(np.log(self._start_cumulative[-1]))
 
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Returns how many replicas take part in each round, (n, count)."""
         total = np.zeros((self._rounds, count))
         free_at = self._start_tuples[_categorical(rng, self._start_cumulative, count)].copy()
@@ -278,7 +279,7 @@ class _States:
             self.after[joining] = np.where(can, after, 0)
             self.following[joining] = np.where(can, self.index(np.where(can[:, None], waits, 0)), 0)
 
-    def index(self, waits: np.ndarray) -> np.ndarray:
+    def index(self, waits: FloatArray) -> FloatArray:
         """Returns the states of waits of all replicas, (..., order), of which one is 0."""
         ordered = np.sort(waits, axis=-1)[..., 1:]
         return np.asarray(self._lookup[ordered @ self._powers])
@@ -295,7 +296,7 @@ _replicas_of.register(MinSeparationRounds, _Chains)
 _replicas_of.register(BallsInBinsRounds, _Bins)
 
 
-def _categorical(rng: np.random.Generator, cumulative: np.ndarray, count: int) -> np.ndarray:
+def _categorical(rng: np.random.Generator, cumulative: FloatArray, count: int) -> FloatArray:
     """Indices with probabilities by cumulative sums of weights."""
     found = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
     return np.minimum(found, len(cumulative) - 1)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy.optimize
 
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.participation.monte_carlo import certificates, store
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
@@ -341,7 +342,7 @@ class _TuningSamples:
         sampler = self._sampler
         return certificates.largest_term(sampler.log_mgf, sampler.order, epsilon)
 
-    def _with_largest(self, epsilon: float) -> np.ndarray:
+    def _with_largest(self, epsilon: float) -> FloatArray:
         """Terms, and largest ones that add a standard error to their mean, at least one."""
         sampler, largest = self._sampler, self.largest(epsilon)
         values = certificates.terms(self._losses, sampler.log_mgf, sampler.order, epsilon)
@@ -497,7 +498,7 @@ class _Without:
         self._failure = certificates.failure_probability(delta)
 
     @functools.cached_property
-    def _losses(self) -> np.ndarray:
+    def _losses(self) -> FloatArray:
         key = _tuning_key(self._seed, 0, self._pair.columns.shape[0])
         sampler = SamplerOfQ(self._pair)
         drawn = certificates.in_batches(sampler, key, _TUNING_WITHOUT, lambda losses: losses)
