@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import third_party
 from mf_aggregators.catalogue.built_in import ENTRIES
