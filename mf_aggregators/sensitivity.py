@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,
@@ -323,7 +323,7 @@ def _running(blocks: FloatArray) -> FloatArray:
 
 
 def _running_back(blocks: FloatArray) -> FloatArray:
-    return np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1])
 
 
 def _window_sums(table: FloatArray, most: int) -> FloatArray:
@@ -462,7 +462,7 @@ def from_row_bounds(
 
 
 def _row_sums_through_diagonal(
-    magnitudes: FloatArray, rows: FloatArray, separation: int, most: int
+    magnitudes: FloatArray, rows: IntArray, separation: int, most: int
 ) -> FloatArray:
     """For each row i, the largest sum of its entries over a pattern that contains i."""
     count, num_rounds = magnitudes.shape
@@ -476,12 +476,10 @@ def _row_sums_through_diagonal(
         magnitudes[:, :stop][:, ::-1], np.minimum(within[::-1], stop), separation, most - 1
     )
     # A pattern through i has m participations after it and most - 1 - m before it.
-    return magnitudes[within, rows] + np.max(following + preceding[::-1], axis=0)
+    return np.asarray(magnitudes[within, rows] + np.max(following + preceding[::-1], axis=0))
 
 
-def _largest_sums(
-    vectors: FloatArray, starts: FloatArray, separation: int, most: int
-) -> FloatArray:
+def _largest_sums(vectors: FloatArray, starts: IntArray, separation: int, most: int) -> FloatArray:
     """Returns F[m, p]: the largest sum over at most m entries of vector p, at or after its start.
 
     "At most" and not "exactly": F[m] >= F[m - 1] holds by induction, because every level begins

@@ -148,7 +148,7 @@ class Workload:
         if self.constant_momentum() is None:
             return None
         rate = 1.0 if self.learning_rates is None else self.learning_rates[0]
-        return rate * np.cumsum(self.momentum ** np.arange(self.num_rounds))
+        return np.asarray(rate * np.cumsum(self.momentum ** np.arange(self.num_rounds)))
 
     def constant_momentum(self) -> float | None:
         """Returns the momentum beta of a workload whose learning rates do not change.
@@ -372,10 +372,10 @@ def _digest(entries: FloatArray) -> str:
 
 
 def _check_momentum(momentum: Any) -> float:
-    momentum = validation.finite_number(momentum, "momentum")
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum must be at least 0 and below 1, found {momentum}.")
-    return momentum
+    found = validation.finite_number(momentum, "momentum")
+    if not 0.0 <= found < 1.0:
+        raise ValueError(f"momentum must be at least 0 and below 1, found {found}.")
+    return found
 
 
 def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:

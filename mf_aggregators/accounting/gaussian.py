@@ -183,7 +183,7 @@ def _noise_multiplier(
     target: float, delta: float, num_coordinates: int, disjoint_participations: int
 ) -> float:
     def exact_excess(log_multiplier: float) -> float:
-        return _gaussian(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta
+        return float(_gaussian(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta)
 
     def excess(log_multiplier: float) -> float:
         sigma = math.exp(log_multiplier)
@@ -191,7 +191,7 @@ def _noise_multiplier(
             left = _left(sigma, delta, num_coordinates, disjoint_participations)
         except TailError:
             return 1.0
-        return _gaussian(sigma).get_delta_for_epsilon(target) - left
+        return float(_gaussian(sigma).get_delta_for_epsilon(target) - left)
 
     def found(log_multiplier: float) -> float:
         try:

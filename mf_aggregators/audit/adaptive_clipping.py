@@ -223,4 +223,4 @@ def _signs(
     first = contribution.groups.index(contribution.groups[position])
     if position == first:
         return np.where(released > 0.0, -1.0, 1.0)
-    return contribution.signs[position] * signs[first]
+    return np.asarray(contribution.signs[position] * signs[first])

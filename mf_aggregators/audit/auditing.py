@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.mechanism import Mechanism
@@ -348,7 +348,7 @@ class _Runner:
         return list(updates)
 
     @staticmethod
-    def _coordinates(canaries: int) -> FloatArray:
+    def _coordinates(canaries: int) -> IntArray:
         """The coordinates that belong to a client: spread over all."""
         return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
 
@@ -369,4 +369,4 @@ def _next_signs(
     first = contribution.groups.index(contribution.groups[position])
     if position == first:
         return np.where(released > 0.0, -1.0, 1.0)
-    return contribution.signs[position] * signs[first]
+    return np.asarray(contribution.signs[position] * signs[first])

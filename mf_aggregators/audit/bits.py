@@ -22,7 +22,7 @@ import numpy as np
 import scipy.stats
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import BoolArray, FloatArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.progress_bars import ProgressBar
@@ -135,7 +135,7 @@ def _trials(most_right: float, rate: float) -> int:
 class _Attack:
     """Runs with clients of one float type, and the observer of them."""
 
-    def __init__(self, factory: Any, claim: Claim, dtype: np.dtype) -> None:
+    def __init__(self, factory: Any, claim: Claim, dtype: np.dtype[np.floating[Any]]) -> None:
         # TensorFlow Federated takes seconds to import.
         from mf_aggregators.tff import compatibility
 
@@ -182,9 +182,9 @@ class _Attack:
     def _update(self, generator: np.random.Generator) -> FloatArray:
         integers = generator.integers(self._largest // 2, self._largest, _BLOCKS * _BLOCK)
         signs = generator.choice([-1, 1], _BLOCKS * _BLOCK)
-        return (signs * integers * self._unit).astype(self._dtype)
+        return np.asarray((signs * integers * self._unit).astype(self._dtype))
 
-    def _refuted(self, released: FloatArray, sums: FloatArray) -> FloatArray:
+    def _refuted(self, released: FloatArray, sums: FloatArray) -> BoolArray:
         """At which numbers no float of noise leads from the sums to what was released."""
         clients = self._dtype.type(self._claim.clients_per_round)
         noise = released * clients - sums
@@ -197,4 +197,4 @@ class _Attack:
             )
             for each in (above, below):
                 is_possible |= (sums + each) / clients == released
-        return ~is_possible
+        return np.asarray(~is_possible)

@@ -60,7 +60,7 @@ import numpy as np
 from scipy.linalg.lapack import dpbtrf, dtrtri
 
 from mf_aggregators import workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations.convergence import Converged, minimise
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -366,7 +366,7 @@ class _Point:
     @functools.cached_property
     def entry_errors(self) -> FloatArray:
         """(n,) r: an entry of V0 is off by r_i r_j at most."""
-        return np.sqrt(self.rounding * self.dual.diagonal)
+        return np.asarray(np.sqrt(self.rounding * self.dual.diagonal))
 
     @functools.cached_property
     def row_errors(self) -> FloatArray:
@@ -374,7 +374,7 @@ class _Point:
         errors = self.entry_errors
         sums = np.concatenate([[0.0], np.cumsum(errors)])
         first, last = _neighbours(len(errors), self.dual.lower)
-        return errors * (sums[last] - sums[first] + _ROUNDOFF * sums[-1])
+        return np.asarray(errors * (sums[last] - sums[first] + _ROUNDOFF * sums[-1]))
 
     @functools.cached_property
     def strategy_norm(self) -> float:
@@ -502,13 +502,13 @@ def _operator_norm(matrix: BandedMatrix) -> float:
     return float(np.sqrt(matrix.largest_row_sum() * matrix.transposed().largest_row_sum()))
 
 
-def _neighbours(num_rounds: int, reach: int) -> tuple[FloatArray, FloatArray]:
+def _neighbours(num_rounds: int, reach: int) -> tuple[IntArray, IntArray]:
     """The first round within reach of each, and the one after the last."""
     rounds = np.arange(num_rounds)
     return np.maximum(rounds - reach, 0), np.minimum(rounds + reach + 1, num_rounds)
 
 
-def _spread(chosen: FloatArray, reach: int) -> FloatArray:
+def _spread(chosen: BoolArray, reach: int) -> BoolArray:
     """Which rounds have a chosen one within reach."""
     counts = np.concatenate([[0], np.cumsum(chosen)])
     first, last = _neighbours(len(chosen), reach)

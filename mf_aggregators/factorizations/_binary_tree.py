@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.sensitivity import Sensitivity
 
 # Elementary steps that the search for the exact sensitivity may take: a few seconds.
@@ -40,15 +40,15 @@ class Tree:
       levels: For each depth, the nodes there that have children.
     """
 
-    starts: FloatArray
-    stops: FloatArray
-    left: FloatArray
-    right: FloatArray
-    parents: FloatArray
-    depths: FloatArray
+    starts: IntArray
+    stops: IntArray
+    left: IntArray
+    right: IntArray
+    parents: IntArray
+    depths: IntArray
     precisions: FloatArray
-    leaves: FloatArray
-    levels: tuple[FloatArray, ...]
+    leaves: IntArray
+    levels: tuple[IntArray, ...]
 
     @property
     def num_rounds(self) -> int:
@@ -60,7 +60,7 @@ class Tree:
         """The edges from the root to the deepest leaf."""
         return len(self.levels)
 
-    def paths(self) -> Iterator[tuple[FloatArray, FloatArray]]:
+    def paths(self) -> Iterator[tuple[IntArray, IntArray]]:
         """Yields, from the deepest level up, the rounds below each level and their nodes there."""
         nodes = self.leaves.copy()
         for depth in range(self.height, -1, -1):
@@ -130,7 +130,7 @@ def _left_size(sizes: Any) -> Any:
     return np.left_shift(np.int64(1), np.asarray(exponents, np.int64) - 1)
 
 
-def equally_spaced_sums(tree: Tree, rounds: int, separation: int, most: int) -> FloatArray:
+def equally_spaced_sums(tree: Tree, rounds: int, separation: int, most: int) -> IntArray:
     """Returns sums of squared counts of the maximal patterns of exact spacing, by first round.
 
     Appending a participation i to a pattern adds 2 c - 1 for each node over i, with c
@@ -163,7 +163,7 @@ def equally_spaced_sums(tree: Tree, rounds: int, separation: int, most: int) -> 
         changes[: len(first)] += first
     moved = np.arange(separation, num_starts)
     changes[moved] = appended[moved + (most - 1) * separation] - dropped[moved - separation]
-    return np.cumsum(changes.reshape(-1, separation), axis=0).reshape(-1)[:num_starts]
+    return np.asarray(np.cumsum(changes.reshape(-1, separation), axis=0).reshape(-1)[:num_starts])
 
 
 class _TooManySteps(Exception):  # noqa: N818 - a signal that ends a search, not an error.
@@ -225,8 +225,8 @@ class _PatternSearch:
         self._most = most
         self.lower_bound = lower_bound
         self.upper_bound = self._by_counts(shape)
-        self._bounds: dict[_Shape, FloatArray] = {}
-        self._waits: dict[tuple[_Shape, bool], FloatArray] = {}
+        self._bounds: dict[_Shape, IntArray] = {}
+        self._waits: dict[tuple[_Shape, bool], IntArray] = {}
         self._shortfall = 0
         self._steps = 0
 
@@ -268,7 +268,7 @@ class _PatternSearch:
                     remaining[part] = remaining.get(part, 0) + times
         return total
 
-    def _bound(self, shape: _Shape) -> FloatArray:
+    def _bound(self, shape: _Shape) -> IntArray:
         """Step 2: the bound on g for 0, 1, ... participations in a subtree."""
         if shape not in self._bounds:
             counts = np.arange(self._largest_count(shape) + 1)
@@ -302,7 +302,7 @@ class _PatternSearch:
                 left, right = _parts(shape)
                 remaining += [(left, is_first), (right, False)]
 
-    def _splits(self, shape: _Shape) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _splits(self, shape: _Shape) -> tuple[IntArray, IntArray, IntArray]:
         """Returns the splits of a node's participations that fall short by little enough.
 
         Args:
@@ -322,7 +322,7 @@ class _PatternSearch:
         first, second = np.nonzero((spare >= 0) & (joined < len(bounds)))
         return first, second, spare[first, second]
 
-    def _least_waits(self, shape: _Shape, is_first: bool) -> FloatArray:
+    def _least_waits(self, shape: _Shape, is_first: bool) -> IntArray:
         """Step 3: the least wait after a subtree, for a wait at its start.
 
         Args:
@@ -351,7 +351,7 @@ class _PatternSearch:
             self._waits[key] = waits
         return self._waits[key]
 
-    def _pass_both_children(self, shape: _Shape, is_first: bool, waits: FloatArray) -> None:
+    def _pass_both_children(self, shape: _Shape, is_first: bool, waits: IntArray) -> None:
         """Lowers a node's waits to the least over its splits: by way of the left child's."""
         left, right = _parts(shape)
         left_waits = self._least_waits(left, is_first)
@@ -366,7 +366,7 @@ class _PatternSearch:
                 np.minimum(reached, ends, out=reached)
 
 
-def _own_term(shape: _Shape, counts: FloatArray) -> FloatArray:
+def _own_term(shape: _Shape, counts: IntArray) -> IntArray:
     """What a node with so many participations adds to the sum of squared counts."""
     return np.square(counts) * int(is_complete(shape[0]))
 

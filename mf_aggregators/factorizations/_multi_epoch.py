@@ -25,7 +25,7 @@ import scipy.linalg
 import scipy.optimize
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import BoolArray, FloatArray
 from mf_aggregators.factorizations._multi_epoch_dual import (
     Evaluation,
     MultiEpochDual,
@@ -78,14 +78,14 @@ class _Variables:
       pair_scale: Those of the entries.
     """
 
-    weights_mask: FloatArray
-    pair_exists: FloatArray
+    weights_mask: BoolArray
+    pair_exists: BoolArray
     scale: FloatArray
     pair_scale: FloatArray
 
     @classmethod
     def around(
-        cls, weights_mask: FloatArray, pair_exists: FloatArray, log_weights: FloatArray
+        cls, weights_mask: BoolArray, pair_exists: BoolArray, log_weights: FloatArray
     ) -> "_Variables":
         """Returns the variables for a search that starts from logarithms of weights."""
         scale = np.exp(0.5 * (log_weights - np.max(log_weights)))
@@ -197,7 +197,7 @@ class MultiEpochSearch:
         if self._max_evaluations > 0 and self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
             self._run_from_bands(weights_mask)
 
-    def _run_from_bands(self, weights_mask: FloatArray) -> None:
+    def _run_from_bands(self, weights_mask: BoolArray) -> None:
         """Searches from a banded matrix, unless rounding leaves no V there that is definite."""
         max_evaluations = self._max_evaluations
         if self._inverse_bands is not None:
@@ -228,7 +228,7 @@ class MultiEpochSearch:
             # So nearly singular that the start itself cannot be evaluated.
             return
 
-    def _run_from_diagonal(self, weights_mask: FloatArray) -> None:
+    def _run_from_diagonal(self, weights_mask: BoolArray) -> None:
         diagonal = np.zeros(self._dual.pair_exists.shape)
         first = self._evaluate(weights_mask.astype(np.float64), diagonal)
         # One step of the fixed-point iteration, which at V diagonal is that of phi.
@@ -242,7 +242,7 @@ class MultiEpochSearch:
                 self._run_from(weights_mask, *self._from_orthogonal(weights_mask))
 
     def _run_from(
-        self, weights_mask: FloatArray, start: FloatArray, entries_at_start: FloatArray
+        self, weights_mask: BoolArray, start: FloatArray, entries_at_start: FloatArray
     ) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
         variables = _Variables.around(weights_mask, self._dual.pair_exists, start)
@@ -300,7 +300,7 @@ class MultiEpochSearch:
             -by_entries / root_sum,
         )
 
-    def _from_orthogonal(self, weights_mask: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _from_orthogonal(self, weights_mask: BoolArray) -> tuple[FloatArray, FloatArray]:
         """Solves the problem with X[i, j] = 0 within patterns, and starts from there.
 
         Its matrices are feasible here, and its dual has no bounds to run into. Returns the

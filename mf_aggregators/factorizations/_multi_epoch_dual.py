@@ -368,7 +368,7 @@ class MultiEpochDual:
         """(b, K, K): what V[i, j] is a ratio of, and V[i, i] itself on the diagonal."""
         if self.by_correlations:
             roots = np.sqrt(self._diagonal(weights))
-            return roots[:, :, np.newaxis] * roots[:, np.newaxis]
+            return np.asarray(roots[:, :, np.newaxis] * roots[:, np.newaxis])
         return self._layout.cover_pairs(weights)
 
     def _diagonal(self, weights: FloatArray) -> FloatArray:
@@ -378,13 +378,13 @@ class MultiEpochDual:
     def correlations(self, rows: FloatArray) -> FloatArray:
         """(b, pairs) entries of R = L L^T."""
         correlations = np.matmul(rows, rows.transpose(0, 2, 1))
-        return correlations[:, self.pairs[0], self.pairs[1]]
+        return np.asarray(correlations[:, self.pairs[0], self.pairs[1]])
 
     def factors(self, base: FloatArray, entries: FloatArray) -> FloatArray:
         """(b, K, K) L_0 (I + E), before its rows are scaled, from (b, pairs) entries of E."""
         factors = np.tile(np.eye(self._layout.positions), (len(entries), 1, 1))
         factors[:, self.pairs[0], self.pairs[1]] = entries
-        return np.matmul(base, factors)
+        return np.asarray(np.matmul(base, factors))
 
     def by_entries(
         self, base: FloatArray, by_ratios: FloatArray, rows: FloatArray, norms: FloatArray
@@ -434,7 +434,7 @@ class MultiEpochDual:
         # V[i, j] = ratio sqrt(s_i s_j): half of each pair for each of its ends.
         roots = np.sqrt(self._diagonal(weights))
         spread = slopes * roots[:, np.newaxis]
-        by_diagonal = np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
+        by_diagonal: FloatArray = np.sum(spread, axis=2) / np.where(roots > 0.0, roots, 1.0)
         return by_diagonal if self._equal_column_norms else self._layout.sums(by_diagonal)
 
     def by_ratios(self, evaluation: Evaluation, weights: FloatArray) -> FloatArray:
@@ -447,9 +447,9 @@ class MultiEpochDual:
         """X in the order of rounds, scaled by classes and with X[i, j] = 0 where it should be."""
         layout = self._layout
         # A round's scale is that of the tightest of its patterns, which makes X feasible.
+        magnitudes: FloatArray = np.abs(evaluation.gram_blocks)
         sums = layout.pair_sums(
-            np.abs(evaluation.gram_blocks)
-            * (layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis])
+            magnitudes * (layout.exists[:, np.newaxis] & layout.exists[:, :, np.newaxis])
         )
         tightest = layout.tightest(sums)
         scaled = np.linalg.inv(evaluation.factors) / np.sqrt(tightest)[:, np.newaxis]

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,35 +36,35 @@ class PatternLayout:
         return -(-self.num_rounds // self.separation)
 
     @property
-    def rounds(self) -> FloatArray:
+    def rounds(self) -> IntArray:
         """(b, K) int rounds; those of n and more do not exist."""
         classes = np.arange(self.separation)[:, np.newaxis]
         return classes + self.separation * np.arange(self.positions)
 
     @property
-    def exists(self) -> FloatArray:
+    def exists(self) -> BoolArray:
         """(b, K) bool: which positions are rounds."""
         return self.rounds < self.num_rounds
 
     @property
-    def order(self) -> FloatArray:
+    def order(self) -> IntArray:
         """(n,) int: the rounds by class."""
-        return self.rounds[self.exists]
+        return np.asarray(self.rounds[self.exists])
 
     @property
-    def windows(self) -> FloatArray:
+    def windows(self) -> BoolArray:
         """(b, W) bool: which patterns are maximal patterns of a class."""
         starts = np.arange(self.positions - self.most + 1)
         sizes = np.sum(self.exists, axis=1, keepdims=True)
-        return (starts + self.most <= sizes) | ((starts == 0) & (sizes < self.most))
+        return np.asarray((starts + self.most <= sizes) | ((starts == 0) & (sizes < self.most)))
 
     @property
-    def held(self) -> FloatArray:
+    def held(self) -> BoolArray:
         """(b, K, W) bool: which positions each maximal pattern holds."""
         positions = np.arange(self.positions)[:, np.newaxis]
         starts = np.arange(self.positions - self.most + 1)
         holds = (positions >= starts) & (positions < starts + self.most)
-        return holds & self.windows[:, np.newaxis] & self.exists[:, :, np.newaxis]
+        return np.asarray(holds & self.windows[:, np.newaxis] & self.exists[:, :, np.newaxis])
 
     def by_position(self, values: FloatArray) -> FloatArray:
         """Returns (b, K) values of (n,) rounds, zero where there is no round."""
@@ -107,19 +107,17 @@ class PatternLayout:
 
     def cover(self, values: FloatArray) -> FloatArray:
         """Returns (b, K) sums over the patterns that hold a position of (b, W) values."""
-        first, last = self._holding(np.arange(self.positions), np.arange(self.positions))
-        sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
-        return sums[:, last] - sums[:, first]
+        positions = np.arange(self.positions)
+        return self._sums_over(values, *self._holding(positions, positions))
 
     def cover_pairs(self, values: FloatArray) -> FloatArray:
         """Returns (b, K, K) sums over the patterns that hold both positions of (b, W) values."""
         positions = np.arange(self.positions)
-        first, last = self._holding(
+        holding = self._holding(
             np.minimum(positions[:, np.newaxis], positions),
             np.maximum(positions[:, np.newaxis], positions),
         )
-        sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
-        return sums[:, last] - sums[:, first]
+        return self._sums_over(values, *holding)
 
     def pair_sums(self, blocks: FloatArray) -> FloatArray:
         """Returns (b, W) sums over both positions in each pattern of (b, K, K) blocks."""
@@ -127,7 +125,7 @@ class PatternLayout:
         stops = starts + self.most
         table = np.zeros((len(blocks), self.positions + 1, self.positions + 1))
         table[:, 1:, 1:] = np.cumsum(np.cumsum(blocks, axis=1), axis=2)
-        return (
+        return np.asarray(
             table[:, stops, stops]
             - table[:, starts, stops]
             - table[:, stops, starts]
@@ -142,7 +140,13 @@ class PatternLayout:
         largest = np.max(np.where(self.held, sums[:, np.newaxis], 0.0), axis=2)
         return np.where(self.exists, largest, 1.0)
 
-    def _holding(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+    @staticmethod
+    def _sums_over(values: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
+        """Sums of (b, W) values over ranges of patterns, first to before last."""
+        sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+        return np.asarray(sums[:, last] - sums[:, first])
+
+    def _holding(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         """The range of patterns, first to before last, that hold positions low to high."""
         count = self.positions - self.most + 1
         first = np.maximum(0, high - self.most + 1)

@@ -316,7 +316,7 @@ def continued(
     root = power_series.square_root_coefficients(num_rounds, momentum)
     series = np.concatenate([released, root[head:] * (released[-1] / root[head - 1])])
     if not is_optimised or num_rounds > pattern.separation:
-        return series
+        return np.asarray(series)
     log_error = _log_error_of(pattern, error, momentum, num_rounds)
 
     def of_tail(tail: FloatArray) -> tuple[float, FloatArray]:
@@ -382,7 +382,7 @@ def _minimise_non_increasing(
     """L-BFGS-B over the decrements of c, which must not be negative."""
 
     def series(decrements: FloatArray) -> FloatArray:
-        return np.cumsum(decrements[::-1])[::-1]
+        return np.asarray(np.cumsum(decrements[::-1])[::-1])
 
     def function(decrements: FloatArray) -> tuple[float, FloatArray]:
         progress.update()
@@ -391,7 +391,7 @@ def _minimise_non_increasing(
 
     first = np.append(start[:-1] - start[1:], start[-1])
     found = series(_minimise(function, first, max_evaluations, (0.0, None)))
-    return found / found[0]
+    return np.asarray(found / found[0])
 
 
 def _minimise(

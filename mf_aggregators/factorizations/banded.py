@@ -450,7 +450,9 @@ def _largest_sums_of_both_sides(
     levels = min(most - 1, fitting)
     after, before = (_largest_sums(side, separation, levels) for side in (above, below))
     # m participations after the row leave most - 1 - m before it.
-    return np.max([after[m] + before[min(most - 1 - m, levels)] for m in range(levels + 1)], axis=0)
+    return np.asarray(
+        np.max([after[m] + before[min(most - 1 - m, levels)] for m in range(levels + 1)], axis=0)
+    )
 
 
 def _largest_sums(side: FloatArray, separation: int, levels: int | None) -> list[FloatArray]:
@@ -543,7 +545,7 @@ class _FreeRows:
 
     def start(self) -> FloatArray:
         """The free entries of the Toeplitz square root of the prefix sum."""
-        return square_root_bands(*self.shape)[self._is_free]
+        return np.asarray(square_root_bands(*self.shape)[self._is_free])
 
     def of(self, free: FloatArray, share: float) -> FloatArray:
         """Returns the (m, b) bands of the matrix.
@@ -565,7 +567,7 @@ class _FreeRows:
         # Of 1 / |v|, and of 1 / sqrt(1 + |v|^2).
         divisors = np.where(self._is_new, squares, 1.0 + squares)
         inner = slope - entries * spread_columns(along / divisors, self.shape[1])
-        return (inner * spread_columns(scales, self.shape[1]))[self._is_free]
+        return np.asarray((inner * spread_columns(scales, self.shape[1]))[self._is_free])
 
     def _scaled(self, free: FloatArray, share: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The entries, what multiplies the columns, and the squared norms of the entries."""

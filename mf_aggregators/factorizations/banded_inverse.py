@@ -211,13 +211,13 @@ class _ErrorByRatios:
         """Returns the (p - 1,) free variables of (p,) running sums."""
         logs = np.log(sums[1:] / sums[:-1])
         if self.ordered:
-            return np.log(np.diff(logs, append=0.0))
-        return logs - np.log(-np.expm1(logs))
+            return np.asarray(np.log(np.diff(logs, append=0.0)))
+        return np.asarray(logs - np.log(-np.expm1(logs)))
 
     def running_sums(self, free: FloatArray) -> FloatArray:
         """Returns the (p,) running sums of (p - 1,) free variables."""
         logs = -_sums_from_each(np.exp(free)) if self.ordered else scipy.special.log_expit(free)
-        return np.exp(np.concatenate([[0.0], np.cumsum(logs)]))
+        return np.asarray(np.exp(np.concatenate([[0.0], np.cumsum(logs)])))
 
     def logarithm(self, free: FloatArray) -> tuple[float, FloatArray]:
         """Returns log(sens(C)^2 sum_t w_t b_t^2) and its gradient by the free variables."""
@@ -253,7 +253,7 @@ class _ErrorByRatios:
 
 def _sums_from_each(values: FloatArray) -> FloatArray:
     """The sums of each entry and all after it."""
-    return np.cumsum(values[::-1])[::-1]
+    return np.asarray(np.cumsum(values[::-1])[::-1])
 
 
 def _optimised(

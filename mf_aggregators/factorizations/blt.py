@@ -32,7 +32,7 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import ComplexArray, FloatArray, IntArray
 from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
@@ -456,18 +456,18 @@ def log_squared_error(
     return float(logs[0]), gradient / _STEP
 
 
-def _weights(poles: FloatArray, zeros: FloatArray) -> FloatArray:
+def _weights(poles: ComplexArray, zeros: ComplexArray) -> ComplexArray:
     """(p, m) weights of the decays 1 - poles, from (p, m) distances."""
     ratios = zeros[:, np.newaxis, :] - poles[:, :, np.newaxis]
     between = poles[:, np.newaxis, :] - poles[:, :, np.newaxis]
     diagonal = np.arange(poles.shape[1])
     between[:, diagonal, diagonal] = 1.0
-    return np.prod(ratios / between, axis=2)
+    return np.asarray(np.prod(ratios / between, axis=2))
 
 
 def _squared_sensitivity(
-    distances: FloatArray, weights: FloatArray, pattern: PatternOfRounds
-) -> FloatArray:
+    distances: ComplexArray, weights: ComplexArray, pattern: PatternOfRounds
+) -> ComplexArray:
     """(p,) squared norms of the pattern's columns, summed, for (p, m) decays of C."""
     separation, most = pattern.separation, pattern.most
     starts = np.arange(0, pattern.num_rounds, separation)
@@ -476,7 +476,7 @@ def _squared_sensitivity(
     logs = _log1p(-distances)[:, :, np.newaxis]
     weighted = weights[:, :, np.newaxis]
 
-    def powers(first: FloatArray, last: FloatArray, shift: int) -> FloatArray:
+    def powers(first: IntArray, last: IntArray, shift: int) -> ComplexArray:
         """The sums of d^(i b + shift) over i from first to last, (p, m, stretches)."""
         series = _geometric(separation * logs, last - first + 1)
         return np.exp((first * separation + shift) * logs) * series
@@ -498,8 +498,8 @@ def _squared_sensitivity(
 
 
 def _squared_rows(
-    ours: FloatArray, inverse: FloatArray, num_rounds: int, error: ErrorMeasure
-) -> FloatArray:
+    ours: ComplexArray, inverse: ComplexArray, num_rounds: int, error: ErrorMeasure
+) -> ComplexArray:
     """(p,) weighted sums of b_t^2 over rounds."""
     constant = np.prod(ours / inverse, axis=1)[:, np.newaxis]
     amplitudes = np.concatenate([constant, -_weights(inverse, ours) / inverse], axis=1)
@@ -509,21 +509,22 @@ def _squared_rows(
         series = _geometric(pairs, np.asarray(num_rounds))
     else:
         series = _weighted_geometric(pairs, num_rounds)
-    return np.einsum("pi,pij,pj->p", amplitudes, series, amplitudes)
+    return np.asarray(np.einsum("pi,pij,pj->p", amplitudes, series, amplitudes))
 
 
-def _geometric(logs: FloatArray, counts: FloatArray) -> FloatArray:
+def _geometric(logs: ComplexArray, counts: IntArray) -> ComplexArray:
     """The sums of exp(t log) over t from 0 to counts - 1; logs are zero or negative."""
     safe = np.where(logs == 0.0, -1.0, logs)
     return np.where(logs == 0.0, counts, _expm1(counts * safe) / _expm1(safe))
 
 
-def _weighted_geometric(logs: FloatArray, num_rounds: int) -> FloatArray:
+def _weighted_geometric(logs: ComplexArray, num_rounds: int) -> ComplexArray:
     """The sums of (1 - t / n) exp(t log) over t from 0 to n - 1."""
     n = float(num_rounds)
     small = np.abs(logs.real) * n < _SMALL_EXPONENT
-    safe = np.where(small, -1.0, logs)
-    series = _expm1(n * safe) / _expm1(safe)
+    safe: ComplexArray = np.where(small, -1.0, logs)
+    scaled: ComplexArray = n * safe
+    series = _expm1(scaled) / _expm1(safe)
     # (n - q S) / (n (1 - q)) for q = exp(log) and S = (1 - q^n) / (1 - q).
     closed = (n - np.exp(safe) * series) / (-n * _expm1(safe))
     moments = [(n + 1.0) / 2.0, (n - 1.0) * (n + 1.0) / 6.0, (n - 1.0) * n * (n + 1.0) / 12.0]
@@ -533,9 +534,9 @@ def _weighted_geometric(logs: FloatArray, num_rounds: int) -> FloatArray:
 
 # NumPy's complex log1p and expm1 lose the digits that these keep; imaginary parts are
 # infinitesimal here.
-def _log1p(z: FloatArray) -> FloatArray:
-    return np.log1p(z.real) + 1j * z.imag / (1.0 + z.real)
+def _log1p(z: ComplexArray) -> ComplexArray:
+    return np.asarray(np.log1p(z.real) + 1j * z.imag / (1.0 + z.real), np.complex128)
 
 
-def _expm1(z: FloatArray) -> FloatArray:
-    return np.expm1(z.real) + 1j * np.exp(z.real) * z.imag
+def _expm1(z: ComplexArray) -> ComplexArray:
+    return np.asarray(np.expm1(z.real) + 1j * np.exp(z.real) * z.imag, np.complex128)

@@ -11,7 +11,7 @@ import scipy.optimize
 from mf_aggregators.arrays import FloatArray
 
 # From (m,) variables to a value and its (m,) gradient.
-Objective: TypeAlias = Callable[[np.ndarray], tuple[float, np.ndarray]]
+Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 
 # Relative change of the squared error that the remaining slope may stand for.
 _FLAT = 1e-2

@@ -468,7 +468,7 @@ class Factorization(abc.ABC):
           ValueError: As :meth:`decoder_matrix` does.
         """
         decoder = self.decoder_matrix(workload)
-        return np.einsum("ij,ij->i", decoder, decoder)
+        return np.asarray(np.einsum("ij,ij->i", decoder, decoder))
 
     def total_error(self, workload: Any, participation: Participation) -> float:
         """Returns the root of the summed variances: see :meth:`errors`.

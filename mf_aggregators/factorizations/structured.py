@@ -113,7 +113,7 @@ class StructuredFactorization(Factorization):
         # Sums of the columns from j on are the product with S, without its n^3 operations.
         strategy = transposed.T
         np.cumsum(strategy[:, ::-1], axis=1, out=strategy[:, ::-1])
-        return strategy
+        return np.asarray(strategy)
 
     def noise_recursion(self) -> WindowNoise:
         """Returns the recursion over the last h + 1 rows of Z and r accumulators.
@@ -325,7 +325,7 @@ def _squared_rows(diagonals: FloatArray, left: FloatArray, right: FloatArray) ->
     squared = np.einsum("ij,ij->i", diagonals, diagonals)
     for rows, grams in _running_grams(right, diagonals.shape[1]):
         squared[rows] += np.einsum("ia,iab,ib->i", left[rows], grams, left[rows])
-    return squared
+    return np.asarray(squared)
 
 
 def _total_error(diagonals: FloatArray, left: FloatArray, right: FloatArray) -> float:

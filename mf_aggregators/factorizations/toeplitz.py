@@ -249,7 +249,7 @@ class ToeplitzFactorization(ToeplitzStructure):
             self._check_rounds(workload.num_rounds)
             return self._squared_rows_of_prefix_sums()
         decoder = self.decoder_matrix(workload)
-        return np.einsum("ij,ij->i", decoder, decoder)
+        return np.asarray(np.einsum("ij,ij->i", decoder, decoder))
 
     def _column_norms(self) -> FloatArray:
         if not self.equal_column_norms:

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import memory, validation, workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.factorizations._binary_tree import (
     Tree,
     binary_tree,
@@ -96,7 +96,7 @@ class TreeAggregationFactorization(Factorization):
         """Returns the first columns of C_T, without the nodes that have none of their rounds."""
         return self._columns(np.arange(num_rounds), self._tree.starts < num_rounds)
 
-    def _columns(self, rounds: FloatArray, nodes: slice | FloatArray) -> FloatArray:
+    def _columns(self, rounds: IntArray, nodes: slice | BoolArray) -> FloatArray:
         starts, stops = self._tree.starts[nodes], self._tree.stops[nodes]
         covered = rounds >= starts[:, np.newaxis]
         covered &= rounds < stops[:, np.newaxis]
@@ -111,7 +111,8 @@ class TreeAggregationFactorization(Factorization):
         if self.decoder == "full":
             strategy = self.strategy_matrix()
             gram = strategy.T @ strategy
-            return scipy.linalg.solve(gram, strategy.T, assume_a="pos", check_finite=False)
+            inverse = scipy.linalg.solve(gram, strategy.T, assume_a="pos", check_finite=False)
+            return np.asarray(inverse)
         return online_noising_matrix(self._tree)
 
     def noise_recursion(self) -> StateSpaceNoise:
@@ -459,4 +460,4 @@ def full_prefix_variances(tree: Tree) -> FloatArray:
         of_left_sum = np.where(from_left, slope, 1.0 - slope)
         remainders[rounds] += np.square(of_left_sum) * share * right
         slopes[rounds] = np.where(from_left, slope * share, slope + of_left_sum * share)
-    return np.square(slopes) * variances[-1] + remainders
+    return np.asarray(np.square(slopes) * variances[-1] + remainders)

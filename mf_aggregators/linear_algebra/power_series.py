@@ -115,4 +115,4 @@ def truncated_column_norms(series: FloatArray, num_rounds: int) -> FloatArray:
     Returns:
       (n,) float64, non-increasing.
     """
-    return np.cumsum(np.square(padded(series, num_rounds)))[::-1]
+    return np.asarray(np.cumsum(np.square(padded(series, num_rounds)))[::-1])

@@ -84,7 +84,7 @@ from fractions import Fraction
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import BoolArray, IntArray
 
 COLUMN_BITS = 16
 FRACTION_BITS = 32 - COLUMN_BITS
@@ -128,10 +128,10 @@ class AliasTable:
 
     column_bits: int
     fraction_bits: int
-    packed: FloatArray
-    further: FloatArray
+    packed: IntArray
+    further: IntArray
 
-    def draw(self, words: FloatArray, tie_words: Callable[[int], FloatArray]) -> FloatArray:
+    def draw(self, words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:
         """Returns integers as a function of words.
 
         Args:
@@ -152,15 +152,15 @@ class AliasTable:
             further = self.further[columns[tied]]
             kept[tied] = _is_less(tie_words(len(further)), further)
         chosen = np.where(kept, columns, entries & mask)
-        return chosen.astype(np.int64) - 2 ** (self.column_bits - 1)
+        return np.asarray(chosen.astype(np.int64) - 2 ** (self.column_bits - 1))
 
 
-def _is_less(left: FloatArray, right: FloatArray) -> FloatArray:
+def _is_less(left: IntArray, right: IntArray) -> BoolArray:
     """Whether rows of words are less than others, as numbers whose first word counts most."""
     differs = left != right
     places = np.argmax(differs, axis=1)[:, np.newaxis]
     smaller = np.take_along_axis(left, places, 1) < np.take_along_axis(right, places, 1)
-    return smaller[:, 0]
+    return np.asarray(smaller[:, 0])
 
 
 def integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[int]:
@@ -247,7 +247,7 @@ def table() -> AliasTable:
     return alias_table(SIGMA_OF_TABLE, COLUMN_BITS, FRACTION_BITS, TIE_WORDS)
 
 
-def from_words(words: FloatArray, tie_words: Callable[[int], FloatArray]) -> FloatArray:
+def from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:
     """Returns Z as a function of random words.
 
     Args:
@@ -268,7 +268,7 @@ def from_words(words: FloatArray, tie_words: Callable[[int], FloatArray]) -> Flo
             f"{words.shape}."
         )
     drawn = table().draw(words, tie_words)
-    return drawn[:, 0] + (drawn[:, 1] << STEP_BITS) + (drawn[:, 2] << 2 * STEP_BITS)
+    return np.asarray(drawn[:, 0] + (drawn[:, 1] << STEP_BITS) + (drawn[:, 2] << 2 * STEP_BITS))
 
 
 @functools.cache

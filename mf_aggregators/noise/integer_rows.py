@@ -78,7 +78,7 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.noise.recursions import Blocks, NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import STEP
@@ -201,7 +201,7 @@ class IntegerRows:
             return state
         return dataclasses.replace(state, history=state.history.astype(np.int32))
 
-    def next_row(self, state: NoiseState, z: FloatArray) -> tuple[FloatArray, NoiseState]:
+    def next_row(self, state: NoiseState, z: IntArray) -> tuple[IntArray, NoiseState]:
         """Returns the row of the state's round and the state after it; no argument changes.
 
         Args:
@@ -217,7 +217,7 @@ class IntegerRows:
         own = dataclasses.replace(state, history=state.history.copy())
         return self.next_row_in_place(own, z)
 
-    def next_row_in_place(self, state: NoiseState, z: FloatArray) -> tuple[FloatArray, NoiseState]:
+    def next_row_in_place(self, state: NoiseState, z: IntArray) -> tuple[IntArray, NoiseState]:
         """Returns what :meth:`next_row` does; the history passes to the next state.
 
         Args:

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
 
@@ -97,8 +97,8 @@ DEFAULT_SOURCE = NoiseSource.CHACHA20
 
 
 def random_blocks(
-    source: NoiseSource, seed: FloatArray, row: int, first_block: int, count: int
-) -> FloatArray:
+    source: NoiseSource, seed: IntArray, row: int, first_block: int, count: int
+) -> IntArray:
     """Returns consecutive blocks of a row.
 
     Args:
@@ -129,7 +129,7 @@ def random_blocks(
     return drawn
 
 
-def checked_seed(seed: Any) -> FloatArray:
+def checked_seed(seed: Any) -> IntArray:
     """Returns a seed, or raises ValueError unless it is a (2,) int64 array."""
     array = np.asarray(seed)
     if array.shape != (2,) or array.dtype != np.int64:
@@ -140,7 +140,7 @@ def checked_seed(seed: Any) -> FloatArray:
     return array
 
 
-def _fill_from_chacha(seed: FloatArray, row: int, first_block: int, drawn: FloatArray) -> None:
+def _fill_from_chacha(seed: IntArray, row: int, first_block: int, drawn: IntArray) -> None:
     key = seed.astype("<i8").view("<u4")
     counters = np.arange(first_block, first_block + len(drawn), dtype=np.uint64)
     state = np.empty((WORDS_PER_BLOCK, len(drawn)), np.uint32)
@@ -152,7 +152,7 @@ def _fill_from_chacha(seed: FloatArray, row: int, first_block: int, drawn: Float
     drawn[:] = _chacha20(state).T
 
 
-def _chacha20(state: FloatArray) -> FloatArray:
+def _chacha20(state: IntArray) -> IntArray:
     """The ChaCha20 block function (RFC 8439, Sec. 2.3) of (16, count) uint32 states."""
     a, b, c, d = state.copy().reshape(4, 4, -1)
     for _ in range(CHACHA_DOUBLE_ROUNDS):
@@ -172,10 +172,10 @@ def _chacha20(state: FloatArray) -> FloatArray:
             b, c, d = (
                 np.roll(row, -turn, axis=0) for row, turn in zip((b, c, d), turns, strict=True)
             )
-    return np.concatenate([a, b, c, d]) + state
+    return np.asarray(np.concatenate([a, b, c, d]) + state)
 
 
-def _fill_from_philox(seed: FloatArray, row: int, first_block: int, drawn: FloatArray) -> None:
+def _fill_from_philox(seed: IntArray, row: int, first_block: int, drawn: IntArray) -> None:
     key = int(seed[0]) & _LOW_64_BITS
     upper = (int(seed[1]) + row) & _LOW_64_BITS
     lower = np.arange(PHILOX_COUNTERS_PER_BLOCK * len(drawn), dtype=np.uint64)
@@ -185,16 +185,17 @@ def _fill_from_philox(seed: FloatArray, row: int, first_block: int, drawn: Float
         words[:, place] = outputs
 
 
-def _philox(key: int, lower: FloatArray, upper: int) -> tuple[FloatArray, ...]:
+def _philox(key: int, lower: IntArray, upper: int) -> tuple[IntArray, ...]:
     """Philox 4x32-10 of the counters ``lower + 2^64 upper``: four 32-bit integers of each.
 
     Integers of 32 bits sit in arrays of 64, in which a product of two of them is exact. What
     all counters share stays an array of one entry for as long as it is shared.
     """
     mask, half = np.uint64(_LOW_32_BITS), np.uint64(32)
-    x0, x1 = lower & mask, lower >> half
-    x2 = np.array([upper & _LOW_32_BITS], np.uint64)
-    x3 = np.array([upper >> 32], np.uint64)
+    x0: IntArray = lower & mask
+    x1: IntArray = lower >> half
+    x2: IntArray = np.array([upper & _LOW_32_BITS], np.uint64)
+    x3: IntArray = np.array([upper >> 32], np.uint64)
     key0, key1 = key & _LOW_32_BITS, key >> 32
     for _ in range(_PHILOX_ROUNDS):
         product0, product1 = x0 * _PHILOX_MULTIPLIERS[0], x2 * _PHILOX_MULTIPLIERS[1]
@@ -347,8 +348,8 @@ def split(
 
 
 def integers(
-    source: NoiseSource, seed: FloatArray, row: int, first_coordinate: int, count: int
-) -> FloatArray:
+    source: NoiseSource, seed: IntArray, row: int, first_coordinate: int, count: int
+) -> IntArray:
     """Returns ``count`` coordinates of a row of Z, in steps.
 
     Which words decide a tie depends on the ties before it in its chunk. So a range that begins
@@ -384,20 +385,18 @@ def integers(
     return np.concatenate(entries)[first_coordinate % CHUNK :]
 
 
-def segment_of_row(source: NoiseSource, seed: FloatArray, row: int, segment: Segment) -> FloatArray:
+def segment_of_row(source: NoiseSource, seed: IntArray, row: int, segment: Segment) -> IntArray:
     """Returns the (size,) entries of a segment of a row of Z, see :func:`integers`."""
     return integers(source, seed, row, segment.first_coordinate, segment.size)
 
 
-def _of_chunk(
-    source: NoiseSource, seed: FloatArray, row: int, chunk: int, count: int
-) -> FloatArray:
+def _of_chunk(source: NoiseSource, seed: IntArray, row: int, chunk: int, count: int) -> IntArray:
     """(count,) int64: the discrete Gaussian of the first coordinates of a chunk."""
     entries = np.empty(count, np.int64)
     num_ties = 0
     first_tie_block = FIRST_TIE_BLOCK + chunk * TIE_BLOCKS_PER_CHUNK
 
-    def tie_words(ties: int) -> FloatArray:
+    def tie_words(ties: int) -> IntArray:
         nonlocal num_ties
         first, end = num_ties * TIE_WORDS, (num_ties + ties) * TIE_WORDS
         block, skipped = divmod(first, WORDS_PER_BLOCK)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
@@ -49,7 +49,7 @@ class NoiseStreamState:
     """
 
     round_index: int
-    seed: FloatArray = dataclasses.field(repr=False)
+    seed: IntArray = dataclasses.field(repr=False)
     source: NoiseSource
     structure: Any
     layout: rows_of_z.RowLayout
@@ -60,7 +60,7 @@ class NoiseStreamState:
 def initial_state(
     recursion: NoiseRecursion,
     template: Any,
-    seed: FloatArray,
+    seed: IntArray,
     source: NoiseSource = DEFAULT_SOURCE,
 ) -> NoiseStreamState:
     """Returns the state before the first round.
@@ -123,7 +123,7 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
 def rows(
     recursion: NoiseRecursion,
     template: Any,
-    seed: FloatArray,
+    seed: IntArray,
     source: NoiseSource = DEFAULT_SOURCE,
 ) -> Iterator[Any]:
     """Returns all noise rows in order: those of :func:`next_row`, without a copy of the history.

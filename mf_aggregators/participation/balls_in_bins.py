@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import random_streams, validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.distributions import BallsInBinsRounds
 from mf_aggregators.participation.schemes import Sampler, counted
@@ -64,7 +64,7 @@ class BallsInBins(SeparatedScheme):
         """Creates the sampler of a run, of 8 bytes for each client."""
         return BinSampler(self, seed)
 
-    def _deviation_of_rounds(self, cohorts: Sequence[FloatArray]) -> str | None:
+    def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         return self.deviation_of_bins(cohorts)
 
     @property
@@ -108,7 +108,7 @@ class BinSampler(Sampler):
     """
 
     scheme: BallsInBins
-    bins: FloatArray = dataclasses.field(init=False, repr=False)
+    bins: IntArray = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,7 +117,7 @@ class BinSampler(Sampler):
         bins.flags.writeable = False
         object.__setattr__(self, "bins", bins)
 
-    def _draw(self, round_index: int) -> FloatArray:
+    def _draw(self, round_index: int) -> IntArray:
         return np.flatnonzero(self.bins == round_index % self.scheme.separation)
 
     def _num_eligible(self, round_index: int) -> int:

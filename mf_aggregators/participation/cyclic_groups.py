@@ -31,7 +31,7 @@ from mf_aggregators import random_streams
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.composition import composition_rounding, safe_delta
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.schemes import (
@@ -272,7 +272,7 @@ class CyclicGroups(SamplingScheme):
         return GroupSampler(self, seed)
 
     @abc.abstractmethod
-    def draw_from(self, group: FloatArray, seed: int, round_index: int) -> FloatArray:
+    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
         """Returns the clients of a group that a round draws, in any order.
 
         Args:
@@ -281,7 +281,7 @@ class CyclicGroups(SamplingScheme):
           round_index: The round, from 0.
         """
 
-    def _deviation_of_rounds(self, cohorts: Sequence[FloatArray]) -> str | None:
+    def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         groups, last = np.full(self.population, -1), np.full(self.population, -1)
         for index, cohort in enumerate(cohorts):
             group = index % self.num_bands
@@ -300,13 +300,13 @@ class CyclicGroups(SamplingScheme):
                 return f"more clients took part in the rounds of group {group + 1} than it can have"
         return self._improbable(groups, cohorts) if cohorts else None
 
-    def _deviation_of_round(self, index: int, last: FloatArray) -> str | None:
+    def _deviation_of_round(self, index: int, last: IntArray) -> str | None:
         """Why a round cannot follow the last rounds of its clients, -1 for none."""
         del index, last
         return None
 
     @abc.abstractmethod
-    def _improbable(self, groups: FloatArray, cohorts: Sequence[FloatArray]) -> str | None:
+    def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> str | None:
         """What has more participations than draws give.
 
         Args:
@@ -315,7 +315,7 @@ class CyclicGroups(SamplingScheme):
         """
 
     def _too_often(
-        self, groups: FloatArray, cohorts: Sequence[FloatArray], probability: float
+        self, groups: IntArray, cohorts: Sequence[IntArray], probability: float
     ) -> str | None:
         """A client with more participations than independent draws give."""
         counts = np.bincount(np.concatenate(cohorts), minlength=self.population)
@@ -455,7 +455,7 @@ class GroupSampler(Sampler):
     """
 
     scheme: CyclicGroups
-    order: FloatArray = dataclasses.field(init=False, repr=False)
+    order: IntArray = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -465,7 +465,7 @@ class GroupSampler(Sampler):
         order.flags.writeable = False
         object.__setattr__(self, "order", order)
 
-    def group_of_round(self, round_index: int) -> FloatArray:
+    def group_of_round(self, round_index: int) -> IntArray:
         """Returns the group of the population that a round draws from.
 
         Args:
@@ -483,12 +483,13 @@ class GroupSampler(Sampler):
     def _num_eligible(self, round_index: int) -> int:
         return len(self.group_of_round(round_index))
 
-    def _draw(self, round_index: int) -> FloatArray:
+    def _draw(self, round_index: int) -> IntArray:
         group = self.group_of_round(round_index)
         return np.sort(self.scheme.draw_from(group, self.seed, round_index))
 
 
-class DenseLosses(pld_pmf.DensePLDPmf):
+# dp-accounting ships no types.
+class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
     """dp-accounting's losses on a grid, with a delta of one sum."""
 
     @classmethod
@@ -512,4 +513,4 @@ class DenseLosses(pld_pmf.DensePLDPmf):
         losses = (np.arange(self.size) + self._lower_loss) * self._discretization
         first = int(np.searchsorted(losses, epsilon, side="right"))
         shares = -np.expm1(epsilon - losses[first:])
-        return self._infinity_mass + float(shares @ self._probs[first:])
+        return float(self._infinity_mass) + float(shares @ self._probs[first:])

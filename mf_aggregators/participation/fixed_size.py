@@ -41,7 +41,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.random_streams import Draw, Stream
 
@@ -80,12 +80,12 @@ class FixedSizeSampling(ComposedGroups):
         """Returns the places of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
-    def draw_from(self, group: FloatArray, seed: int, round_index: int) -> FloatArray:
+    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
         """Returns a random subset."""
         generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.ROUND, round_index)
         return generator.choice(group, self.clients_per_round, replace=False, shuffle=False)
 
-    def _improbable(self, groups: FloatArray, cohorts: Sequence[FloatArray]) -> str | None:
+    def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> str | None:
         return self._too_often(groups, cohorts, self.sampling_probability)
 
     @staticmethod

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import random_streams
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.monte_carlo.distributions import MinSeparationRounds
 from mf_aggregators.participation.schemes import (
@@ -75,7 +75,7 @@ class MinSeparationSampling(SeparatedScheme):
         """Creates the sampler of a run: 8 bytes for each participation of the whole run."""
         return CoinSampler(self, seed)
 
-    def _deviation_of_rounds(self, cohorts: Sequence[FloatArray]) -> str | None:
+    def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         if self.joining_probability == 1.0:
             # With a coin that always comes up heads, the round of the first participation is a bin.
             return self.deviation_of_bins(cohorts)
@@ -98,7 +98,7 @@ class MinSeparationSampling(SeparatedScheme):
         found = too_large(sizes, clients, rate, self.clients_per_round)
         return found or self._too_often(counts, len(cohorts))
 
-    def _too_often(self, counts: FloatArray, num_rounds: int) -> str | None:
+    def _too_often(self, counts: IntArray, num_rounds: int) -> str | None:
         """A client's participations, or all together, where there are more than coins give.
 
         The k-th participation of a client has had k coins that came up heads, and k - 1 waits of
@@ -170,7 +170,7 @@ class CoinSampler(Sampler):
     """
 
     scheme: MinSeparationSampling
-    cohorts: tuple[FloatArray, ...] = dataclasses.field(init=False, repr=False)
+    cohorts: tuple[IntArray, ...] = dataclasses.field(init=False, repr=False)
     num_free: tuple[int, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ class CoinSampler(Sampler):
         object.__setattr__(self, "cohorts", tuple(cohorts))
         object.__setattr__(self, "num_free", tuple(num_free))
 
-    def _draw(self, round_index: int) -> FloatArray:
+    def _draw(self, round_index: int) -> IntArray:
         return self.cohorts[round_index]
 
     def _num_eligible(self, round_index: int) -> int:

@@ -21,7 +21,7 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_m
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
 from mf_aggregators import random_streams
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
@@ -61,7 +61,7 @@ class PoissonSampling(ComposedGroups):
             (group + 1) * self.population // self.num_bands,
         )
 
-    def draw_from(self, group: FloatArray, seed: int, round_index: int) -> FloatArray:
+    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
         """Returns whose coins come up heads."""
         generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.ROUND, round_index)
         # A random number has 53 bits: the probability is q to within 2^-53.
@@ -70,7 +70,7 @@ class PoissonSampling(ComposedGroups):
     def _batch_size(self) -> int | None:
         return None if self.sampling_probability < 1.0 else self.clients_per_round
 
-    def _improbable(self, groups: FloatArray, cohorts: Sequence[FloatArray]) -> str | None:
+    def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> str | None:
         probability = self.sampling_probability
         drawn_from = np.array([self.size_of_group(i % self.num_bands) for i in range(len(cohorts))])
         sizes = np.array([len(cohort) for cohort in cohorts])
@@ -121,7 +121,8 @@ class PoissonSampling(ComposedGroups):
         return f"each client with probability {rounded_up(self.sampling_probability, '.6g')}."
 
 
-class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
+# dp-accounting ships no types.
+class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):  # type: ignore[misc]
     """dp-accounting's Gaussian mechanism on a sample, with deltas of many epsilons at once.
 
     Arguments are those of dp-accounting's class. Newer versions of it know that a client may be
@@ -149,7 +150,7 @@ class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
         is_always = np.isposinf(cutoffs)
         deltas[is_always] = -np.expm1(epsilons[is_always])
         deltas[np.isneginf(cutoffs)] = 0.0
-        return np.clip(deltas, 0.0, 1.0)
+        return np.asarray(np.clip(deltas, 0.0, 1.0))
 
     def _largest_outputs(self, losses: FloatArray) -> FloatArray:
         """The largest outputs whose privacy loss is at least the given ones."""
@@ -165,7 +166,9 @@ class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
             unsampled = losses + sign * (logarithm - math.log(self.sampling_prob))
         # Without sampling, and at sensitivity 1, the loss of an output x is (1/2 - x) / sigma^2
         # where a client is added, and (-1/2 - x) / sigma^2 where it is removed.
-        return -sign * 0.5 * self.sensitivity - unsampled * (self._sigma**2) / self.sensitivity
+        return np.asarray(
+            -sign * 0.5 * self.sensitivity - unsampled * (self._sigma**2) / self.sensitivity
+        )
 
 
 def _losses(

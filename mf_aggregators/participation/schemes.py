@@ -23,7 +23,7 @@ from scipy import special
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, trade_offs
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
@@ -458,7 +458,7 @@ class SamplingScheme(Participation):
           ValueError: If the seed is negative.
         """
 
-    def deviation(self, num_clients: int, cohorts: Sequence[FloatArray]) -> str | None:
+    def deviation(self, num_clients: int, cohorts: Sequence[IntArray]) -> str | None:
         """Returns why the cohorts of the first rounds cannot come from the scheme, or None.
 
         Checked are the population, the number of rounds, that each cohort has every client once
@@ -491,7 +491,7 @@ class SamplingScheme(Participation):
         """The clients of every batch; None where it varies."""
         return None if self.has_random_sizes else self.clients_per_round
 
-    def _deviation_of_rounds(self, cohorts: Sequence[FloatArray]) -> str | None:
+    def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         """Why cohorts of different clients of the population cannot come from the scheme.
 
         By default, all that is asked is that the rounds of each client keep the schema.
@@ -578,7 +578,7 @@ class Sampler(abc.ABC):
         if self.seed < 0:
             raise ValueError("the seed of a sampler must not be negative.")
 
-    def draw(self, round_index: int) -> FloatArray:
+    def draw(self, round_index: int) -> IntArray:
         """Draws the batch of a round.
 
         Args:
@@ -607,7 +607,7 @@ class Sampler(abc.ABC):
         return self._num_eligible(round_index)
 
     def deviation(
-        self, num_clients: int, cohorts: Sequence[FloatArray], *, may_be_absent: bool = False
+        self, num_clients: int, cohorts: Sequence[IntArray], *, may_be_absent: bool = False
     ) -> str | None:
         """Returns how the first rounds of a run differ from what is drawn, or None.
 
@@ -634,7 +634,7 @@ class Sampler(abc.ABC):
                 return f"the clients of round {index + 1} are not those that the sampler draws"
         return None
 
-    def num_absent(self, cohorts: Sequence[FloatArray]) -> int:
+    def num_absent(self, cohorts: Sequence[IntArray]) -> int:
         """Returns how many participations that are drawn the first rounds of a run lack.
 
         Args:
@@ -645,7 +645,7 @@ class Sampler(abc.ABC):
         )
 
     @abc.abstractmethod
-    def _draw(self, round_index: int) -> FloatArray:
+    def _draw(self, round_index: int) -> IntArray:
         """The batch of a round of the scheme."""
 
     def _num_eligible(self, round_index: int) -> int:
@@ -662,7 +662,7 @@ class Sampler(abc.ABC):
 
 
 def too_large(
-    sizes: FloatArray, drawn_from: FloatArray, probability: float, expected: int
+    sizes: IntArray, drawn_from: IntArray, probability: float, expected: int
 ) -> str | None:
     """Returns which round has more clients than independent draws give, or None.
 
@@ -682,7 +682,7 @@ def too_large(
     )
 
 
-def probability_of(count: FloatArray, trials: FloatArray, probability: float) -> FloatArray:
+def probability_of(count: IntArray, trials: IntArray, probability: float) -> FloatArray:
     """Returns the probability that so many or more of independent trials succeed.
 
     Args:

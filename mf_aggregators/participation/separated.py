@@ -21,7 +21,7 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import (
     certificates,
@@ -317,7 +317,7 @@ class SeparatedScheme(SamplingScheme):
         """Returns what all rounds together are, as a mechanism."""
         return _TOGETHER
 
-    def deviation_of_bins(self, cohorts: Sequence[FloatArray]) -> str | None:
+    def deviation_of_bins(self, cohorts: Sequence[IntArray]) -> str | None:
         """Returns why clients cannot each have a bin of rounds, independent and as likely.
 
         Args:

@@ -18,7 +18,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
 from mf_aggregators.accounting import gaussian
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.cyclic_groups import CyclicGroups, interval_for
 from mf_aggregators.random_streams import Draw, Stream
 
@@ -66,7 +66,7 @@ class Shuffling(CyclicGroups):
         """Returns the places of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
-    def draw_from(self, group: FloatArray, seed: int, round_index: int) -> FloatArray:
+    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
         """Returns the next batch of the pass; all batches of a pass come from one shuffle."""
         number, batch = divmod(round_index // self.num_bands, self.batches_per_pass)
         generator = random_streams.generator_of(
@@ -75,13 +75,13 @@ class Shuffling(CyclicGroups):
         size = self.clients_per_round
         return generator.permutation(group)[batch * size : (batch + 1) * size]
 
-    def _deviation_of_round(self, index: int, last: FloatArray) -> str | None:
+    def _deviation_of_round(self, index: int, last: IntArray) -> str | None:
         before = last[last >= 0] // self.num_bands // self.batches_per_pass
         if np.any(before == index // self.num_bands // self.batches_per_pass):
             return f"a client of round {index + 1} took part twice in one pass over its group"
         return None
 
-    def _improbable(self, groups: FloatArray, cohorts: Sequence[FloatArray]) -> None:
+    def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> None:
         """Nothing else: a pass has every client at most once."""
 
     def amplified_epsilon(self, sigma: float, delta: float) -> float:

@@ -18,7 +18,7 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -257,7 +257,7 @@ class WorstClient:
 
 
 def realised_participation(
-    rounds_of_clients: Iterable[Sequence[int] | FloatArray], num_rounds: int
+    rounds_of_clients: Iterable[Sequence[int] | IntArray], num_rounds: int
 ) -> RealisedParticipation:
     """Measures the participations that took place.
 

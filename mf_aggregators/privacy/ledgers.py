@@ -14,11 +14,13 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import IntArray
 from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy import client_names
@@ -53,11 +55,11 @@ class Ledger:
     """
 
     client_ids: tuple[str, ...]
-    rounds_of_clients: tuple[FloatArray, ...]
+    rounds_of_clients: tuple[IntArray, ...]
     num_rounds: int
     sampling: SamplingScheme | None = None
 
-    def cohorts(self) -> tuple[FloatArray, ...]:
+    def cohorts(self) -> tuple[IntArray, ...]:
         """Returns for each round the (clients,) int64 increasing indices of its clients."""
         sizes = [len(rounds) for rounds in self.rounds_of_clients]
         clients = np.repeat(np.arange(len(sizes)), sizes)
@@ -155,7 +157,7 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
     return Ledger(client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling)
 
 
-def _names(array: FloatArray) -> FloatArray:
+def _names(array: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
     """Returns names as texts; a fraction or a truth value names nobody."""
     if np.issubdtype(array.dtype, np.bytes_):
         return np.char.decode(array, "utf-8")
@@ -165,7 +167,7 @@ def _names(array: FloatArray) -> FloatArray:
     return array.astype(np.str_)
 
 
-def _integers(array: FloatArray) -> FloatArray:
+def _integers(array: npt.NDArray[Any]) -> IntArray:
     """Returns an array as int64; a fraction would be another round without its digits."""
     # An empty list has no type of its own.
     if array.size and not np.issubdtype(array.dtype, np.integer):
@@ -174,7 +176,7 @@ def _integers(array: FloatArray) -> FloatArray:
 
 
 def _fit_together(
-    names: FloatArray, offsets: FloatArray, rounds: FloatArray, num_rounds: FloatArray
+    names: npt.NDArray[np.str_], offsets: IntArray, rounds: IntArray, num_rounds: IntArray
 ) -> bool:
     """Whether each client has increasing rounds among those that were released."""
     if (names.ndim, rounds.ndim, num_rounds.ndim) != (1, 1, 0):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
 
 # The Gram matrix of more rounds than this takes more than half a gigabyte.
@@ -36,7 +36,7 @@ class WorstPattern:
 
 def worst_client(
     factorization: Factorization,
-    rounds_of_clients: Iterable[Sequence[int] | FloatArray],
+    rounds_of_clients: Iterable[Sequence[int] | IntArray],
     num_rounds: int,
 ) -> WorstPattern | None:
     """Finds the client whose pattern has the largest sensitivity.
@@ -53,7 +53,7 @@ def worst_client(
     """
     if not 1 <= num_rounds <= _MOST_ROUNDS_OF_GRAM:
         return None
-    by_count: dict[int, tuple[list[int], list[FloatArray]]] = {}
+    by_count: dict[int, tuple[list[int], list[IntArray]]] = {}
     for index, rounds in enumerate(rounds_of_clients):
         if len(rounds):
             indices, patterns = by_count.setdefault(len(rounds), ([], []))
@@ -76,7 +76,7 @@ def worst_client(
     return best
 
 
-def _squared(magnitudes: FloatArray, patterns: FloatArray) -> FloatArray:
+def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
     """For (N, c) patterns, the sums of |X| over all pairs of each."""
     count = patterns.shape[1]
     at_a_time = max(1, _ENTRIES_AT_A_TIME // count**2)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, RealArray
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 from mf_aggregators.noise.recursions.substitution import ToeplitzNoise
 
@@ -45,13 +45,13 @@ class IndependentNoise(NoiseRecursion):
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return self
 
-    def earlier(self, i: int, history: FloatArray) -> FloatArray:
+    def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Returns zeros: earlier rounds add nothing."""
         return np.zeros(history.shape[1:])
 
     def following(
-        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
-    ) -> FloatArray:
+        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
+    ) -> RealArray:
         """Returns the history, which is empty."""
         return history
 
@@ -120,20 +120,20 @@ class DenseNoise(NoiseRecursion):
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return DenseNoise(self.inverse / self.diagonal[:, np.newaxis])
 
-    def earlier(self, i: int, history: FloatArray) -> FloatArray:
+    def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Combines all rows of Z before the round's, which are the history."""
         return np.tensordot(self.inverse[i, :i], history[:i], axes=1)
 
     def following(
-        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
-    ) -> FloatArray:
+        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
+    ) -> RealArray:
         """Keeps the row of Z."""
         history[i] = row_of_z
         return history
 
     def row_norms(self) -> FloatArray:
         """Returns the (n,) L2 norms of the rows of the matrix."""
-        return np.linalg.norm(self.inverse, axis=1)
+        return np.asarray(np.linalg.norm(self.inverse, axis=1))
 
     def block_transition(self, start: int, end: int) -> FloatArray:
         """Returns rows of the matrix, without its diagonal."""
@@ -228,12 +228,12 @@ class WindowNoise(NoiseRecursion):
         if self.is_toeplitz:
             window, left = self.window / self.window[0, 0], self.left
         else:
-            scales = 1.0 if self.row_scales is None else self.row_scales[:, np.newaxis]
-            rows = scales / self.diagonal[:, np.newaxis]
+            scales: float | FloatArray = 1.0 if self.row_scales is None else self.row_scales
+            rows = (scales / self.diagonal)[:, np.newaxis]
             window, left = self.window * rows, self.left * rows
         return WindowNoise(self.num_rounds, window, left, self.right)
 
-    def earlier(self, i: int, history: FloatArray) -> FloatArray:
+    def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Combines the earlier rows of Z in the window, and the accumulators."""
         length = self.window_length
         ring, accumulators = history[:length], history[length:]
@@ -251,8 +251,8 @@ class WindowNoise(NoiseRecursion):
         return combined
 
     def following(
-        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
-    ) -> FloatArray:
+        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
+    ) -> RealArray:
         """Puts the row of Z into the window, and adds what leaves it to the accumulators."""
         length, oldest = self.window_length, i - self.window_length + 1
         history[i % length] = row_of_z
@@ -262,7 +262,7 @@ class WindowNoise(NoiseRecursion):
 
     def largest_vector_norms(self) -> FloatArray:
         """Returns the (r,) norms of the accumulators at the end."""
-        return np.linalg.norm(self.right, axis=0)
+        return np.asarray(np.linalg.norm(self.right, axis=0))
 
     def block_transition(self, start: int, end: int) -> FloatArray:
         """The window's diagonals, and accumulators of what leaves the window within the block."""

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray, RealArray
 
 # A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
 # hold more rows.
@@ -59,13 +59,14 @@ class NoiseState:
 
     Attributes:
       round_index: The round that the next row is for, from 0.
-      history: What the normalised recursion still needs of earlier rounds, (k, ...) float64:
-        rows of the noise or of Z in a ring, and after them state vectors. A value, as the rest of
-        the state: :meth:`NoiseRecursion.next_row` leaves it as it is.
+      history: What the normalised recursion still needs of earlier rounds, (k, ...) float64, or
+        int32 where all of it is rows in steps: rows of the noise or of Z in a ring, and after them
+        state vectors. A value, as the rest of the state: :meth:`NoiseRecursion.next_row` leaves it
+        as it is.
     """
 
     round_index: int
-    history: FloatArray
+    history: RealArray
 
 
 class NoiseRecursion(abc.ABC):
@@ -232,7 +233,7 @@ class NoiseRecursion(abc.ABC):
         """Returns the recursion of the rows over the diagonal."""
 
     @abc.abstractmethod
-    def earlier(self, i: int, history: FloatArray) -> FloatArray:
+    def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Returns what row i of a normalised recursion is beside Z[i], (...) float64.
 
         Args:
@@ -242,8 +243,8 @@ class NoiseRecursion(abc.ABC):
 
     @abc.abstractmethod
     def following(
-        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
-    ) -> FloatArray:
+        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
+    ) -> RealArray:
         """Returns the next history of a normalised recursion; may change the one that is given.
 
         Args:
@@ -286,7 +287,9 @@ class NoiseRecursion(abc.ABC):
         """The (n,) norms of the rows of a normalised recursion."""
         if self.is_toeplitz:
             # Every row has what those before it have, and one number more.
-            return np.sqrt(np.cumsum(np.square(self.apply(np.eye(self.num_rounds, 1)[:, 0]))))
+            return np.asarray(
+                np.sqrt(np.cumsum(np.square(self.apply(np.eye(self.num_rounds, 1)[:, 0]))))
+            )
         squares = np.zeros(self.num_rounds)
         for first in range(0, self.num_rounds, _COLUMNS):
             columns = np.eye(self.num_rounds, min(_COLUMNS, self.num_rounds - first), -first)
@@ -428,7 +431,7 @@ class Blocks:
     """
 
     recursion: NoiseRecursion
-    starts: FloatArray
+    starts: IntArray
 
     @classmethod
     def of(cls, recursion: NoiseRecursion, plans: Sequence[int] = ()) -> "Blocks":

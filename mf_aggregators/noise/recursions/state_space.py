@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 
 
@@ -25,10 +25,10 @@ class StateSpaceNoise(NoiseRecursion):
       feedbacks: (P, m) float64.
     """
 
-    phases: FloatArray
+    phases: IntArray
     gains: FloatArray
     outputs: FloatArray
-    sources: FloatArray
+    sources: IntArray
     decays: FloatArray
     feedbacks: FloatArray
 
@@ -60,7 +60,7 @@ class StateSpaceNoise(NoiseRecursion):
     @property
     def diagonal(self) -> FloatArray:
         """The gain of each round, (n,) float64."""
-        return self.gains[self.phases]
+        return np.asarray(self.gains[self.phases])
 
     @property
     def is_toeplitz(self) -> bool:
@@ -80,13 +80,13 @@ class StateSpaceNoise(NoiseRecursion):
             feedbacks=self.feedbacks * column,
         )
 
-    def earlier(self, i: int, history: FloatArray) -> FloatArray:
+    def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Combines the state vectors."""
         return np.tensordot(self.outputs[self.phases[i]], history, axes=1)
 
     def following(
-        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
-    ) -> FloatArray:
+        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
+    ) -> RealArray:
         """A step of the recurrence."""
         phase = self.phases[i]
         column = (-1,) + (1,) * row.ndim

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, RealArray
 from mf_aggregators.linear_algebra.banded_matrices import BandedCovariances, WorkloadBlocks
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 
@@ -55,7 +55,7 @@ class SubstitutionNoise(NoiseRecursion):
             return super().rows_per_block
         return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
 
-    def earlier(self, i: int, history: FloatArray) -> FloatArray:
+    def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Substitutes the rows in the ring, whose slot j mod (b - 1) holds row j."""
         slots = self.num_earlier_rows
         if not slots:
@@ -66,8 +66,8 @@ class SubstitutionNoise(NoiseRecursion):
         return -np.tensordot(weights, history, axes=1)
 
     def following(
-        self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
-    ) -> FloatArray:
+        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
+    ) -> RealArray:
         """Keeps the row in place of the oldest one."""
         if self.num_earlier_rows:
             history[i % self.num_earlier_rows] = row
@@ -134,7 +134,8 @@ class BandedNoise(SubstitutionNoise):
         """Returns C^-1 as a dense (n, n) float64 array."""
         dense = matrix_from_bands(self.bands)
         identity = np.eye(self.num_rounds)
-        return scipy.linalg.solve_triangular(dense, identity, lower=True, check_finite=False)
+        inverse = scipy.linalg.solve_triangular(dense, identity, lower=True, check_finite=False)
+        return np.asarray(inverse)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,7 +173,7 @@ class ToeplitzNoise(SubstitutionNoise):
     def diagonal(self) -> FloatArray:
         """The row scales over the first coefficient, (n,) float64."""
         scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
-        return scales / self.coefficients[0]
+        return np.asarray(scales / self.coefficients[0])
 
     @property
     def is_toeplitz(self) -> bool:

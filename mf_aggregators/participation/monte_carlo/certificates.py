@@ -53,7 +53,7 @@ import scipy.special
 import scipy.stats
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.errors import Error
 from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
 from mf_aggregators.participation.monte_carlo.importance_sampling import (
@@ -296,7 +296,7 @@ def _from_without_is_small(pair: DominatingPair, certificate: Certificate, bar: 
 
     key = _key(pair, certificate, "P from Q")
     grown = sum(in_batches(sampler, key, certificate.num_samples, wealth, bar))
-    return grown >= -math.log(certificate.failure_probability)
+    return bool(grown >= -math.log(certificate.failure_probability))
 
 
 def _without_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) -> bool:
@@ -308,7 +308,7 @@ def _without_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) 
     if not low < high:
         return False
 
-    def counts(losses: FloatArray) -> FloatArray:
+    def counts(losses: FloatArray) -> IntArray:
         # Losses near a threshold are counted against the candidate, and so is NaN.
         return np.array([np.sum(~(losses > low + _ROUNDING)), np.sum(losses <= high - _ROUNDING)])
 

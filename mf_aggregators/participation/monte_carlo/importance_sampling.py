@@ -35,7 +35,7 @@ import math
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.distributions import (
     BallsInBinsRounds,
@@ -172,7 +172,7 @@ class _Chains:
             hazards[t] = np.sum(terms[1:], axis=0) / values[t]
         return values, hazards
 
-    def _terms(self, t: int | FloatArray, state: FloatArray, values: FloatArray) -> FloatArray:
+    def _terms(self, t: int | IntArray, state: IntArray, values: FloatArray) -> FloatArray:
         """The (order + 1, ...) terms of V_t, by how many free replicas join."""
         states = self._states
         free = states.free[state]
@@ -279,7 +279,7 @@ class _States:
             self.after[joining] = np.where(can, after, 0)
             self.following[joining] = np.where(can, self.index(np.where(can[:, None], waits, 0)), 0)
 
-    def index(self, waits: FloatArray) -> FloatArray:
+    def index(self, waits: IntArray) -> IntArray:
         """Returns the states of waits of all replicas, (..., order), of which one is 0."""
         ordered = np.sort(waits, axis=-1)[..., 1:]
         return np.asarray(self._lookup[ordered @ self._powers])
@@ -296,7 +296,7 @@ _replicas_of.register(MinSeparationRounds, _Chains)
 _replicas_of.register(BallsInBinsRounds, _Bins)
 
 
-def _categorical(rng: np.random.Generator, cumulative: FloatArray, count: int) -> FloatArray:
+def _categorical(rng: np.random.Generator, cumulative: FloatArray, count: int) -> IntArray:
     """Indices with probabilities by cumulative sums of weights."""
     found = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
-    return np.minimum(found, len(cumulative) - 1)
+    return np.asarray(np.minimum(found, len(cumulative) - 1))

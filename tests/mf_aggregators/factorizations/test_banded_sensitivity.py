@@ -14,6 +14,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.participation.min_separation import largest_pattern_sum
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
 
@@ -82,7 +83,7 @@ def test_the_largest_pattern_sum_is_that_of_all_patterns(
         later = range(first, num_rounds)
         return max((values[i] + largest(i + separation, left - 1) for i in later), default=0.0)
 
-    assert sensitivity.largest_pattern_sum(values, separation, most) == largest(0, most)
+    assert largest_pattern_sum(values, separation, most) == largest(0, most)
 
 
 @pytest.mark.parametrize(

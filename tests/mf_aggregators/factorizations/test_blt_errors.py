@@ -57,7 +57,7 @@ def test_the_gradient_is_the_slope(
         # Neighbours may be close: a step that keeps the order.
         gaps = np.abs(np.delete(distances, j) - distances[j])
         step = 1e-4 * min(distances[j], 1.0 - distances[j], *gaps)
-        moved = np.zeros_like(distances)
+        moved: np.ndarray = np.zeros_like(distances)
         moved[j] = step
         above, _ = log_squared_error(distances + moved, pattern, error)
         below, _ = log_squared_error(distances - moved, pattern, error)

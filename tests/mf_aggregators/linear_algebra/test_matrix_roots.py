@@ -16,7 +16,7 @@ def test_the_factor_is_on_the_right_side_lower_triangular_and_banded(
     num_rounds: int, num_bands: int, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
-    root = np.tril(generator.normal(size=(num_rounds, num_rounds)))
+    root: np.ndarray = np.tril(generator.normal(size=(num_rounds, num_rounds)))
     root -= np.tril(root, -num_bands)
     np.fill_diagonal(root, 2.0)
     gram = root.T @ root

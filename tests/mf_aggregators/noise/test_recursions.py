@@ -204,7 +204,8 @@ def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
     for i in range(recursion.num_rounds):
         assert state.round_index == i
         row, state = recursion.next_row(state, np.ones(5))
-        assert (row.shape, row.dtype) == ((5,), np.float64)
+        assert row.shape == (5,)
+        assert row.dtype == np.float64
         assert state.history.shape == (kept, 5)
     with refuses("rounds"):
         recursion.next_row(state, np.ones(5))

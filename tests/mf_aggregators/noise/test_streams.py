@@ -278,9 +278,10 @@ def test_the_seed_is_copied_and_checked() -> None:
     expected = rows_of_z.integers(NoiseSource.CHACHA20, _SEED, 0, 0, 3) * rows_of_z.STEP
     np.testing.assert_allclose(streams.next_row(recursion, state)[0], expected, atol=1e-7)
     np.testing.assert_allclose(next(stream), expected, atol=1e-7)
+    floats: Any = np.zeros(2)
     for start in (streams.initial_state, streams.rows):
         with refuses("int64"):
-            start(recursion, np.zeros(3), np.zeros(2))
+            start(recursion, np.zeros(3), floats)
 
 
 def test_sources_and_seeds_give_streams_of_their_own() -> None:

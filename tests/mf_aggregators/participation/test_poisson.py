@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
 ) -> None:
     """A delta is at most an earlier one, and at least what was computed."""
     seen: list[np.ndarray] = []
-    make = poisson.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
+    make = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
     compute = poisson.SampledGaussianLoss.get_delta_for_epsilon
     computed: list[np.ndarray] = []
 
@@ -105,7 +105,7 @@ def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
         return make(interval, lower, upper, deltas)
 
     monkeypatch.setattr(poisson.SampledGaussianLoss, "get_delta_for_epsilon", rough)
-    monkeypatch.setattr(poisson.pld_pmf, "create_pmf_pessimistic_connect_dots_fixed_gap", record)
+    monkeypatch.setattr(pld_pmf, "create_pmf_pessimistic_connect_dots_fixed_gap", record)
     poisson.PoissonSampling.loss_distribution(1.0, 0.3, 1e-3)
     for deltas, before in zip(seen, computed, strict=True):
         assert np.any(np.diff(before) > 0.0)
