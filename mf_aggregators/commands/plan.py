@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import catalogue, checkpoints, memory, planning, validation
+from mf_aggregators import caches, catalogue, checkpoints, memory, planning, validation
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
@@ -132,7 +132,7 @@ def main(values: flags.FlagValues) -> int:
         checkpoints.check_destination(values.output, values.overwrite)
     html_pages.check_report(values, values.output)
     cache = output_paths.cache_directory(
-        values.cache_dir, factorization_cache.default_directory(), _Progress._print
+        values.cache_dir, caches.find(factorization_cache.FOLDER), _Progress._print
     )
     mechanisms, time_limit = _mechanisms(values), _time_limit(values)
     progress = _Progress(

@@ -1,5 +1,6 @@
 """What an amplified guarantee needs of a factorization, and how it is certified."""
 
+from mf_aggregators import caches
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import integer_rows
@@ -17,7 +18,7 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     Args:
       show_progress: Whether to show progress bars on standard error.
     """
-    return Certification(directory=store.default_directory(), show_progress=show_progress)
+    return Certification(directory=caches.find(store.FOLDER), show_progress=show_progress)
 
 
 def columns_of(factorization: Factorization, scheme: SamplingScheme) -> FloatArray | None:
