@@ -4,7 +4,6 @@ __all__ = [
     "amplification_conditions",
     "attackers",
     "client_names",
-    "extensions",
     "guarantees",
     "ledgers",
     "statement",
