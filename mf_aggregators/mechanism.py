@@ -32,7 +32,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.privacy import (
-    amplification_conditions,
     client_names,
     guarantees,
     ledgers,
@@ -625,8 +624,8 @@ def calibrate(
             multiplier = scheme.calibrated(
                 validation.positive_number(epsilon, "epsilon"),
                 delta,
-                amplification_conditions.columns_of(factorization, scheme),
-                certification or amplification_conditions.default_certification(),
+                guarantees.columns_of(factorization, scheme),
+                certification or guarantees.default_certification(),
                 DEFAULT_NUM_COORDINATES,
             )
     return dataclasses.replace(unknown, noise_multiplier=multiplier)
@@ -675,7 +674,7 @@ def _check_scheme(factorization: Factorization, scheme: SamplingScheme) -> None:
             f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
             f"{factorization.num_rounds}."
         )
-    amplification_conditions.check_bands(factorization, scheme)
+    guarantees.check_bands(factorization, scheme)
 
 
 def _check_extends(mechanism: Mechanism) -> None:

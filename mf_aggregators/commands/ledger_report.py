@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mf_aggregators import printed_guarantees
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.mechanism import Mechanism, Observed
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.printed_guarantees import pair
-from mf_aggregators.privacy import amplification_conditions, attackers, client_names
+from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -137,7 +138,7 @@ def read(
         ratio /= factorization.sensitivity(SingleParticipation()).value
         mechanism = Mechanism(factorization, ledger.sampling, noise_multiplier * ratio)
     observed = mechanism.observed(ledger, sampling_seed=sampling_seed)
-    certification = amplification_conditions.default_certification(show_progress=True)
+    certification = guarantees.default_certification(show_progress=True)
     return LedgerReport(
         plan=mechanism.guarantee(delta, certification=certification),
         observed=observed,
@@ -148,7 +149,10 @@ def read(
 
 
 def _no_rates(prefix: str) -> dict[str, float | None]:
-    return {attackers.name(each, prefix): None for each in attackers.FALSE_POSITIVE_RATES}
+    return {
+        printed_guarantees.rate_field(each, prefix): None
+        for each in printed_guarantees.FALSE_POSITIVE_RATES
+    }
 
 
 def is_sampled(found: Mapping[str, Any]) -> bool:
@@ -189,7 +193,7 @@ def warning(found: Mapping[str, Any], num_rounds: int, delta: float) -> str | No
             f"WARNING: {breaks} {_of_what_took_place(found, num_rounds, delta)} Whatever else "
             "might have happened within that separation, and the larger of both numbers of "
             f"participations: {pair(found['widened_epsilon'], delta)}-DP. "
-            f"{attackers.remark(found, 'widened_')}"
+            f"{printed_guarantees.rates_remark(found, 'widened_')}"
         )
     if absent := found.get("absent_participations"):
         return (
@@ -225,7 +229,7 @@ def _of_what_took_place(found: Mapping[str, Any], num_rounds: int, delta: float)
             f" Only {found['realised_num_rounds']} of {num_rounds} rounds were released: that "
             "helps only if neither the data nor what was released had a part in stopping."
         )
-    return f"{guarantee} {attackers.remark(found, 'realised_')}"
+    return f"{guarantee} {printed_guarantees.rates_remark(found, 'realised_')}"
 
 
 def _text_of_sampling(
@@ -237,7 +241,7 @@ def _text_of_sampling(
         f"about one client at most what {pair(found['amplified_epsilon'], delta)}-DP allows "
         "(zero-out adjacency)"
     )
-    attacker = attackers.sentence(found, "amplified_", knows_rounds=False)
+    attacker = printed_guarantees.rates_sentence(found, "amplified_", knows_rounds=False)
     if found["keeps_plan"]:
         batches = "" if found["absent_participations"] else _ALL_DRAWN
         amplified += f". {attacker}{batches} The seed must have come from secret random bits."

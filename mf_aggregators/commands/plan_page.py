@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, figures
+from mf_aggregators import accounting, figures, printed_guarantees
 from mf_aggregators.commands import html_pages, panels, plan_text
 from mf_aggregators.commands.html_pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.printed_guarantees import pair
-from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
 
 # More curves than these are hard to tell apart.
@@ -59,7 +58,7 @@ def write(
         title=f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients",
         plan=plan,
         setting=plan_text.setting_lines(setting),
-        attacker=attackers.sentence(guarantee.attacker()),
+        attacker=printed_guarantees.rates_sentence(guarantee.attacker()),
         columns=columns,
         rows=rows,
         marked=plan.candidates.index(plan.recommended),
@@ -127,7 +126,7 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
             trade_offs,
             "The highest true positive rate of an attacker who decides whether one client's "
             "updates were used, over the false positive rate: "
-            f"{attackers.in_brief(guarantee.attacker())}.",
+            f"{printed_guarantees.rates_in_brief(guarantee.attacker())}.",
         ),
     ]
 

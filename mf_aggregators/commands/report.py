@@ -41,7 +41,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_subject import Subject
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import attackers, guarantees, ledgers
+from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -253,7 +253,9 @@ def _guarantee(
     """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
     if multiplier is None:
         names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "zcdp_delta", "epsilon", "delta")
-        return dict.fromkeys((*names, *map(attackers.name, attackers.FALSE_POSITIVE_RATES)))
+        return dict.fromkeys(
+            (*names, *map(printed_guarantees.rate_field, printed_guarantees.FALSE_POSITIVE_RATES))
+        )
     return {
         "noise_multiplier": multiplier,
         "effective_rmse": (
@@ -285,7 +287,7 @@ def _sentences(
             f"Whoever observes all {num_rounds} rounds learns about one client "
             f"at most what {printed_guarantees.pair(fields['epsilon'], delta)}-DP allows "
             f"(zero-out adjacency), if every client keeps to: {subject.schema}. "
-            f"{attackers.sentence(fields)}"
+            f"{printed_guarantees.rates_sentence(fields)}"
         )
     if realised:
         found.append(ledger_report.text(realised, num_rounds, delta))

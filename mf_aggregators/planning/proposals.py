@@ -29,7 +29,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import store
 from mf_aggregators.participation.monte_carlo.certificates import Certification, MechanismBudget
-from mf_aggregators.privacy import amplification_conditions
+from mf_aggregators.privacy import guarantees
 
 # The option of a mechanism that approximates another factorization.
 _BASE = "base_checkpoint"
@@ -283,7 +283,7 @@ def calibrated(
         "delta": delta,
         "accounting": store.ACCOUNTING_VERSION,
     }
-    columns = amplification_conditions.columns_of(factorization, scheme)
+    columns = guarantees.columns_of(factorization, scheme)
     certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
     if columns is not None:
         description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()

@@ -5,7 +5,6 @@ import math
 from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
 
 
@@ -170,7 +169,9 @@ def _certificate(guarantee: Guarantee) -> str:
 
 def attacker(guarantee: Guarantee) -> str:
     """Returns what an attacker can do, as a sentence."""
-    return attackers.sentence(guarantee.attacker(), knows_rounds=guarantee.sampling is None)
+    return printed_guarantees.rates_sentence(
+        guarantee.attacker(), knows_rounds=guarantee.sampling is None
+    )
 
 
 UNIT_OF_SAMPLING = """\
