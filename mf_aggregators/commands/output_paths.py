@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 
 from absl import flags
 
-from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands.command_line import CommandError, check_choice, check_extra
 from mf_aggregators.commands.flag_groups import FlagGroup
+
+_PACKAGES_OF_PAGES = ("jinja2", "matplotlib")
 
 
 def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> None:
@@ -22,6 +24,39 @@ def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> Non
     FlagGroup(values, "Output").boolean(
         "overwrite", f"Whether {outputs} may replace what is there already.", False
     )
+
+
+def define_report(values: flags.FlagValues, meaning: str) -> None:
+    """Defines --report.
+
+    Args:
+      values: Where it is defined.
+      meaning: What the page has: the end of a sentence that begins with "An .html file to write".
+    """
+    FlagGroup(values, "Output").path(
+        "report", f"An .html file to write: one page that needs no other file, with {meaning}"
+    )
+
+
+def check_report(values: flags.FlagValues, checkpoint: str | None) -> None:
+    """Checks --report before anything is computed for it.
+
+    Args:
+      values: The parsed flags, with ``overwrite``.
+      checkpoint: The directory of a checkpoint that the command reads or writes, if any.
+
+    Raises:
+      CommandError: If it names no .html file, or one that cannot be written, that is there
+        already and may not be replaced, or that is in the checkpoint, or if a package is missing.
+    """
+    path = values.report
+    if path is None:
+        return
+    check_extra("--report", _PACKAGES_OF_PAGES)
+    check_choice(path.endswith(".html"), f"--report must name an .html file, found {path}.")
+    if checkpoint is not None:
+        check_apart(path, "report", checkpoint)
+    check_file(path, "report", values.overwrite)
 
 
 def check_file(path: str | os.PathLike[str], flag: str, overwrite: bool = True) -> None:

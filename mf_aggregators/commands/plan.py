@@ -28,7 +28,6 @@ from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
-    html_pages,
     output_paths,
     plan_text,
 )
@@ -108,7 +107,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "output",
         "A directory to write the recommended factorization to, as mf-factorize would.",
     )
-    html_pages.define_report(
+    output_paths.define_report(
         values,
         "the comparison as pictures and as a table, what the guarantee depends on, and the "
         "commands to copy.",
@@ -130,7 +129,7 @@ def main(values: flags.FlagValues) -> int:
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
-    html_pages.check_report(values, values.output)
+    output_paths.check_report(values, values.output)
     cache = output_paths.cache_directory(
         values.cache_dir, caches.find(factorization_cache.FOLDER), _Progress._print
     )

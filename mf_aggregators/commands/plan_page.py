@@ -10,8 +10,8 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, figures, printed_guarantees
-from mf_aggregators.commands import html_pages, panels, plan_text
-from mf_aggregators.commands.html_pages import Picture
+from mf_aggregators.commands import pages, plan_text
+from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
@@ -51,7 +51,7 @@ def write(
     setting = plan.setting
     # The mark of the recommended row is its colour.
     columns, *rows = (row[1:] for row in plan_text.table(plan, show_rates))
-    html_pages.write(
+    pages.write(
         "mf-plan",
         values,
         "plan.html",
@@ -80,8 +80,8 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
         "rate and clip norm 1, on average over rounds. "
         f"{plan_text.name_of(chosen)} has {chosen.effective_rmse:.4g}.",
     )
-    by_round, axes = panels.one_panel()
-    panels.by_round(
+    by_round, axes = pages.one_panel()
+    pages.draw_by_round(
         axes,
         {
             name: each.errors.per_round_variance
@@ -91,19 +91,19 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
         title="Noise by round",
         logarithmic="y",
     )
-    epsilons, axes = panels.one_panel()
-    panels.epsilons(
+    epsilons, axes = pages.one_panel()
+    pages.draw_epsilons(
         axes,
         _epsilons(plan, drawn, cache),
         x="effective RMSE",
         delta=setting.delta,
         target=setting.epsilon,
     )
-    trade_offs, axes = panels.one_panel()
-    rates = panels.false_positive_rates()
+    trade_offs, axes = pages.one_panel()
+    rates = pages.false_positive_rates()
     allowed = accounting.true_positive_rate_of_pairs([(setting.epsilon, setting.delta)], rates)
     target = f"all that {pair(setting.epsilon, setting.delta, '.6g')}-DP allows"
-    panels.trade_offs(
+    pages.draw_trade_offs(
         axes, {plan_text.name_of(chosen): guarantee}, {target: (rates, np.asarray(allowed))}
     )
     best = (
@@ -169,9 +169,9 @@ def _epsilons(
     for name, each in drawn.items():
         scheme, multiplier = each.mechanism.sampling, each.mechanism.noise_multiplier
         if scheme is None:
-            multipliers, found = panels.epsilons_of(unamplified, multiplier * factors)
+            multipliers, found = pages.epsilons_of(unamplified, multiplier * factors)
         elif _has_parts(each):
-            multipliers, found = panels.epsilons_of(
+            multipliers, found = pages.epsilons_of(
                 functools.partial(scheme.epsilon, delta=setting.delta),
                 multiplier * factors,
             )
@@ -252,6 +252,6 @@ def _bars(
         + (" (recommended)" if each is plan.recommended else "")
         for each, _ in values
     ]
-    figure, axes = panels.one_panel(figures.height_of_rows(names))
+    figure, axes = pages.one_panel(figures.height_of_rows(names))
     figures.bars(axes, names, [value for _, value in values], title=quantity)
     return Picture(figure, caption)
