@@ -393,8 +393,8 @@ class LedgerReport:
         return f"{guarantee} {printed_guarantees.rates_remark(self.realised.attacker())}"
 
 
-def _no_rates(prefix: str = "") -> dict[str, None]:
-    return {rate_field(rate, prefix): None for rate in FALSE_POSITIVE_RATES}
+def _no_rates(prefix: str = "") -> dict[str, float | None]:
+    return dict.fromkeys(rate_field(rate, prefix) for rate in FALSE_POSITIVE_RATES)
 
 
 def _longer(workload: Workload, num_rounds: int) -> Workload:

@@ -98,10 +98,9 @@ class Guarantee:
         (``accounting.noise_failure``).
       delta: The delta that epsilon is for.
       sampling: How clients take part, if the guarantee is amplified by that.
-      certificate: For schemes without parts, what was proved of a real normal noise;
-        None where nothing is amplified. With the columns of C, ``certificates.is_proved`` proves
-        it again.
-      log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of the dominating pair,
+      certificate: For schemes without groups, what was proved for real normal noise; None where
+        nothing is amplified. With the columns of C, ``certificates.is_proved`` proves it again.
+      log_moments: For schemes without groups, orders a and log E_Q (P/Q)^a of the dominating pair,
         for real normal noise; what an attacker can do follows from them.
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
         hockey-stick divergence of P from Q, from which it follows as well.
@@ -225,7 +224,7 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class RealisedParticipation:
-    """What took place, over all clients.
+    """The participations that took place, over all clients.
 
     Attributes:
       num_rounds: The number of rounds that were released.
@@ -234,7 +233,7 @@ class RealisedParticipation:
         client; None if none took part twice.
       max_participations: The largest number of participations of one client.
       keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
-        was planned. Only who holds the sampler's seed can know it, and must have compared.
+        was planned. Only whoever holds the sampler's seed can find out.
       largest_separation: The largest distance between adjacent participations of one client;
         None if none took part twice, or if it is not known.
     """
@@ -245,6 +244,19 @@ class RealisedParticipation:
     max_participations: int
     keeps_sampling: bool | None = None
     largest_separation: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
+        if self.keeps_sampling:
+            return {"num_rounds": self.num_rounds, "keeps_sampling": True}
+        return {
+            "num_rounds": self.num_rounds,
+            "num_clients": self.num_clients,
+            "separation": self.separation,
+            "largest_separation": self.largest_separation,
+            "max_participations": self.max_participations,
+            "keeps_sampling": self.keeps_sampling,
+        }
 
     def schema(self) -> Participation:
         """Returns the narrowest schema of these separations and number of participations."""
@@ -257,7 +269,7 @@ class RealisedParticipation:
 
 @dataclasses.dataclass(frozen=True)
 class WorstClient:
-    """The client that the participations that took place protect the least.
+    """The client that is protected least, by its own participations.
 
     Attributes:
       client_id: Which client.
@@ -270,6 +282,20 @@ class WorstClient:
     rounds: tuple[int, ...]
     sensitivity: float
     epsilon: float
+
+    def to_dict(self, *, is_named: bool = False) -> dict[str, Any]:
+        """Returns a JSON-able mapping; an infinite epsilon becomes None.
+
+        Args:
+          is_named: Whether it has the client's name and rounds, which tell it from all others.
+        """
+        name = {"client_id": self.client_id, "rounds": list(self.rounds)} if is_named else {}
+        return {
+            **name,
+            "num_rounds": len(self.rounds),
+            "sensitivity": self.sensitivity,
+            "epsilon": _finite_or_none(self.epsilon),
+        }
 
 
 def realised_participation(
@@ -354,24 +380,23 @@ def sampled(
 ) -> Guarantee:
     """Returns the amplified guarantee of a run whose clients take part by a scheme.
 
-    For schemes with parts it is that of BandMF Thm 4, for the others it is certified by Monte
-    Carlo (``participation.monte_carlo``).
+    For schemes with groups it is that of BandMF Thm 4; for the others, Monte Carlo certifies it
+    (``participation.monte_carlo``).
 
     Args:
-      factorization: What makes the noise: lower triangular, of at most as many bands as
-        the scheme has parts.
+      factorization: What makes the noise: lower triangular, of at most the scheme's bands.
       scheme: How every batch is drawn, for the rounds of the factorization.
       noise_multiplier: Relative to the largest column norm of C; zero for none.
       delta: At least 1e-12 and below 1.
-      certification: How an epsilon is proved for schemes without parts; by default with seed 0,
-        and kept in the user's cache.
+      certification: How an epsilon is certified for schemes without groups; by default with seed
+        0, cached for the user.
 
     Returns:
       The guarantee for all rounds.
 
     Raises:
-      ValueError: If the theorem's conditions do not hold: C has more bands than the scheme
-        has parts, or is not lower triangular; or an argument is out of its range.
+      ValueError: If the theorem's hypotheses do not hold, see :func:`check_bands`; or an argument
+        is out of its range.
     """
     if scheme.num_rounds != factorization.num_rounds:
         raise ValueError(
@@ -511,8 +536,8 @@ def realised(
       took_place: What happened.
 
     Returns:
-      The guarantee for the rounds that were released; epsilon 0 if there were none. Under secret
-      coins and with balls in bins it is that of all rounds.
+      The guarantee for the rounds that were released; epsilon 0 if there were none. With
+      min-separation sampling and balls in bins it is that of all rounds.
 
     Raises:
       ValueError: If more rounds were released than the factorization has.
@@ -524,11 +549,11 @@ def realised(
             f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
         )
     if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
-        # Sampling covers all clients, also those that happened not to be drawn.
-        # The probability of being drawn is that of the plan, however early the run ended.
+        # Clients are drawn with the probability of the plan, however early the run ended; those
+        # that were never drawn are covered too.
         scheme = plan.sampling.of_first(rounds)
         if scheme is None:
-            # The rounds that were released are a part of all. Another certificate takes minutes.
+            # Fewer rounds are post-processing of all. Another certificate would take minutes.
             return dataclasses.replace(plan, num_rounds=rounds)
         bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
@@ -601,11 +626,11 @@ def worst_client(
 def worst_case(
     plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
 ) -> Guarantee:
-    """Returns a guarantee for a run that broke its plan, however it went on.
+    """Returns the guarantee of a run that broke its plan, however it went on.
 
-    It is for all rounds of the factorization, the smaller of the planned and the realised
-    separation and the larger number of participations, without amplification, and so
-    never better than the planned one.
+    It is for all rounds of the factorization, the smaller of the planned and the observed
+    separation and the larger number of participations, without amplification. So it is never
+    better than the planned one.
 
     Args:
       plan: What was planned; it fixes the noise.

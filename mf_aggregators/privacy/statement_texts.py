@@ -1,4 +1,4 @@
-"""What the statement of a run says, in words, but for what is about its sampling alone."""
+"""The texts of a privacy statement; a sampling scheme has its own."""
 
 import math
 
@@ -56,7 +56,7 @@ def adaptive_clipping(
 
 
 def accounting(plan: Guarantee) -> str:
-    """Returns by what the guarantee is computed, in whole sentences.
+    """Returns how the guarantee is computed, in whole sentences.
 
     Args:
       plan: The planned guarantee.
@@ -99,7 +99,7 @@ def formal(guarantee: Guarantee) -> str:
         return "With no noise, or hardly any, there is no finite epsilon."
     kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
     sensitivity = rounded_up(guarantee.sensitivity, ".6g")
-    # In full: what follows is not said of less noise, nor of more than there was.
+    # In full: rounded, it would be the noise of another run.
     multiplier = repr(guarantee.noise_multiplier)
     dp = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
     if guarantee.sampling is not None:
@@ -115,7 +115,7 @@ def formal(guarantee: Guarantee) -> str:
 
 
 def zcdp(guarantee: Guarantee) -> str:
-    """Returns what approximate zCDP is stated, without amplification."""
+    """Returns the approximate zCDP that is stated, without amplification."""
     if not math.isfinite(guarantee.zcdp_rho):
         return "no zCDP at all, for lack of noise"
     return (
