@@ -1,4 +1,4 @@
-"""Where a command's results go: checked before anything is computed for them."""
+"""Where a command's results go, checked before anything is computed for them."""
 
 import contextlib
 import os
@@ -97,7 +97,7 @@ def check_parent(path: str | os.PathLike[str], flag: str) -> None:
 
 
 def check_name(path: str | os.PathLike[str], flag: str) -> None:
-    """Checks that TensorFlow can write below a directory: it takes names in UTF-8 alone.
+    """Checks that TensorFlow can write below a directory: it needs names in UTF-8.
 
     Args:
       path: The directory.
@@ -116,7 +116,7 @@ def check_name(path: str | os.PathLike[str], flag: str) -> None:
 
 
 def check_apart(path: str | os.PathLike[str], flag: str, checkpoint: str) -> None:
-    """Checks that a file is not in a checkpoint, which is never replaced with other files in it.
+    """Checks that a file is not in a checkpoint: one with other files in it is never replaced.
 
     Args:
       path: The file.
@@ -151,16 +151,16 @@ def check_directory(path: str | os.PathLike[str], flag: str) -> None:
 def cache_directory(
     named: str | None, default: pathlib.Path | None, say: Callable[[str], None]
 ) -> pathlib.Path | None:
-    """Returns where a command keeps what it may need again.
+    """Returns the directory of a command's cache.
 
     Args:
       named: What --cache_dir names; None without it.
       default: Where it is otherwise; None if there is no home directory.
-      say: Is told why nothing more is kept, in one line, if so.
+      say: Called with one line that says why nothing more can be cached, if so.
 
     Returns:
-      The directory; None for nowhere: a cache that is not there and cannot be made is no reason
-      to end. One that is there may have something to be read.
+      The directory, also one that can be read but not written; None if it cannot be made, which is
+      no reason to end.
     """
     directory = default if named is None else pathlib.Path(named)
     reason = "there is no home directory"

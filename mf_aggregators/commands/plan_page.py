@@ -132,9 +132,9 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
 
 
 def _drawn(plan: Plan) -> dict[str, Candidate]:
-    """What curves are drawn of, by name: the recommended first, then the best of each mechanism.
+    """The candidates that have curves, by name: the recommended, then the best of each mechanism.
 
-    Independent noise is among them, if it is a candidate: it is what readers know.
+    Independent noise is among them, if it is a candidate: readers know it.
     """
     best: dict[str, Candidate] = {plan.recommended.kind: plan.recommended}
     for each in plan.candidates:
@@ -170,7 +170,7 @@ def _epsilons(
         scheme, multiplier = each.mechanism.sampling, each.mechanism.noise_multiplier
         if scheme is None:
             multipliers, found = pages.epsilons_of(unamplified, multiplier * factors)
-        elif _has_parts(each):
+        elif _has_groups(each):
             multipliers, found = pages.epsilons_of(
                 functools.partial(scheme.epsilon, delta=setting.delta),
                 multiplier * factors,
@@ -185,7 +185,7 @@ def _epsilons(
 
 
 def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
-    """About the noise multipliers that other epsilons of what is recommended need."""
+    """Estimated noise multipliers for other epsilons of what is recommended."""
     setting, chosen = plan.setting, plan.recommended
     found = {}
     for factor in _ESTIMATED_TARGETS:
@@ -203,15 +203,15 @@ def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
     return found
 
 
-def _has_parts(candidate: Candidate) -> bool:
-    """Whether epsilons are amplified, and fast to compute."""
+def _has_groups(candidate: Candidate) -> bool:
+    """Whether clients are sampled in groups, where an amplified epsilon is fast to compute."""
     scheme = candidate.mechanism.sampling
     return scheme is not None and not scheme.depends_on_matrix
 
 
 def _caption_of_epsilons(plan: Plan) -> str:
     caption = "Epsilon over the effective RMSE: what more or less noise would give."
-    if plan.recommended.mechanism.sampling is not None and not _has_parts(plan.recommended):
+    if plan.recommended.mechanism.sampling is not None and not _has_groups(plan.recommended):
         caption += (
             f" For {plan_text.name_of(plan.recommended)} these are rough estimates, which no "
             "guarantee may be stated of, but for the target, which is certified. A single point is "
